@@ -1,0 +1,57 @@
+# Everything a newcomer needs:  make demo   make test
+# Set-up happens by itself: a virtual environment in .venv from the lock file, and whatever of Prometheus, Alertmanager
+# and Docker is not on PATH, unpacked from Debian's packages into .parts. Nothing is installed system-wide.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test check bench up setup lock fmt clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/.ready: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: apt-get install python3 python3-venv, or make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; found $$($(PYTHON) -V). Say which with make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
+	@echo "setting up .venv from requirements.lock (first run only)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup: .venv/.ready  ## make the virtual environment and fetch the real parts
+	@$(BIN)/python -m deploy.parts
+
+demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
+	@$(BIN)/python -m deploy.demo
+
+test: .venv/.ready  ## every test, through real Prometheus, Alertmanager and Docker
+	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/.ready  ## style, types, import contracts, rules, configuration
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m deploy.check
+
+bench: .venv/.ready  ## measure: medians and ratios, in one run
+	@$(BIN)/python -m bench
+
+up: .venv/.ready  ## the whole chain on this host, until Ctrl-C (not built yet)
+	@echo "gpuwarden up comes with the next steps; today: make demo, or the programs one by one (docs/running.md)" >&2; exit 2
+
+lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml
+	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --all-extras --strip-extras --allow-unsafe --no-header \
+	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links -o requirements.lock pyproject.toml
+
+fmt: .venv/.ready  ## format and mend what ruff can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:  ## remove .venv, .parts and everything made here
+	@rm -rf .venv .parts .work .coverage* htmlcov dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

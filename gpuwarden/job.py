@@ -1,0 +1,193 @@
+"""What a job may become, and what it may cost: states, legal moves, fencing, classes, budgets and caps.
+
+Pure: no clock, no database. The queue (`gpuwarden.jobstore`) takes every state it writes from `MOVES`, so that a move
+which is not listed here cannot be made anywhere. `docs/identity.md` explains the words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NewType
+
+from gpuwarden.errors import GpuwardenError
+
+JobId = NewType("JobId", int)
+
+STALL_TIMEOUT_S: Final = 120.0
+"""Silence after which an armed job is suspected (A2), seconds."""
+
+WATCHDOG_RETRIES_MAX: Final = 3
+"""Trips that requeue a job; the next one fails it (A8). One counter for every kind of trip."""
+
+RECLAIMS_MAX: Final = 10
+"""Expired leases that requeue a job; the next one fails it (A13). Counted apart from watchdog retries."""
+
+REQUEUE_PRIORITY: Final = 10
+"""A requeued job's priority becomes the lesser of its own and this (A9); lower runs sooner."""
+
+LEASE_S: Final = 600.0
+"""How long a claim holds without renewal (A13), seconds."""
+
+HEARTBEAT_S: Final = 10.0
+"""How often a worker renews its lease and refreshes its row and its files (A12, A13), seconds."""
+
+
+class State(StrEnum):
+    """Where a job stands. `completed`, `failed` and `cancelled` are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FENCING = "fencing"
+    NODE_LOST = "node_lost"
+    BLOCKED = "blocked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Move(StrEnum):
+    """Each way a job changes state. The name is also what logs and the ledger call it."""
+
+    CLAIM = "claim"
+    COMPLETE = "complete"
+    FAIL_BY_WORKER = "fail_by_worker"
+    RELEASE = "release"
+    RECLAIM = "reclaim"
+    FENCE = "fence"
+    REQUEUE = "requeue"
+    FAIL = "fail"
+    LOSE = "lose"
+    RETURN = "return"
+    BLOCK = "block"
+    UNBLOCK = "unblock"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Legal:
+    """From which states a move starts and where it ends."""
+
+    sources: frozenset[State]
+    target: State
+
+
+def _legal(target: State, *sources: State) -> Legal:
+    return Legal(sources=frozenset(sources), target=target)
+
+
+MOVES: Final[Mapping[Move, Legal]] = {
+    # A worker's own moves: each is accepted only from the incarnation and attempt that hold the claim.
+    Move.CLAIM: _legal(State.RUNNING, State.QUEUED),
+    Move.COMPLETE: _legal(State.COMPLETED, State.RUNNING),
+    Move.FAIL_BY_WORKER: _legal(State.FAILED, State.RUNNING),
+    Move.RELEASE: _legal(State.QUEUED, State.RUNNING),
+    # The lease gives away what nobody renews. A fenced job is not reclaimed: its settle is already owed.
+    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING),
+    # A trip: fence first, so that neither the old attempt nor a new claim can move the job; then settle.
+    Move.FENCE: _legal(State.FENCING, State.RUNNING, State.NODE_LOST),
+    Move.REQUEUE: _legal(State.QUEUED, State.FENCING),
+    Move.FAIL: _legal(State.FAILED, State.FENCING),
+    # A silent host is not a failed job.
+    Move.LOSE: _legal(State.NODE_LOST, State.RUNNING),
+    Move.RETURN: _legal(State.RUNNING, State.NODE_LOST),
+    # A person, or a rule about the whole job.
+    Move.BLOCK: _legal(State.BLOCKED, State.QUEUED),
+    Move.UNBLOCK: _legal(State.QUEUED, State.BLOCKED),
+    Move.CANCEL: _legal(State.CANCELLED, State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST, State.BLOCKED),
+}
+
+FINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class IllegalMoveError(GpuwardenError):
+    """A move was asked for from a state that does not allow it."""
+
+
+def after(state: State, move: Move) -> State:
+    """The state that `move` leads to from `state`.
+
+    Raises:
+        IllegalMoveError: the move does not start from that state.
+    """
+    legal = MOVES[move]
+    if state not in legal.sources:
+        wanted = ", ".join(sorted(legal.sources))
+        raise IllegalMoveError(f"cannot {move} a job that is {state}: it must be {wanted}")
+    return legal.target
+
+
+def claim_is_valid(
+    state: State, *, attempt: int, incarnation: str | None, claim_attempt: int, claim_incarnation: str
+) -> bool:
+    """Whether a worker's claim still stands, so that its renewal or completion may be accepted.
+
+    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped.
+    """
+    return state is State.RUNNING and attempt == claim_attempt and incarnation == claim_incarnation
+
+
+class JobClass(StrEnum):
+    """What kind of work a job is; decides its budget and which conditions police it (A1, A6, A17)."""
+
+    GPU = "gpu"
+    GPU_VIDEO = "gpu_video"
+    INGEST_FETCH = "ingest_fetch"
+    INGEST_LOAD = "ingest_load"
+    INPUT = "input"
+    CPU = "cpu"
+
+    @property
+    def budget_s(self) -> float:
+        """The default wall-clock budget of one attempt, seconds (A1)."""
+        return _BUDGET_S[self]
+
+    @property
+    def retried(self) -> bool:
+        """Whether a trip requeues such a job; an ingest job is failed at once (A17)."""
+        return self not in (JobClass.INGEST_FETCH, JobClass.INGEST_LOAD)
+
+
+_BUDGET_S: Final[Mapping[JobClass, float]] = {
+    JobClass.GPU: 8100.0,
+    JobClass.GPU_VIDEO: 1800.0,
+    JobClass.INGEST_FETCH: 7200.0,
+    JobClass.INGEST_LOAD: 3600.0,
+    JobClass.INPUT: 120.0,
+    JobClass.CPU: 2100.0,
+}
+
+
+def stall_timeout_s(job_class: JobClass, *, reports_steps: bool, configured_s: float | None = None) -> float:
+    """The silence this job is allowed, seconds; 0 means that the stall condition does not police it (A6)."""
+    if job_class is not JobClass.GPU or not reports_steps:
+        return 0.0
+    return STALL_TIMEOUT_S if configured_s is None else configured_s
+
+
+class Phase(StrEnum):
+    """What an attempt is doing, as its worker reports it."""
+
+    LOAD = "load"
+    STEP = "step"
+    EVAL = "eval"
+    CHECKPOINT = "checkpoint"
+    SAVE = "save"
+    IDLE = "idle"
+
+
+class Trip(StrEnum):
+    """Which condition ended an attempt; told apart in logs, metrics, the ledger and exit codes (A18)."""
+
+    STALL = "stall"
+    BUDGET = "budget"
+    HEALTH = "health"
+    DEAD_WORKER = "dead_worker"
+
+    @property
+    def exit_code(self) -> int | None:
+        """The code with which a local supervisor ends a worker for this trip; `None` where there is no process."""
+        return {Trip.BUDGET: 75, Trip.STALL: 76, Trip.HEALTH: 78}.get(self)
+
+
+EXIT_DISOWNED: Final = 77
+"""The exit code of a worker that found it no longer owns its job and stopped itself (A11)."""
