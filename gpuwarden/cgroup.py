@@ -1,0 +1,109 @@
+"""Control groups as the kernel shows them: which container a process is in, its processes, its memory.
+
+Works on cgroup v1, v2 and the hybrid of both. `proc` and `root` can point at directories shaped like the kernel's.
+Sources: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+ROOT: Final = Path("/sys/fs/cgroup")
+
+_CONTAINER_ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A cgroup's memory, bytes. `usage` is the whole charge, page cache included (what A2 watches)."""
+
+    usage_bytes: int
+    anon_bytes: int | None
+    working_set_bytes: int | None
+
+
+def container_id(pid: int, *, proc: Path = PROC) -> str | None:
+    """The full id of the container that a process of this host is in; `None` for a process in none.
+
+    Raises:
+        OSError: the process is gone, or may not be looked at.
+    """
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        found = _CONTAINER_ID.search(line.split(":", 2)[2])
+        if found:
+            return found.group(1)
+    return None
+
+
+def memory_directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """Where the memory of a process's cgroup is accounted; `None` where no memory controller covers it.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    unified: Path | None = None
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return root / "memory" / path.lstrip("/")
+        if not controllers:
+            unified = root / path.lstrip("/")
+    return unified if unified is not None and (unified / "memory.current").exists() else None
+
+
+def memory(directory: Path) -> Memory:
+    """Read a memory cgroup of either version.
+
+    Raises:
+        OSError: the cgroup is gone.
+        ValueError: its files hold something else than numbers.
+    """
+    version_2 = (directory / "memory.current").exists()
+    usage_file = "memory.current" if version_2 else "memory.usage_in_bytes"
+    usage_bytes = int((directory / usage_file).read_text(encoding="ascii"))
+    stat = dict(line.split() for line in (directory / "memory.stat").read_text(encoding="ascii").splitlines())
+    anon = stat.get("anon" if version_2 else "total_rss")
+    inactive = stat.get("inactive_file" if version_2 else "total_inactive_file")
+    return Memory(
+        usage_bytes=usage_bytes,
+        anon_bytes=None if anon is None else int(anon),
+        working_set_bytes=None if inactive is None else max(0, usage_bytes - int(inactive)),
+    )
+
+
+def directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """A directory that lists the processes of a process's cgroup: the unified hierarchy's, else the memory one's.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            for candidate in (root / path.lstrip("/"), root / "unified" / path.lstrip("/")):
+                if (candidate / "cgroup.procs").exists():
+                    return candidate
+    return memory_directory(pid, proc=proc, root=root)
+
+
+def processes(group: Path) -> frozenset[int]:
+    """The pids in a cgroup and the cgroups below it, in this pid namespace; empty once it is gone."""
+    pids: set[int] = set()
+    for listing in [group / "cgroup.procs", *group.glob("**/cgroup.procs")]:
+        try:
+            pids.update(int(line) for line in listing.read_text(encoding="ascii").split())
+        except OSError:
+            continue  # the group ended between the listing and the reading
+    return frozenset(pids)
+
+
+def start_ticks(pid: int, *, proc: Path = PROC) -> int:
+    """When a process started, clock ticks since boot: with the pid and the boot id it is one process for ever.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    after_name = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    return int(after_name.split()[19])

@@ -1,0 +1,81 @@
+"""`gpuwarden COMMAND`: finds the command, runs it, and turns our own errors into one line and an exit code.
+
+Exit codes: 0 done; 1 it failed, and said why; 2 it was called wrongly; 77 a worker lost its job. The exporter and the
+remediator register their commands as entry points, so that this library never imports what is built on it.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Final
+
+from gpuwarden import __version__
+from gpuwarden.errors import GpuwardenError
+
+Command = Callable[[list[str]], int]
+GROUP: Final = "gpuwarden.commands"
+
+_OWN: Final[Mapping[str, str]] = {
+    "worker": "gpuwarden.worker:command",
+    "submit": "gpuwarden.submit:command",
+    "jobs": "gpuwarden.submit:jobs_command",
+}
+_HELP: Final[Mapping[str, str]] = {
+    "worker": "claim jobs from a queue and run them, one at a time",
+    "submit": "put a job in a queue",
+    "jobs": "list the queue's jobs",
+    "exporter": "publish this host's workers, containers and GPUs to Prometheus",
+    "remediator": "receive alerts (serve) and act on them (execute)",
+    "ledger": "show what was seen, decided and done",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    commands = _commands()
+    listing = "\n".join(f"  {name:12}{_HELP.get(name, '')}" for name in commands)
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden",
+        description="Sees a wedged GPU worker and mends it.",
+        epilog=f"commands:\n{listing}\n\n`gpuwarden COMMAND --help` says more about each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs="?", choices=list(commands), help="one of the commands below"
+    )
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the command's own arguments")
+    chosen = parser.parse_args(argv)
+    if chosen.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return _load(commands[chosen.command])(chosen.arguments)
+    except GpuwardenError as error:
+        print(f"gpuwarden {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone; there is nobody to tell
+        return 1
+
+
+def _commands() -> dict[str, str]:
+    found = {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+    return {**_OWN, **found}
+
+
+def _load(target: str) -> Command:
+    module, _, function = target.partition(":")
+    try:
+        command: Command = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        extra = package if package != "gpuwarden" else "worker"
+        raise GpuwardenError(
+            f"needs the package {error.name!r}, which is not installed: pip install 'gpuwarden[{extra}]'"
+        ) from error
+    return command

@@ -1,0 +1,260 @@
+"""What a worker and its job import to be seen: the lock, the heartbeat, `step()` and `phase()`.
+
+Nothing here needs more than the standard library, and nothing here raises into the job once `open()` has returned: a
+state file that cannot be written is counted in `write_errors` and tried again at the next beat.
+
+The lock is a POSIX record lock, taken once on a file that this process never opens again, because closing *any*
+descriptor of a file drops the process's record locks on it. The kernel releases it at death and only then, SIGKILL
+included, and tells the exporter the holder's pid in the host's pid namespace, across containers.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Self
+from uuid import uuid4
+
+from gpuwarden import clock, statefile
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
+from gpuwarden.statefile import JobFile, WorkerFile
+
+DEFAULT_DIR: Final = Path("/run/gpuwarden")
+STEP_WRITE_S: Final = 1.0
+"""`step()` writes its file at most this often, seconds."""
+
+
+class LockHeldError(GpuwardenError):
+    """Another live process holds this worker's lock."""
+
+
+class HostKeyError(GpuwardenError):
+    """The host's key cannot be read."""
+
+
+def host_key(directory: Path) -> str:
+    """The host's identity, chosen at set-up, from `<directory>/host`; a container's own hostname is not it.
+
+    Raises:
+        HostKeyError: the file is missing, empty, or holds what cannot be a label.
+    """
+    path = directory / "host"
+    try:
+        return statefile.check_name(path.read_text(encoding="utf-8").strip(), what="host")
+    except (OSError, UnicodeDecodeError, statefile.StateFileError) as error:
+        raise HostKeyError(
+            f"no host key at {path} ({error}): write this host's name there, and mount the file into its containers"
+        ) from None
+
+
+class Reporter:
+    """One worker's voice: who it is, that it lives, and how its job gets on.
+
+    Args:
+        directory: `$GPUWARDEN_DIR` as this process sees it.
+        worker: the slot's name; unique on the host.
+        queue: the queue it serves.
+        subdirectory: the container's own folder in `directory`; the worker's name when not given.
+        heartbeat_s: seconds between refreshes of the worker file.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        worker: str,
+        queue: str,
+        subdirectory: str | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self.folder = directory / statefile.check_name(subdirectory or worker, what="subdirectory")
+        self.incarnation = uuid4().hex
+        self.write_errors = 0
+        self._heartbeat_s = heartbeat_s
+        self._base = self.folder / statefile.check_name(worker)
+        now = clock.stamp()
+        self._worker = WorkerFile(
+            worker=worker,
+            incarnation=self.incarnation,
+            queue=queue,
+            pid=os.getpid(),
+            started=now,
+            heartbeat=now,
+            loop=now,
+        )
+        self._job: JobFile | None = None
+        self._steps = 0
+        self._step_time_s = 0.0
+        self._step_max_s = 0.0
+        self._intervals = 0
+        self._last_step_s: float | None = None
+        self._next_write_s = 0.0
+        self._lock_fd: int | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat_on, name="gpuwarden-heartbeat", daemon=True)
+
+    def open(self) -> Self:
+        """Take the lock, publish the worker file and start the heartbeat.
+
+        Raises:
+            LockHeldError: another live process is this worker.
+            OSError: the folder cannot be made or written; nothing was published.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(statefile.LOCK_SUFFIX)
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock_fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise LockHeldError(
+                f"another live process is worker {self._worker.worker!r} (it holds {path}): stop it, or take another name"
+            ) from None
+        self._lock_fd = lock_fd
+        self._path(statefile.JOB_SUFFIX).unlink(missing_ok=True)
+        self._replace(statefile.WORKER_SUFFIX, statefile.render(self._worker))
+        self._thread.start()
+        return self
+
+    def loop_seen(self) -> None:
+        """The main loop is outside any job body, and alive."""
+        self._worker = replace(self._worker, loop=clock.stamp())
+
+    def start_job(
+        self,
+        *,
+        job_id: int,
+        attempt: int,
+        job_class: JobClass,
+        model: str | None,
+        budget_s: float,
+        stall_timeout_s: float,
+        steps_total: int | None = None,
+    ) -> None:
+        """A new attempt begins, in phase `load` and not yet armed."""
+        now = clock.stamp()
+        self._steps = self._intervals = 0
+        self._step_time_s = self._step_max_s = 0.0
+        self._last_step_s = None
+        self._job = JobFile(
+            job_id=job_id,
+            attempt=attempt,
+            worker=self._worker.worker,
+            incarnation=self.incarnation,
+            job_class=job_class,
+            model=model,
+            budget_s=budget_s,
+            stall_timeout_s=stall_timeout_s,
+            started=now,
+            phase=Phase.LOAD,
+            phase_started=now,
+            beat=None,
+            step=0,
+            steps_total=steps_total,
+            step_mean_s=None,
+            step_max_s=None,
+            items_done=0,
+            items_failed=0,
+        )
+        self._publish_job()
+
+    def arm(self) -> None:
+        """The load has ended: the first beat, sent by the worker so that a job which never steps is caught too (A3)."""
+        if self._job is not None:
+            now = clock.stamp()
+            self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now)
+            self._publish_job()
+
+    def phase(self, phase: Phase) -> None:
+        """The job goes on to `phase`. A beat, once armed; a job that moves itself to `step` arms itself."""
+        job = self._job
+        if job is not None:
+            now = clock.stamp()
+            armed = job.beat is not None or phase is Phase.STEP
+            self._job = replace(job, phase=phase, phase_started=now, beat=now if armed else None)
+            self._publish_job()
+
+    def step(self) -> None:
+        """One step is done. Costs well under a microsecond but for one write a second; never raises."""
+        now_s = time.monotonic()
+        self._steps += 1
+        if self._last_step_s is not None:
+            took_s = now_s - self._last_step_s
+            self._intervals += 1
+            self._step_time_s += took_s
+            self._step_max_s = max(self._step_max_s, took_s)
+        self._last_step_s = now_s
+        if now_s >= self._next_write_s and self._job is not None:
+            self._job = replace(self._job, beat=clock.stamp())
+            self._publish_job()
+
+    def items(self, *, done: int, failed: int) -> None:
+        """How many of the job's items are done and failed so far; published with the next write."""
+        if self._job is not None:
+            self._job = replace(self._job, items_done=done, items_failed=failed)
+
+    def end_job(self) -> None:
+        """The attempt is over and settled: its file goes."""
+        self._job = None
+        self._remove(statefile.JOB_SUFFIX)
+        self.loop_seen()
+
+    def close(self) -> None:
+        """A clean end: the files go, then the lock. What is left beside a free lock is a dead worker."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+        self._remove(statefile.JOB_SUFFIX)
+        self._remove(statefile.WORKER_SUFFIX)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _beat_on(self) -> None:
+        while not self._closing.wait(self._heartbeat_s):
+            self._write(statefile.WORKER_SUFFIX, statefile.render(replace(self._worker, heartbeat=clock.stamp())))
+
+    def _publish_job(self) -> None:
+        self._next_write_s = time.monotonic() + STEP_WRITE_S
+        if self._job is not None:
+            mean_s = self._step_time_s / self._intervals if self._intervals else None
+            self._job = replace(
+                self._job,
+                step=self._steps,
+                step_mean_s=mean_s,
+                step_max_s=self._step_max_s if self._intervals else None,
+            )
+            self._write(statefile.JOB_SUFFIX, statefile.render(self._job))
+
+    def _path(self, suffix: str) -> Path:
+        return self._base.with_name(self._base.name + suffix)
+
+    def _write(self, suffix: str, text: str) -> None:
+        try:
+            self._replace(suffix, text)
+        except OSError:
+            self.write_errors += 1
+
+    def _replace(self, suffix: str, text: str) -> None:
+        path = self._path(suffix)
+        scratch = path.with_name(f".{path.name}.new")
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+
+    def _remove(self, suffix: str) -> None:
+        try:
+            self._path(suffix).unlink(missing_ok=True)
+        except OSError:
+            self.write_errors += 1

@@ -1,0 +1,69 @@
+"""The queue's tables. Times are Unix seconds; durations seconds; states and moves are those of `gpuwarden.job`."""
+
+from sqlalchemy import JSON, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, UniqueConstraint
+
+METADATA = MetaData()
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("state", String, nullable=False),  # running | failed
+    Column("submitted_at", Float, nullable=False),
+    Column("ended_at", Float),
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("job_id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.run_id")),
+    Column("queue", String, nullable=False),
+    Column("job_class", String, nullable=False),
+    Column("model", String),
+    Column("payload", JSON, nullable=False),
+    Column("budget_s", Float, nullable=False),
+    Column("stall_timeout_s", Float, nullable=False),
+    Column("steps_total", Integer),
+    Column("state", String, nullable=False),
+    Column("priority", Integer, nullable=False),  # lower is sooner
+    Column("attempt", Integer, nullable=False),
+    Column("watchdog_retries", Integer, nullable=False),
+    Column("reclaims", Integer, nullable=False),
+    Column("submitted_at", Float, nullable=False),
+    # The claim: who holds the attempt, and until when without a renewal. Null while nobody does.
+    Column("claimed_by", String),
+    Column("host", String),
+    Column("worker", String),
+    Column("claimed_at", Float),
+    Column("lease_expires_at", Float),
+    # Why the attempt was taken from its worker, or why the job ended as it did.
+    Column("because", String),
+    Column("ended_at", Float),
+    Index("jobs_claimable", "queue", "state", "priority", "job_id"),
+)
+
+WORKERS = Table(
+    "workers",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("worker", String, primary_key=True),
+    Column("queue", String, nullable=False),
+    Column("incarnation", String, nullable=False),
+    Column("current_model", String),  # held while a job runs; a busy gauge counts fresh rows that hold one
+    Column("last_seen_at", Float, nullable=False),
+)
+
+# The outbox: written in the transaction that ends a job, consumed at least once, by whoever comes first.
+DISPATCH_EVENTS = Table(
+    "dispatch_events",
+    METADATA,
+    Column("event_id", Integer, primary_key=True),
+    Column("kind", String, nullable=False),  # failed
+    Column("job_id", ForeignKey("jobs.job_id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("run_id", String),
+    Column("written_at", Float, nullable=False),
+    Column("consumed_at", Float),
+    UniqueConstraint("job_id", "kind", name="one_event_of_a_kind_per_job"),
+)

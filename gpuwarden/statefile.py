@@ -1,0 +1,225 @@
+"""The state files a worker leaves on its host, and how they are read. Contract 1 between jobs and the exporter.
+
+In `$GPUWARDEN_DIR/<subdirectory>/`, one subdirectory per container, bind-mounted into that container alone:
+
+    <worker>.worker.json   who the worker is and when it was last seen          (WorkerFile)
+    <worker>.job.json      the attempt it runs; absent while it runs none       (JobFile)
+    <worker>.lock          held by a POSIX record lock for the worker's life    (no content)
+
+Each JSON file is one object of at most `SIZE_MAX_BYTES`, UTF-8, replaced whole by rename, so that a reader sees the old
+state or the new and never half. Unknown fields are ignored; a missing or mistyped one makes the whole file invalid.
+Durations are seconds. A point in time is written three ways, as an object:
+
+    {"boottime_s": CLOCK_BOOTTIME, "boot_id": /proc/sys/kernel/random/boot_id, "unix_s": seconds since 1970}
+
+Ages come from `boottime_s`, so that setting the clock ages nothing; a stamp of another boot has no age. A shell script
+writes one with: read up _ </proc/uptime; read boot </proc/sys/kernel/random/boot_id; date +%s
+
+Pure: text in, values out.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import JobClass, Phase
+
+FORMAT: Final = 1
+SIZE_MAX_BYTES: Final = 65536
+WORKER_SUFFIX: Final = ".worker.json"
+JOB_SUFFIX: Final = ".job.json"
+LOCK_SUFFIX: Final = ".lock"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+class StateFileError(GpuwardenError):
+    """A state file cannot be trusted. `reason` is a short fixed word for a metric label."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """One point in time, three ways."""
+
+    boottime_s: float
+    boot_id: str
+    unix_s: float
+
+    def age_s(self, now: "Stamp") -> float | None:
+        """Seconds from this stamp to `now`, never negative; `None` across a reboot, where no clock of ours spans."""
+        if self.boot_id != now.boot_id:
+            return None
+        return max(0.0, now.boottime_s - self.boottime_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFile:
+    """Who a worker is. `heartbeat` is its process's sign of life, `loop` its main loop's (outside a job body)."""
+
+    worker: str
+    incarnation: str
+    queue: str
+    pid: int
+    started: Stamp
+    heartbeat: Stamp
+    loop: Stamp
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3)."""
+
+    job_id: int
+    attempt: int
+    worker: str
+    incarnation: str
+    job_class: JobClass
+    model: str | None
+    budget_s: float
+    stall_timeout_s: float
+    started: Stamp
+    phase: Phase
+    phase_started: Stamp
+    beat: Stamp | None
+    step: int
+    steps_total: int | None
+    step_mean_s: float | None
+    step_max_s: float | None
+    items_done: int
+    items_failed: int
+
+
+def check_name(name: str, *, what: str = "worker") -> str:
+    """Return `name` when it can safely be a file name and a label.
+
+    Raises:
+        StateFileError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise StateFileError(
+            "name", f"{what} name {name[:80]!r} will not do: 1 to 63 letters, digits, '.', '_' or '-', not first"
+        )
+    return name
+
+
+def render(value: WorkerFile | JobFile) -> str:
+    """One line of JSON that `parse_worker` or `parse_job` reads back to an equal value."""
+    return json.dumps({"format": FORMAT, **asdict(value)}, allow_nan=False) + "\n"
+
+
+def parse_worker(text: str) -> WorkerFile:
+    """Read a worker file.
+
+    Raises:
+        StateFileError: the text is not a whole, valid worker file.
+    """
+    fields = _Fields(text)
+    return WorkerFile(
+        worker=check_name(fields.text("worker")),
+        incarnation=fields.text("incarnation"),
+        queue=fields.text("queue"),
+        pid=fields.count("pid"),
+        started=fields.stamp("started"),
+        heartbeat=fields.stamp("heartbeat"),
+        loop=fields.stamp("loop"),
+    )
+
+
+def parse_job(text: str) -> JobFile:
+    """Read a job file.
+
+    Raises:
+        StateFileError: the text is not a whole, valid job file.
+    """
+    fields = _Fields(text)
+    return JobFile(
+        job_id=fields.count("job_id"),
+        attempt=fields.count("attempt"),
+        worker=check_name(fields.text("worker")),
+        incarnation=fields.text("incarnation"),
+        job_class=JobClass(fields.choice("job_class", JobClass)),
+        model=fields.text("model") if fields.has("model") else None,
+        budget_s=fields.seconds("budget_s"),
+        stall_timeout_s=fields.seconds("stall_timeout_s"),
+        started=fields.stamp("started"),
+        phase=Phase(fields.choice("phase", Phase)),
+        phase_started=fields.stamp("phase_started"),
+        beat=fields.stamp("beat") if fields.has("beat") else None,
+        step=fields.count("step"),
+        steps_total=fields.count("steps_total") if fields.has("steps_total") else None,
+        step_mean_s=fields.seconds("step_mean_s") if fields.has("step_mean_s") else None,
+        step_max_s=fields.seconds("step_max_s") if fields.has("step_max_s") else None,
+        items_done=fields.count("items_done"),
+        items_failed=fields.count("items_failed"),
+    )
+
+
+class _Fields:
+    """A decoded object whose fields are taken by type; every complaint names the field."""
+
+    def __init__(self, text: str | object) -> None:
+        if isinstance(text, str):
+            if len(text.encode("utf-8", "surrogatepass")) > SIZE_MAX_BYTES:
+                raise StateFileError("oversized", f"the file is over {SIZE_MAX_BYTES} bytes")
+            try:
+                text = json.loads(text, parse_constant=_no_constant)
+            except (ValueError, RecursionError) as error:
+                raise StateFileError("not_json", f"not whole JSON ({error}): was it replaced by rename?") from None
+            if isinstance(text, dict) and text.get("format") != FORMAT:
+                raise StateFileError("format", f"format {text.get('format')!r} found, {FORMAT} wanted")
+        if not isinstance(text, dict):
+            raise StateFileError("not_object", f"a JSON object was wanted, {type(text).__name__} found")
+        self._fields: dict[str, Any] = text
+
+    def has(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def text(self, name: str) -> str:
+        value = self._fields.get(name)
+        if not isinstance(value, str) or not value or len(value) > 256:
+            raise _field_error(name, "a string of 1 to 256 characters", value)
+        return value
+
+    def count(self, name: str) -> int:
+        value = self._fields.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise _field_error(name, "a whole number from 0", value)
+        return value
+
+    def seconds(self, name: str) -> float:
+        value = self._fields.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
+            raise _field_error(name, "seconds, a number from 0", value)
+        return float(value)
+
+    def choice(self, name: str, among: type[JobClass | Phase]) -> str:
+        value = self.text(name)
+        if value not in list(among):
+            raise _field_error(name, "one of " + ", ".join(among), value)
+        return value
+
+    def stamp(self, name: str) -> Stamp:
+        value = self._fields.get(name)
+        if not isinstance(value, dict):
+            raise _field_error(name, "an object with boottime_s, boot_id and unix_s", value)
+        inner = _Fields(value)
+        try:
+            return Stamp(
+                boottime_s=inner.seconds("boottime_s"), boot_id=inner.text("boot_id"), unix_s=inner.seconds("unix_s")
+            )
+        except StateFileError as error:
+            raise StateFileError(error.reason, f"{name}: {error}") from None
+
+
+def _field_error(name: str, wanted: str, found: object) -> StateFileError:
+    return StateFileError("field", f"field {name!r}: {wanted} was wanted, {str(found)[:80]!r} found")
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")

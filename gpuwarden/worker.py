@@ -1,0 +1,275 @@
+"""`gpuwarden worker`: claims jobs, loads, arms, runs, renews, and stops itself when it no longer owns its job.
+
+The job's own code is a *body*: a function `load(job, report)` that loads what the job needs and returns the function
+that does the work. Between the two the worker sends the arming beat (A3). The body runs in the main thread; another
+thread renews the lease and watches the claim, and ends the process at once when the claim is gone (A11), because the
+body may be deaf. A body must be idempotent on its output: an attempt can end at any instruction and another begin.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import structlog
+
+from gpuwarden import logs
+from gpuwarden.database import Changes, DatabaseError
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S
+from gpuwarden.jobstore import Job, JobStore
+from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
+
+Body = Callable[[Job, Reporter], Callable[[], None]]
+
+OWNERSHIP_S: Final = 1.0
+"""How often a running worker checks that the job is still its own, seconds."""
+
+IDLE_POLL_S: Final = 0.2
+"""How often an idle worker looks whether the queue has changed, seconds; it claims only when it has."""
+
+IDLE_CLAIM_S: Final = 5.0
+"""An idle worker tries a claim this often even if it saw no change, seconds."""
+
+log: Final = structlog.get_logger("worker")
+
+
+class BodyError(GpuwardenError):
+    """The job body cannot be found."""
+
+
+class WorkerStopping(BaseException):
+    """SIGTERM or SIGINT came: give the job back and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one worker is told."""
+
+    name: str
+    queue: str
+    host: str
+    lease_s: float = LEASE_S
+    heartbeat_s: float = HEARTBEAT_S
+    jobs_max: int | None = None
+
+
+class Worker:
+    """One slot: one process, one job at a time."""
+
+    def __init__(self, settings: Settings, *, store: JobStore, reporter: Reporter, body: Body) -> None:
+        self._settings = settings
+        self._store = store
+        self._reporter = reporter
+        self._body = body
+
+    def run(self) -> None:
+        """Claim and run until told to stop, or until `jobs_max` jobs are done."""
+        done = 0
+        changes = self._store.changes()
+        try:
+            while self._settings.jobs_max is None or done < self._settings.jobs_max:
+                job = self._next(changes)
+                self._run_one(job)
+                done += 1
+        finally:
+            changes.close()
+
+    def _next(self, changes: Changes) -> Job:
+        next_claim_s = next_row_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            self._reporter.loop_seen()
+            if now_s >= next_row_s:
+                self._see(model=None)
+                next_row_s = now_s + self._settings.heartbeat_s
+            if changes.any() or now_s >= next_claim_s:
+                next_claim_s = now_s + IDLE_CLAIM_S
+                job = self._store.claim(
+                    self._settings.queue,
+                    host=self._settings.host,
+                    worker=self._settings.name,
+                    incarnation=self._reporter.incarnation,
+                    now=time.time(),
+                    lease_s=self._settings.lease_s,
+                )
+                if job is not None:
+                    return job
+            time.sleep(IDLE_POLL_S)
+
+    def _run_one(self, job: Job) -> None:
+        bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
+        bound.info("job claimed", job_class=job.job_class, model=job.model)
+        self._reporter.start_job(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            job_class=job.job_class,
+            model=job.model,
+            budget_s=job.budget_s,
+            stall_timeout_s=job.stall_timeout_s,
+            steps_total=job.steps_total,
+        )
+        over = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)
+        keeper.start()
+        incarnation = self._reporter.incarnation
+        try:
+            work = self._body(job, self._reporter)
+            self._reporter.arm()
+            bound.info("job armed")
+            work()
+            settled = self._store.complete(job.job_id, attempt=job.attempt, incarnation=incarnation, now=time.time())
+            bound.info("job completed", accepted=settled)
+        except WorkerStopping:
+            over.set()
+            given_back = self._store.release(job.job_id, attempt=job.attempt, incarnation=incarnation)
+            bound.info("stopping: job given back", accepted=given_back)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the body raises is the job's failure, not the worker's
+            because = f"{type(error).__name__}: {error}"[:500]
+            settled = self._store.fail_by_worker(
+                job.job_id, attempt=job.attempt, incarnation=incarnation, because=because, now=time.time()
+            )
+            bound.error("job failed", because=because, accepted=settled, exc_info=True)
+        finally:
+            over.set()
+        if not settled:
+            _stop_at_once(bound)
+        self._reporter.end_job()
+        self._see(model=None)
+
+    def _keep(self, job: Job, over: threading.Event) -> None:
+        """Renew the lease and watch the claim. A database that does not answer is no reason to stop working."""
+        bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
+        incarnation = self._reporter.incarnation
+        next_renewal_s = 0.0
+        while not over.wait(OWNERSHIP_S):
+            try:
+                if time.monotonic() >= next_renewal_s:
+                    next_renewal_s = time.monotonic() + self._settings.heartbeat_s
+                    owned = self._store.renew(
+                        job.job_id,
+                        attempt=job.attempt,
+                        incarnation=incarnation,
+                        now=time.time(),
+                        lease_s=self._settings.lease_s,
+                    )
+                    if owned:
+                        self._see(model=job.model or job.job_class)
+                else:
+                    owned = self._store.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
+            except DatabaseError as error:
+                bound.warning("queue does not answer; working on", because=str(error))
+                continue
+            if not owned and not over.is_set():
+                _stop_at_once(bound)
+
+    def _see(self, *, model: str | None) -> None:
+        with suppress(DatabaseError):
+            self._store.heartbeat(
+                host=self._settings.host,
+                worker=self._settings.name,
+                queue=self._settings.queue,
+                incarnation=self._reporter.incarnation,
+                model=model,
+                now=time.time(),
+            )
+
+
+def _stop_at_once(bound: structlog.typing.FilteringBoundLogger) -> None:
+    """End this process without another instruction of the job: the job belongs to someone else now."""
+    bound.error("this worker no longer owns its job: stopping at once", exit_code=EXIT_DISOWNED)
+    os._exit(EXIT_DISOWNED)
+
+
+def find_body(target: str) -> Body:
+    """Import `module:function`.
+
+    Raises:
+        BodyError: there is no such module or function.
+    """
+    module, _, name = target.partition(":")
+    try:
+        body: Body = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BodyError(f"no job body at {target!r} ({error}): give module:function, importable from here") from None
+    return body
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden worker`."""
+    arguments = _parser().parse_args(argv)
+    logs.configure(level=arguments.log_level)
+    signal.signal(signal.SIGTERM, _on_signal)
+    signal.signal(signal.SIGINT, _on_signal)
+    try:
+        return _serve(arguments)
+    except WorkerStopping:
+        log.info("stopped", worker=arguments.name)
+        return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    body = find_body(arguments.body)
+    settings = Settings(
+        name=arguments.name,
+        queue=arguments.queue,
+        host=host_key(arguments.dir),
+        lease_s=arguments.lease_s,
+        heartbeat_s=arguments.heartbeat_s,
+        jobs_max=arguments.jobs_max,
+    )
+    store = JobStore.open(arguments.store)
+    reporter = Reporter(
+        arguments.dir,
+        worker=settings.name,
+        queue=settings.queue,
+        subdirectory=arguments.subdirectory,
+        heartbeat_s=settings.heartbeat_s,
+    )
+    try:
+        with reporter:
+            log.info("worker ready", worker=settings.name, queue=settings.queue, incarnation=reporter.incarnation)
+            Worker(settings, store=store, reporter=reporter, body=body).run()
+    finally:
+        store.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    env = os.environ
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden worker",
+        description="Claim jobs from a queue and run them, one at a time.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog=f"Exit codes: 0 told to stop; 1 could not start; {EXIT_DISOWNED} the job was taken away (A11).",
+    )
+    parser.add_argument("--name", required=True, help="this slot's name, unique on the host; it names the state files")
+    parser.add_argument("--body", required=True, help="module:function that loads a job and returns its work")
+    parser.add_argument("--queue", default="gpu", help="the queue to serve")
+    parser.add_argument("--store", default=env.get("GPUWARDEN_STORE"), required="GPUWARDEN_STORE" not in env,
+                        help="the queue's database URL, or $GPUWARDEN_STORE")  # fmt: skip
+    parser.add_argument("--dir", type=Path, default=Path(env.get("GPUWARDEN_DIR", str(DEFAULT_DIR))),
+                        help="where state files go, or $GPUWARDEN_DIR")  # fmt: skip
+    parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
+                        help="the container's own folder in --dir; the worker's name when not given")  # fmt: skip
+    parser.add_argument(
+        "--lease-s", type=float, default=LEASE_S, help="how long a claim holds without renewal, seconds"
+    )
+    parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
+                        help="how often the lease is renewed and the files refreshed, seconds")  # fmt: skip
+    parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
+    return parser
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    raise WorkerStopping
