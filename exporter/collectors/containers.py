@@ -1,0 +1,72 @@
+"""Containers: RAM, their share of each GPU, and how long they have shown no sign of life."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from exporter.collectors.family import gauge
+from exporter.readings import Snapshot
+
+_NAME = ("container",)
+_ON_GPU = ("container", "gpu")
+
+
+def families(snapshot: Snapshot) -> Iterable[Metric]:
+    """Series keyed by container name; full id and incarnation on the info series alone."""
+    found = snapshot.containers
+    yield gauge(
+        "gpuwarden_container_info",
+        "A container's identity; always 1. Kind is docker, or process for a worker that runs in no container.",
+        ("container", "container_id", "incarnation", "kind", "image"),
+        (
+            ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,
+              each.container.image or ""), 1.0)
+            for each in found
+        ),
+    )  # fmt: skip
+    for name, help_text, value in (
+        ("memory_bytes", "RAM charged to the container's cgroup, page cache included.", "ram_bytes"),
+        ("memory_anon_bytes", "Anonymous RAM of the container.", "ram_anon_bytes"),
+        ("memory_working_set_bytes", "RAM of the container less its inactive page cache.", "ram_working_set_bytes"),
+        ("ram_still_seconds", "For how long the container's RAM has moved by no more than the delta.", "ram_still_s"),
+        (
+            "gpu_idle_seconds",
+            "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
+            "gpu_idle_s",
+        ),
+    ):
+        yield gauge(
+            f"gpuwarden_container_{name}",
+            help_text,
+            _NAME,
+            (((each.container.name,), getattr(each, value)) for each in found),
+        )
+    yield gauge(
+        "gpuwarden_container_gpu_utilization_ratio",
+        "Share of the GPU's time that the container's processes used; 0 is measured, unknown is absent.",
+        _ON_GPU,
+        (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
+    )
+    yield gauge(
+        "gpuwarden_container_gpu_memory_bytes",
+        "GPU memory that the container's processes hold.",
+        _ON_GPU,
+        (((each.container.name, share.gpu), share.memory_bytes) for each in found for share in each.shares),
+    )
+    busy = CounterMetricFamily(
+        "gpuwarden_container_gpu_busy_seconds",
+        "GPU time used by the container's processes since it was first seen, measured samples only.",
+        labels=_ON_GPU,
+    )
+    for each in found:
+        for gpu, seconds in each.busy_s.items():
+            busy.add_metric((each.container.name, gpu), seconds)
+    yield busy
+    unknown = CounterMetricFamily(
+        "gpuwarden_unknown_samples",
+        "Samples in which something of a container was unknown, by what and why.",
+        labels=("container", "what", "reason"),
+    )
+    for key, count in sorted(snapshot.unknown.items()):
+        unknown.add_metric(key, count)
+    yield unknown

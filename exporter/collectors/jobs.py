@@ -1,0 +1,151 @@
+"""Jobs: how far they are, when they last beat, and the limits that their owners set for them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from exporter import evidence
+from exporter.collectors.family import gauge
+from exporter.readings import ContainerEvidence, Snapshot
+from gpuwarden.statefile import JobFile
+
+_SLOT = ("worker", "container")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    key: tuple[str, str]
+    job: JobFile
+    beat_age_s: float | None
+    place: ContainerEvidence | None
+
+
+def families(snapshot: Snapshot) -> Iterable[Metric]:
+    """Series keyed by worker slot and container; job id and attempt on the info series alone."""
+    if snapshot.workers is None:
+        return
+    rows = [
+        _Row(
+            key=(sighting.worker.worker, place.container.name if (place := snapshot.container_of(sighting)) else ""),
+            job=job,
+            beat_age_s=job.beat.age_s(snapshot.taken) if job.beat else None,
+            place=place,
+        )
+        for sighting in snapshot.workers.workers
+        if (job := sighting.job) is not None
+    ]
+    yield from _identity(rows, snapshot)
+    yield from _progress(rows)
+    yield from _silence(rows)
+
+
+def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
+    yield gauge(
+        "gpuwarden_job_info",
+        "The attempt a worker runs; always 1.",
+        (*_SLOT, "job_id", "attempt", "incarnation", "job_class", "model"),
+        (
+            (
+                (
+                    *row.key,
+                    str(row.job.job_id),
+                    str(row.job.attempt),
+                    row.job.incarnation,
+                    row.job.job_class,
+                    row.job.model or "",
+                ),
+                1.0,
+            )
+            for row in rows
+        ),
+    )
+    yield gauge(
+        "gpuwarden_job_elapsed_seconds",
+        "Time since the attempt started; the load counts.",
+        _SLOT,
+        ((row.key, row.job.started.age_s(snapshot.taken)) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_budget_seconds",
+        "Wall-clock budget of one attempt.",
+        _SLOT,
+        ((row.key, row.job.budget_s) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_phase",
+        "1 for the phase the attempt is in.",
+        (*_SLOT, "phase"),
+        (((*row.key, row.job.phase), 1.0) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_phase_age_seconds",
+        "Time since the attempt entered its phase.",
+        _SLOT,
+        ((row.key, row.job.phase_started.age_s(snapshot.taken)) for row in rows),
+    )
+
+
+def _progress(rows: list[_Row]) -> Iterable[Metric]:
+    yield gauge(
+        "gpuwarden_job_steps", "Steps the attempt has done.", _SLOT, ((row.key, float(row.job.step)) for row in rows)
+    )
+    yield gauge(
+        "gpuwarden_job_steps_planned",
+        "Steps the job plans, where it says.",
+        _SLOT,
+        ((row.key, None if row.job.steps_total is None else float(row.job.steps_total)) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_step_mean_seconds",
+        "Mean time between the attempt's steps so far.",
+        _SLOT,
+        ((row.key, row.job.step_mean_s) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_step_max_seconds",
+        "Longest time between two of the attempt's steps so far.",
+        _SLOT,
+        ((row.key, row.job.step_max_s) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_items",
+        "The job's items so far, by what became of them.",
+        (*_SLOT, "outcome"),
+        (
+            ((*row.key, outcome), float(count))
+            for row in rows
+            for outcome, count in (("done", row.job.items_done), ("failed", row.job.items_failed))
+        ),
+    )
+
+
+def _silence(rows: list[_Row]) -> Iterable[Metric]:
+    yield gauge(
+        "gpuwarden_job_beat_age_seconds",
+        "Time since the attempt's last beat, by CLOCK_BOOTTIME; absent until it is armed.",
+        _SLOT,
+        ((row.key, row.beat_age_s) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_beat_timestamp_seconds",
+        "When the attempt last beat, Unix time; absent until it is armed.",
+        _SLOT,
+        ((row.key, row.job.beat.unix_s if row.job.beat else None) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_stall_timeout_seconds",
+        "Silence the job is allowed once armed; absent for a job that the stall condition does not police.",
+        _SLOT,
+        ((row.key, row.job.stall_timeout_s or None) for row in rows),
+    )
+    yield gauge(
+        "gpuwarden_job_stall_suspected",
+        "1 while a policed job is silent past its timeout yet shows, or may show, another sign of life.",
+        _SLOT,
+        (
+            (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place) is not None))
+            for row in rows
+            if row.job.stall_timeout_s
+        ),
+    )

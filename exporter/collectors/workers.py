@@ -1,0 +1,74 @@
+"""Workers: who they are, whether they live, when they last beat."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+
+from exporter.collectors.family import gauge
+from exporter.readings import Snapshot
+
+_SLOT = ("worker", "container")
+
+
+def families(snapshot: Snapshot) -> Iterable[Metric]:
+    """Series keyed by worker slot and container; identity on the info series alone."""
+    readings = snapshot.workers
+    if readings is None:
+        return
+    rows = [(sighting, snapshot.container_of(sighting)) for sighting in readings.workers]
+    keyed = [((sighting.worker.worker, place.container.name if place else ""), sighting) for sighting, place in rows]
+    yield gauge(
+        "gpuwarden_worker_info",
+        "A worker's identity; always 1.",
+        (*_SLOT, "queue", "incarnation", "container_id", "container_incarnation"),
+        (
+            (
+                (
+                    sighting.worker.worker,
+                    place.container.name if place else "",
+                    sighting.worker.queue,
+                    sighting.worker.incarnation,
+                    place.container.id if place else "",
+                    place.container.incarnation if place else "",
+                ),
+                1.0,
+            )
+            for sighting, place in rows
+        ),
+    )
+    yield gauge(
+        "gpuwarden_worker_alive",
+        "1 while the worker's process holds its kernel lock; 0 when it died without removing its files.",
+        _SLOT,
+        ((key, None if sighting.alive is None else float(sighting.alive)) for key, sighting in keyed),
+    )
+    yield gauge(
+        "gpuwarden_worker_heartbeat_age_seconds",
+        "Time since the worker's process last refreshed its file, by CLOCK_BOOTTIME.",
+        _SLOT,
+        ((key, sighting.worker.heartbeat.age_s(snapshot.taken)) for key, sighting in keyed),
+    )
+    yield gauge(
+        "gpuwarden_worker_heartbeat_timestamp_seconds",
+        "When the worker's process last refreshed its file, Unix time.",
+        _SLOT,
+        ((key, sighting.worker.heartbeat.unix_s) for key, sighting in keyed),
+    )
+    yield gauge(
+        "gpuwarden_worker_loop_age_seconds",
+        "Time since the worker's main loop was last seen outside a job body.",
+        _SLOT,
+        ((key, sighting.worker.loop.age_s(snapshot.taken)) for key, sighting in keyed),
+    )
+    yield gauge(
+        "gpuwarden_statefiles_invalid",
+        "State files that cannot be trusted now, by reason; each costs its own worker's series only.",
+        ("reason",),
+        (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
+    )
+    yield gauge(
+        "gpuwarden_workers_duplicate",
+        "Worker files left out because another claims the same name.",
+        (),
+        (((), float(readings.duplicates)),),
+    )

@@ -1,0 +1,73 @@
+"""`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
+
+import signal
+import threading
+from functools import partial
+from typing import Final
+
+import structlog
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+from pydantic_settings import CliApp
+
+from exporter.evidence import Thresholds
+from exporter.sampler import Sampler
+from exporter.scrape import SnapshotCollector
+from exporter.settings import Settings
+from exporter.sources import simulated
+from exporter.sources.containers import DockerContainers
+from exporter.web import Pages, server
+from gpuwarden import __version__, logs
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.reporter import host_key
+
+log: Final = structlog.get_logger("exporter")
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden exporter`."""
+    settings = CliApp.run(Settings, cli_args=argv)
+    logs.configure(level=settings.log_level)
+    serve(settings)
+    return 0
+
+
+def serve(settings: Settings) -> None:
+    """Publish until SIGTERM or SIGINT.
+
+    Raises:
+        GpuwardenError: it cannot start, and why.
+    """
+    if not settings.dir.is_dir():
+        raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
+    host = host_key(settings.dir)
+    thresholds = Thresholds(idle_ratio=settings.idle_ratio, ram_delta_bytes=settings.ram_delta_mib * 2**20)
+    docker = None if settings.docker == "none" else DockerContainers(settings.docker)
+    sampler = Sampler(
+        host=host,
+        directory=settings.dir,
+        containers=docker,
+        gpus=None if settings.simulate_gpu is None else partial(simulated.read, settings.simulate_gpu),
+        thresholds=thresholds,
+        interval_s=settings.sample_interval_s,
+    )
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
+    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+        registry.register(collector)
+    web = server(settings.listen, settings.port, Pages(registry, sampler.latest))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
+    if settings.simulate_gpu is not None:
+        log.warning("GPUs are simulated", file=str(settings.simulate_gpu))
+    if docker is not None:
+        docker.start()
+    sampler.start()
+    log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__)
+    try:
+        web.serve_forever(poll_interval=0.2)
+    finally:
+        sampler.close()
+        if docker is not None:
+            docker.close()
+        web.server_close()
+        log.info("exporter stopped")

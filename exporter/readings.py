@@ -1,0 +1,146 @@
+"""What the sources read in one look at the host, and the snapshot that the collectors and `/evidence` publish.
+
+Values only. Unknown is `None` with its reason beside it; a measured nothing is a 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown:
+    """Why a figure does not exist: `reason` is a fixed word for a label, `because` a sentence for people."""
+
+    reason: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`."""
+
+    pid: int
+    utilization_ratio: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`."""
+
+    uuid: str
+    index: int
+    name: str
+    utilization_ratio: float | None
+    memory_used_bytes: int | None
+    memory_size_bytes: int | None
+    processes: tuple[GpuProcess, ...] | None
+    unknown: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReadings:
+    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface."""
+
+    source: str
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One place where managed work lives: a Docker container, or a worker's own process tree.
+
+    `incarnation` changes whenever what runs in it is another: full id and StartedAt; pid, start ticks and boot id.
+    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
+    """
+
+    kind: str
+    id: str
+    name: str
+    incarnation: str
+    pid: int
+    gpu_request: tuple[str, ...] | None
+    image: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSighting:
+    """One worker's files and lock. `alive` is the lock: held, free, or `None` when it could not be tested.
+
+    `pid` is the lock holder's in the host's namespace; `container_id` its container, `None` when in none or unknown.
+    """
+
+    worker: WorkerFile
+    job: JobFile | None
+    alive: bool | None
+    pid: int | None
+    container_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReadings:
+    """Every worker of the host, and what could not be read: (reason, how many)."""
+
+    workers: tuple[WorkerSighting, ...]
+    errors: Mapping[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuShare:
+    """One container's part of one GPU; `None` is unknown."""
+
+    gpu: str
+    utilization_ratio: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerEvidence:
+    """One container's figures, and how long it has shown no sign of life, seconds; `None` is unknown, with its reason."""
+
+    container: Container
+    shares: tuple[GpuShare, ...]
+    gpus: tuple[str, ...]
+    gpu_idle_s: float | None
+    gpu_unknown: Unknown | None
+    busy_s: Mapping[str, float]
+    ram_bytes: int | None
+    ram_anon_bytes: int | None
+    ram_working_set_bytes: int | None
+    ram_still_s: float | None
+    ram_unknown: Unknown | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceHealth:
+    """How one source's last reading went."""
+
+    source: str
+    success: bool
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything known at `taken`, immutable: scrapes and `/evidence` read it and change nothing."""
+
+    host: str
+    taken: Stamp
+    gpus: GpuReadings | None
+    workers: WorkerReadings | None
+    containers: tuple[ContainerEvidence, ...]
+    sources: tuple[SourceHealth, ...]
+    unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    """How many samples so far left something unknown, by (container, what, reason)."""
+
+    def container_of(self, sighting: WorkerSighting) -> ContainerEvidence | None:
+        """The container a worker lives in, or its own process tree."""
+        for evidence in self.containers:
+            if evidence.container.id == sighting.container_id:
+                return evidence
+            if evidence.container.kind == "process" and evidence.container.pid == sighting.pid:
+                return evidence
+        return None

@@ -1,0 +1,207 @@
+"""Looks at the host once a second and keeps the newest snapshot. Read-only: nothing it looks at is changed.
+
+Each source fails alone: what it would have told is unknown in that snapshot, and everything else stands.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import structlog
+
+from exporter import evidence
+from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds
+from exporter.readings import (
+    Container,
+    ContainerEvidence,
+    GpuReadings,
+    Snapshot,
+    SourceHealth,
+    Unknown,
+    WorkerReadings,
+)
+from exporter.sources import processes, workers
+from exporter.sources.containers import Listing
+from gpuwarden import cgroup, clock
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.statefile import Stamp
+
+log: Final = structlog.get_logger("exporter")
+
+T = TypeVar("T")
+
+
+class Containers(Protocol):
+    """Where the running containers come from."""
+
+    def latest(self) -> Listing:
+        """The newest listing, or OSError with the reason why there is none."""
+
+
+class Sampler:
+    """Takes a snapshot every `interval_s`, in a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        directory: Path,
+        containers: Containers | None,
+        gpus: Callable[[], GpuReadings] | None,
+        thresholds: Thresholds,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._host = host
+        self._directory = directory
+        self._containers = containers
+        self._gpus = gpus
+        self._thresholds = thresholds
+        self._interval_s = interval_s
+        self._histories: dict[str, ContainerHistory] = {}
+        self._unknown: Counter[tuple[str, str, str]] = Counter()
+        self._failing: dict[str, str] = {}
+        self._invalid: dict[str, int] = {}
+        self._suspected: dict[str, str] = {}
+        self._snapshot: Snapshot | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """What this host calls idle and still."""
+        return self._thresholds
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot, however old; `None` before the first."""
+        return self._snapshot
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._closing.set()
+        self._thread.join(timeout=5)
+
+    def _sample_on(self) -> None:
+        next_s = time.monotonic()
+        while not self._closing.is_set():
+            self.sample()
+            next_s = max(next_s + self._interval_s, time.monotonic())
+            self._closing.wait(next_s - time.monotonic())
+
+    def sample(self) -> Snapshot:
+        """Look once; the snapshot replaces the one before."""
+        health: list[SourceHealth] = []
+        found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
+        gpu_source = self._gpus
+        found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
+        docker_source = self._containers
+        listing = None if docker_source is None else self._ask("docker", docker_source.latest, health)
+        now = clock.stamp()
+        running = self._running(found_workers, listing)
+        self._histories = {
+            incarnation: history for incarnation, history in self._histories.items() if incarnation in running
+        }
+        found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
+        snapshot = Snapshot(
+            host=self._host,
+            taken=now,
+            gpus=found_gpus,
+            workers=found_workers,
+            containers=found,
+            sources=tuple(health),
+            unknown=dict(self._unknown),
+        )
+        self._tell(snapshot)
+        self._snapshot = snapshot
+        return snapshot
+
+    def _ask(self, source: str, read: Callable[[], T], health: list[SourceHealth]) -> T | None:
+        started_s = time.monotonic()
+        result: T | None = None
+        because = None
+        try:
+            result = read()
+        except (GpuwardenError, OSError) as error:
+            because = str(error)
+        except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
+            because = f"{type(error).__name__}: {error}"
+        health.append(SourceHealth(source=source, success=because is None, duration_s=time.monotonic() - started_s))
+        if because != self._failing.get(source):
+            if because is None:
+                log.info("source answers again", source=source)
+                self._failing.pop(source)
+            else:
+                log.warning("source failed", source=source, because=because)
+                self._failing[source] = because
+        return result
+
+    def _running(self, found: WorkerReadings | None, listing: Listing | None) -> dict[str, Container]:
+        """Every container there is, by incarnation; of two with one name the first is kept."""
+        containers = [] if listing is None else list(listing.containers.values())
+        for sighting in () if found is None else found.workers:
+            if sighting.pid is not None and sighting.container_id is None:
+                try:
+                    containers.append(processes.container(sighting.pid, sighting.worker.worker))
+                except OSError:
+                    continue
+        by_name: dict[str, Container] = {}
+        for container in containers:
+            by_name.setdefault(container.name, container)
+        return {container.incarnation: container for container in by_name.values()}
+
+    def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
+        pids, ram = _processes_and_ram(container)
+        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
+        for what, unknown in (("gpu", use.unknown), ("ram", ram.unknown)):
+            if unknown is not None and unknown.reason != evidence.NO_GPU:
+                self._unknown[container.name, what, unknown.reason] += 1
+        history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        return history.observe(container, use, ram, now_s=now.boottime_s)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        """Log what changed: state files that turned bad or good, suspicions raised and dropped (A4)."""
+        if snapshot.workers is None:
+            return
+        invalid = dict(snapshot.workers.errors)
+        if snapshot.workers.duplicates:
+            invalid["duplicate"] = snapshot.workers.duplicates
+        if invalid != self._invalid:
+            log.warning("state files cannot be trusted", invalid=invalid, directory=str(self._directory))
+            self._invalid = invalid
+        suspected: dict[str, str] = {}
+        for sighting in snapshot.workers.workers:
+            job = sighting.job
+            if job is not None:
+                age_s = job.beat.age_s(snapshot.taken) if job.beat else None
+                because = evidence.suspicion(job, age_s, snapshot.container_of(sighting))
+                if because is not None:
+                    suspected[sighting.worker.worker] = because
+                    if sighting.worker.worker not in self._suspected:
+                        log.info("silent but not accused", worker=sighting.worker.worker, job_id=job.job_id,
+                                 attempt=job.attempt, because=because)  # fmt: skip
+        self._suspected = suspected
+
+
+def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, RamUse]:
+    try:
+        if container.kind == "process":
+            pids = processes.tree(container.pid)
+            return pids, RamUse(usage_bytes=processes.resident_bytes(pids))
+        group = cgroup.directory(container.pid)
+        found = None if group is None else cgroup.processes(group)
+        accounted = cgroup.memory_directory(container.pid)
+        if accounted is None:
+            because = "no memory controller accounts for the container"
+            return found, RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
+        memory = cgroup.memory(accounted)
+    except (OSError, ValueError) as error:
+        return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+    return found, RamUse(
+        usage_bytes=memory.usage_bytes, anon_bytes=memory.anon_bytes, working_set_bytes=memory.working_set_bytes
+    )

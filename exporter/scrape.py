@@ -1,0 +1,88 @@
+"""One scrape: run every collector over the newest snapshot, time each, and let none fail another."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import structlog
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from exporter.collectors import COLLECTORS
+from exporter.collectors.family import gauge
+from exporter.evidence import Thresholds
+from exporter.readings import Snapshot
+from gpuwarden import __version__, clock
+
+SNAPSHOT_FRESH_S: Final = 5.0
+"""A snapshot older than this is not published as the present, seconds."""
+
+log: Final = structlog.get_logger("exporter")
+
+
+class SnapshotCollector(Collector):
+    """What Prometheus scrapes: the collectors' families, and how each of them did."""
+
+    def __init__(self, latest: Callable[[], Snapshot | None], *, host: str, thresholds: Thresholds) -> None:
+        self._latest = latest
+        self._host = host
+        self._thresholds = thresholds
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: asking would take a snapshot."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of this scrape; those of a stale snapshot are left out."""
+        snapshot = self._latest()
+        now = clock.stamp()
+        age_s = None if snapshot is None else snapshot.taken.age_s(now)
+        outcomes: list[tuple[str, bool, float]] = []
+        if snapshot is not None and age_s is not None and age_s <= SNAPSHOT_FRESH_S:
+            outcomes += [(f"source_{each.source}", each.success, each.duration_s) for each in snapshot.sources]
+            for name, families in COLLECTORS.items():
+                started_s = time.monotonic()
+                try:
+                    found = list(families(snapshot))
+                    success = True
+                except Exception:  # noqa: BLE001 - one collector failing never fails the scrape; it is published
+                    log.exception("collector failed", collector=name)
+                    found, success = [], False
+                outcomes.append((name, success, time.monotonic() - started_s))
+                yield from found
+        yield from self._own(outcomes, age_s)
+
+    def _own(self, outcomes: list[tuple[str, bool, float]], age_s: float | None) -> Iterator[Metric]:
+        fresh = age_s is not None and age_s <= SNAPSHOT_FRESH_S
+        outcomes = [*outcomes, ("sampler", fresh, 0.0)]
+        yield gauge(
+            "gpuwarden_exporter_info",
+            "This exporter and the host it speaks for; always 1.",
+            ("nodename", "version"),
+            [((self._host, __version__), 1.0)],
+        )
+        yield gauge(
+            "gpuwarden_collector_success",
+            "1 when the source or collector did its work; 0 when it failed and its series are absent.",
+            ("collector",),
+            [((name,), float(success)) for name, success, _ in outcomes],
+        )
+        yield gauge(
+            "gpuwarden_collector_duration_seconds",
+            "How long the source or collector took.",
+            ("collector",),
+            [((name,), duration_s) for name, _, duration_s in outcomes],
+        )
+        yield gauge("gpuwarden_sample_age_seconds", "Age of the newest look at the host.", (), [((), age_s)])
+        yield gauge(
+            "gpuwarden_gpu_idle_threshold_ratio",
+            "A GPU at or under this share of its time is idle.",
+            (),
+            [((), self._thresholds.idle_ratio)],
+        )
+        yield gauge(
+            "gpuwarden_ram_still_threshold_bytes",
+            "RAM that moved by no more than this is still.",
+            (),
+            [((), float(self._thresholds.ram_delta_bytes))],
+        )

@@ -1,0 +1,38 @@
+"""The exporter's settings: name, default and help in one place. Options, or GPUWARDEN_EXPORTER_… in the environment."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gpuwarden.reporter import DEFAULT_DIR
+
+
+class Settings(BaseSettings):
+    """Publish this host's workers, containers and GPUs to Prometheus."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="GPUWARDEN_EXPORTER_",
+        cli_prog_name="gpuwarden exporter",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        extra="forbid",
+    )
+
+    dir: Path = Field(default=DEFAULT_DIR, description="where state files and the host key lie ($GPUWARDEN_DIR)")
+    listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
+    port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    docker: str = Field(
+        default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
+    )
+    simulate_gpu: Path | None = Field(
+        default=None,
+        description="read GPUs from this file instead of a driver; everything says so (docs/simulated-gpu.md)",
+    )
+    sample_interval_s: float = Field(default=1.0, gt=0, le=5, description="time between two looks at the host, seconds")
+    idle_ratio: float = Field(default=0.05, ge=0, lt=1, description="a GPU at or under this share of its time is idle")
+    ram_delta_mib: int = Field(default=5120, ge=0, description="RAM that moved by no more than this is still, MiB")
+    log_level: str = Field(
+        default="info", pattern="^(debug|info|warning|error)$", description="least severe level logged"
+    )

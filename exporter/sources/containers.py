@@ -1,0 +1,141 @@
+"""Which containers run: Docker's, asked by a thread of its own so that a hung daemon holds up nothing else."""
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import docker
+import requests
+from docker.errors import DockerException
+
+from exporter.readings import Container
+from gpuwarden import cgroup
+
+REFRESH_S: Final = 1.0
+"""How often the daemon is asked for its running containers, seconds."""
+
+TIMEOUT_S: Final = 5
+"""How long the daemon may take to answer, seconds."""
+
+FRESH_S: Final = 10.0
+"""A listing older than this is no longer believed, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The running containers at one moment, by full id."""
+
+    containers: dict[str, Container]
+    taken_s: float
+    duration_s: float
+
+
+class DockerContainers:
+    """Keeps a recent listing of one Docker daemon's running containers."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._listing: Listing | None = None
+        self._because = "not asked yet"
+        self._known: dict[str, tuple[int, int, Container]] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._refresh_on, name="docker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._closing.set()
+        self._thread.join(timeout=TIMEOUT_S)
+
+    def latest(self) -> Listing:
+        """The newest listing.
+
+        Raises:
+            OSError: there is none, or it is too old to believe; the message says why.
+        """
+        listing = self._listing
+        if listing is None or time.monotonic() - listing.taken_s > FRESH_S:
+            raise OSError(f"Docker at {self._base_url} does not answer: {self._because}")
+        return listing
+
+    def _refresh_on(self) -> None:
+        client: docker.APIClient | None = None
+        while not self._closing.is_set():
+            started_s = time.monotonic()
+            try:
+                if client is None:
+                    client = docker.APIClient(base_url=self._base_url, timeout=TIMEOUT_S, version="auto")
+                containers = self._list(client)
+                taken_s = time.monotonic()
+                self._listing = Listing(containers=containers, taken_s=taken_s, duration_s=taken_s - started_s)
+            except (DockerException, requests.RequestException, OSError) as error:
+                self._because = str(error)[:300]
+                if client is not None:
+                    with contextlib.suppress(Exception):
+                        client.close()
+                client = None
+            self._closing.wait(REFRESH_S)
+
+    def _list(self, client: docker.APIClient) -> dict[str, Container]:
+        """A container whose first process is unchanged is not inspected again."""
+        known: dict[str, tuple[int, int, Container]] = {}
+        for row in client.containers():
+            full_id: str = row["Id"]
+            before = self._known.get(full_id)
+            if before is None or _ticks(before[0]) != before[1]:
+                try:
+                    fresh = _container(client.inspect_container(full_id))
+                except docker.errors.NotFound:
+                    continue
+                ticks = None if fresh is None else _ticks(fresh.pid)
+                if fresh is None or ticks is None:
+                    continue
+                before = (fresh.pid, ticks, fresh)
+            known[full_id] = before
+        self._known = known
+        return {full_id: entry[2] for full_id, entry in known.items()}
+
+
+def _ticks(pid: int) -> int | None:
+    try:
+        return cgroup.start_ticks(pid)
+    except OSError:
+        return None
+
+
+def _container(found: dict[str, Any]) -> Container | None:
+    state = found["State"]
+    if not state.get("Running") or not state.get("Pid"):
+        return None
+    return Container(
+        kind="docker",
+        id=found["Id"],
+        name=found["Name"].removeprefix("/"),
+        incarnation=f"{found['Id']}@{state['StartedAt']}",
+        pid=state["Pid"],
+        gpu_request=_gpu_request(found),
+        image=found["Config"].get("Image"),
+    )
+
+
+def _gpu_request(found: dict[str, Any]) -> tuple[str, ...] | None:
+    """Which GPUs Docker was asked to give: --gpus (device requests), else what the NVIDIA runtime reads."""
+    for request in found["HostConfig"].get("DeviceRequests") or []:
+        if any("gpu" in group for group in request.get("Capabilities") or []):
+            return tuple(request["DeviceIDs"]) if request.get("DeviceIDs") else ("all",)
+    for entry in found["Config"].get("Env") or []:
+        name, _, value = entry.partition("=")
+        if name == "NVIDIA_VISIBLE_DEVICES":
+            return visible_devices(value)
+    return None
+
+
+def visible_devices(value: str) -> tuple[str, ...] | None:
+    """NVIDIA_VISIBLE_DEVICES as the NVIDIA container runtime reads it: a list, `all`, or `none`, `void` and empty."""
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    return None if not names or names in (("none",), ("void",)) else names

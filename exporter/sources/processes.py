@@ -1,0 +1,70 @@
+"""Workers that run in no container: their process tree stands in for one."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from exporter.readings import Container
+from exporter.sources.containers import visible_devices
+from gpuwarden import cgroup, clock
+
+PAGE_BYTES: Final = 4096
+
+
+def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
+    """A worker's own process tree, as a container named after the worker.
+
+    GPUs are those of its NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES; with neither set, a process sees every GPU.
+
+    Raises:
+        OSError: the process is gone, or is not ours to look at.
+    """
+    ticks = cgroup.start_ticks(pid, proc=proc)
+    environment = dict(
+        entry.partition("=")[::2]
+        for entry in (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+        if entry
+    )
+    devices = environment.get("NVIDIA_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    return Container(
+        kind="process",
+        id=f"process:{pid}:{ticks}",
+        name=worker,
+        incarnation=f"process:{pid}:{ticks}@{clock.boot_id()}",
+        pid=pid,
+        gpu_request=("all",) if devices is None else visible_devices(devices),
+    )
+
+
+def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
+    """A process and all below it."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        if parent in found:
+            continue
+        found.add(parent)
+        for listing in (proc / str(parent) / "task").glob("*/children"):
+            try:
+                waiting.extend(int(child) for child in listing.read_text(encoding="ascii").split())
+            except OSError:
+                continue
+    return frozenset(found)
+
+
+def resident_bytes(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> int:
+    """What these processes hold in RAM, bytes; pages they share are counted once for each.
+
+    Raises:
+        OSError: none of them can be read.
+    """
+    sizes = []
+    for pid in pids:
+        try:
+            sizes.append(int((proc / str(pid) / "statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES)
+        except OSError:
+            continue
+    if not sizes:
+        raise OSError("none of the worker's processes can be read")
+    return sum(sizes)

@@ -1,0 +1,57 @@
+"""What `/evidence` answers about one worker, from the newest snapshot. Pure: values in, facts out."""
+
+from exporter.readings import ContainerEvidence, Snapshot, WorkerSighting
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.statefile import Stamp
+
+
+def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
+    """The facts about one worker; `None` when the snapshot knows no worker of that name."""
+    if snapshot.workers is None:
+        return None
+    sighting = next((each for each in snapshot.workers.workers if each.worker.worker == worker), None)
+    sample_age_s = snapshot.taken.age_s(now)
+    if sighting is None or sample_age_s is None:
+        return None
+    return _facts(snapshot, sighting, snapshot.container_of(sighting), sample_age_s)
+
+
+def _facts(
+    snapshot: Snapshot, sighting: WorkerSighting, place: ContainerEvidence | None, sample_age_s: float
+) -> WorkerFacts:
+    taken, job = snapshot.taken, sighting.job
+    container = place.container if place else None
+    return WorkerFacts(
+        host=snapshot.host,
+        worker=sighting.worker.worker,
+        sample_age_s=sample_age_s,
+        alive=sighting.alive,
+        worker_incarnation=sighting.worker.incarnation,
+        heartbeat_age_s=sighting.worker.heartbeat.age_s(taken),
+        container_kind=container.kind if container else None,
+        container=container.name if container else None,
+        container_id=container.id if container else None,
+        container_incarnation=container.incarnation if container else None,
+        job_id=job.job_id if job else None,
+        attempt=job.attempt if job else None,
+        phase=job.phase if job else None,
+        step=job.step if job else None,
+        elapsed_s=job.started.age_s(taken) if job else None,
+        budget_s=job.budget_s if job else None,
+        stall_timeout_s=job.stall_timeout_s if job else None,
+        beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
+        gpus=list(place.gpus) if place else None,
+        gpu_simulated=None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
+        gpu_idle_s=place.gpu_idle_s if place else None,
+        gpu_unknown=place.gpu_unknown.because if place and place.gpu_unknown else None,
+        ram_bytes=place.ram_bytes if place else None,
+        ram_still_s=place.ram_still_s if place else None,
+        ram_unknown=place.ram_unknown.because if place and place.ram_unknown else None,
+        gpu_pids=_driver_pids(snapshot),
+    )
+
+
+def _driver_pids(snapshot: Snapshot) -> list[int] | None:
+    if snapshot.gpus is None or any(gpu.processes is None for gpu in snapshot.gpus.gpus):
+        return None
+    return sorted({process.pid for gpu in snapshot.gpus.gpus for process in gpu.processes or ()})
