@@ -1,0 +1,184 @@
+"""Finding the real programs, and unpacking them from Debian's packages."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy import parts
+
+CHECKOUT = Path(parts.__file__).resolve().parent.parent
+FIND_SHELLCHECK = (
+    "import sys; from pathlib import Path; from deploy import parts;"
+    " print(parts.find('shellcheck', parts_dir=Path(sys.argv[1])))"
+)
+
+
+def start_find(parts_dir: Path) -> subprocess.Popen[str]:
+    """Another process that looks for shellcheck, with the PATH that the test has set."""
+    return subprocess.Popen(
+        [sys.executable, "-c", FIND_SHELLCHECK, str(parts_dir)],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def program(folder: Path, name: str, script: str = "#!/bin/sh\n") -> Path:
+    """An executable file."""
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.unlink(missing_ok=True)
+    file.write_text(script)
+    file.chmod(0o755)
+    return file
+
+
+def left_in(parts_dir: Path) -> set[str]:
+    return {path.name for path in parts_dir.iterdir()} - {"apt", ".lock"}
+
+
+@pytest.mark.parametrize("name", ["alertmanager", "prometheus-alertmanager"])
+def test_a_program_on_path_is_used_under_any_of_its_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path = program(tmp_path / "bin", name)
+    monkeypatch.setenv("PATH", str(on_path.parent))
+
+    assert parts.find("alertmanager", parts_dir=tmp_path / "parts") == on_path
+    assert not (tmp_path / "parts").exists()
+
+
+def test_what_is_unpacked_already_is_found_without_a_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    (tmp_path / "prometheus/usr").mkdir(parents=True)
+    unpacked = program(tmp_path / "prometheus/usr/bin", "promtool")
+
+    assert parts.find("promtool", parts_dir=tmp_path) == unpacked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "advice"),
+    [
+        ("promtool", "apt-get install prometheus"),
+        ("amtool", "apt-get install prometheus-alertmanager"),
+        ("dockerd", "apt-get install docker.io containerd runc tini"),
+    ],
+)
+def test_without_apt_get_a_missing_part_says_what_to_install(
+    wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+
+    with pytest.raises(parts.PartMissing) as missing:
+        parts.find(wanted, parts_dir=tmp_path / "parts")
+
+    assert advice in str(missing.value)
+    assert "apt-get is missing" in str(missing.value)
+    assert str(tmp_path / "parts") in str(missing.value)
+
+
+def test_a_program_that_no_part_holds_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(parts.PartMissing, match=r"'promtol' is no part that is known here; known: .*promtool"):
+        parts.find("promtol")
+
+
+def test_a_room_without_the_wanted_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    (tmp_path / "prometheus").mkdir()
+
+    with pytest.raises(parts.PartMissing, match=r"this release's packages prometheus .* do not hold it"):
+        parts.find("promtool", parts_dir=tmp_path)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("bare_path")
+def test_a_fetched_program_runs_with_the_libraries_beside_it(parts_dir: Path) -> None:
+    found = parts.find("shellcheck", parts_dir=parts_dir)
+
+    said = subprocess.run(
+        [found, "--version"], env=parts.env_for_parts(parts_dir=parts_dir), capture_output=True, text=True, check=True
+    )
+    assert found.is_relative_to(parts_dir)
+    assert "ShellCheck" in said.stdout
+    assert left_in(parts_dir) == {"shellcheck"}
+
+
+@pytest.mark.needs_parts
+def test_a_package_that_does_not_exist_leaves_nothing_behind(parts_dir: Path) -> None:
+    with pytest.raises(parts.PartMissing, match="Unable to locate package gpuwarden-no-such-package"):
+        parts.unpack("room", ["gpuwarden-no-such-package"], parts_dir=parts_dir)
+
+    assert left_in(parts_dir) == set()
+
+
+@pytest.mark.needs_parts
+def test_a_killed_fetch_leaves_no_room_and_the_next_one_succeeds(parts_dir: Path, bare_path: Path) -> None:
+    real = (bare_path / "dpkg-deb").readlink()
+    began = parts_dir.parent / "began"
+    hang = f'#!/bin/sh\n{real} "$@"\n: > {began}\nexec {shutil.which("sleep", path=os.defpath)} 60\n'
+    program(bare_path, "dpkg-deb", hang)
+    fetch = start_find(parts_dir)
+    give_up = time.monotonic() + 60
+    while not began.exists():
+        assert fetch.poll() is None, fetch.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+    os.killpg(fetch.pid, signal.SIGKILL)
+    fetch.communicate()
+
+    abandoned = left_in(parts_dir)
+    assert [name for name in abandoned if not name.startswith(".tmp-")] == []
+    assert abandoned, "the fetch was to be killed half-way"
+    (bare_path / "dpkg-deb").unlink()
+    (bare_path / "dpkg-deb").symlink_to(real)
+    assert parts.find("shellcheck", parts_dir=parts_dir).exists()
+    assert left_in(parts_dir) == {"shellcheck"}
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("bare_path")
+def test_two_fetches_at_once_fetch_once_and_find_the_same(parts_dir: Path) -> None:
+    both = [start_find(parts_dir), start_find(parts_dir)]
+
+    answers = [fetch.communicate(timeout=120) for fetch in both]
+
+    assert [fetch.returncode for fetch in both] == [0, 0], answers
+    assert len({found for found, _ in answers}) == 1
+    assert sum(progress.count("parts: fetching shellcheck") for _, progress in answers) == 1
+
+
+def test_parts_come_after_the_systems_own_and_never_add_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    library = tmp_path / "shellcheck/usr/lib/x86_64-linux-gnu/libgmp.so.10"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / "shellcheck/usr/bin").mkdir()
+
+    env = parts.env_for_parts(parts_dir=tmp_path)
+
+    assert env["PATH"].split(":") == ["/usr/bin", "/usr/sbin", "/sbin", str(tmp_path / "shellcheck/usr/bin")]
+    assert env["LD_LIBRARY_PATH"] == str(library.parent)
+
+
+def test_the_command_prints_where_each_program_lies_and_fails_when_one_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_path = program(tmp_path / "bin", "promtool")
+    monkeypatch.setenv("PATH", str(on_path.parent))
+
+    assert parts.main(["promtool"]) == 0
+    assert capsys.readouterr().out.split() == ["promtool", str(on_path)]
+    assert parts.main(["promtool", "nonsense"]) == 1
+    assert "'nonsense' is no part" in capsys.readouterr().err
