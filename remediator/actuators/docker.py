@@ -1,0 +1,81 @@
+"""Docker containers of this host's own engine, by full id. The label `gpuwarden.managed=true` opts one in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+
+from gpuwarden import cgroup as cgroups
+from remediator.actuators import ActuatorError
+from remediator.plan import ContainerState
+
+LABEL: Final = "gpuwarden.managed"
+"""The label by which a container's owner opts in; its value must be `true`."""
+
+TIMEOUT_S: Final = 10
+"""How long the engine may take to answer, beyond a stop's own grace, seconds."""
+
+
+class DockerActuator:
+    """Looks at, stops and starts containers of one engine."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:
+        """See `Actuator.look`."""
+        with self._client(TIMEOUT_S) as client:
+            try:
+                found: dict[str, Any] = client.inspect_container(handle)
+            except NotFound:
+                return None
+        state = found["State"]
+        running = bool(state.get("Running") or state.get("Restarting")) and bool(state.get("Pid"))
+        group = _group(state["Pid"]) if running else (Path(cgroup) if cgroup else None)
+        return ContainerState(
+            kind="docker",
+            handle=found["Id"],
+            name=found["Name"].removeprefix("/"),
+            incarnation=f"{found['Id']}@{state['StartedAt']}",
+            running=running,
+            managed=(found["Config"].get("Labels") or {}).get(LABEL) == "true",
+            pids=frozenset() if group is None else cgroups.processes(group),
+            cgroup=None if group is None else str(group),
+        )
+
+    def stop(self, handle: str, *, grace_s: float) -> None:
+        """See `Actuator.stop`. Docker's own restart policy leaves a container alone that was stopped so."""
+        with self._client(TIMEOUT_S + grace_s) as client:
+            client.stop(handle, timeout=round(grace_s))
+
+    def start(self, handle: str) -> None:
+        """See `Actuator.start`."""
+        with self._client(TIMEOUT_S) as client:
+            client.start(handle)
+
+    @contextmanager
+    def _client(self, timeout_s: float) -> Iterator[docker.APIClient]:
+        client: docker.APIClient | None = None
+        try:
+            client = docker.APIClient(base_url=self._base_url, timeout=round(timeout_s), version="auto")
+            yield client
+        except NotFound as error:
+            raise ActuatorError(f"the container is gone: {error.explanation}") from error
+        except APIError as error:
+            raise ActuatorError(f"Docker refused: {error.explanation or error}") from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise ActuatorError(f"Docker at {self._base_url} does not answer: {str(error)[:300]}") from error
+        finally:
+            if client is not None:
+                client.close()
+
+
+def _group(pid: int) -> Path | None:
+    try:
+        return cgroups.directory(pid)
+    except OSError:
+        return None

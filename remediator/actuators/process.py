@@ -1,0 +1,174 @@
+"""Supervised processes, for hosts without a container engine: started from a file of commands, watched by pid file.
+
+The file is TOML; only what it names has opted in, and only its owner can write it:
+
+    [worker.trainer-0]
+    argv = ["/opt/venv/bin/gpuwarden", "worker", "--name", "trainer-0", "--body", "train:load"]
+    env = { GPUWARDEN_STORE = "sqlite:////var/lib/gpuwarden/queue.db" }   # added to the remediator's own
+    pid_file = "/run/gpuwarden/trainer-0.pid"                             # made and owned here
+    log_file = "/var/log/gpuwarden/trainer-0.log"
+
+The handle is the worker's name. Each process leads a session of its own, so that it outlives the remediator and
+is ended with its children.
+"""
+
+import os
+import signal
+import time
+import tomllib
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpuwarden import cgroup, clock
+from gpuwarden.errors import GpuwardenError
+from remediator.actuators import ActuatorError
+from remediator.plan import ContainerState
+
+POLL_S: Final = 0.05
+KILL_WAIT_S: Final = 5.0
+
+
+class _Command(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    argv: list[str]
+    env: dict[str, str] = {}
+    pid_file: Path
+    log_file: Path
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    worker: dict[str, _Command]
+
+
+class ProcessActuator:
+    """Looks at, stops and starts the processes that one file names."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._commands = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).worker
+        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            raise GpuwardenError(f"the file of supervised workers {path} cannot be used: {error}") from None
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002 - a process has none
+        """See `Actuator.look`."""
+        command = self._commands.get(handle)
+        if command is None:
+            return None
+        found = _recorded(command.pid_file)
+        running = found is not None and _runs(*found)
+        return ContainerState(
+            kind="process",
+            handle=handle,
+            name=handle,
+            incarnation="" if found is None else f"process:{found[0]}:{found[1]}@{clock.boot_id()}",
+            running=running,
+            managed=True,
+            pids=_session(found[0]) if found is not None else frozenset(),
+            cgroup=None,
+        )
+
+    def stop(self, handle: str, *, grace_s: float) -> None:
+        """See `Actuator.stop`. SIGTERM, then SIGKILL, to everything in the process's session."""
+        command = self._command(handle)
+        found = _recorded(command.pid_file)
+        if found is None or not _runs(*found):
+            return
+        for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
+            for pid in _session(found[0]):
+                _signal(pid, number)
+            deadline_s = time.monotonic() + wait_s
+            while time.monotonic() < deadline_s:
+                if not _session(found[0]):
+                    return
+                time.sleep(POLL_S)
+        raise ActuatorError(f"worker {handle} (pid {found[0]}) does not die")
+
+    def start(self, handle: str) -> None:
+        """See `Actuator.start`."""
+        command = self._command(handle)
+        found = _recorded(command.pid_file)
+        if found is not None and _runs(*found):
+            return
+        try:
+            pid = os.posix_spawnp(
+                command.argv[0],
+                command.argv,
+                {**os.environ, **command.env},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, command.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+            )
+            record = f"{pid} {cgroup.start_ticks(pid)}\n"
+            scratch = command.pid_file.with_suffix(".new")
+            scratch.write_text(record, encoding="ascii")
+            scratch.replace(command.pid_file)
+        except OSError as error:
+            raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
+
+    def _command(self, handle: str) -> _Command:
+        try:
+            return self._commands[handle]
+        except KeyError:
+            raise ActuatorError(f"worker {handle} is not in the file of supervised workers") from None
+
+
+def _recorded(pid_file: Path) -> tuple[int, int] | None:
+    try:
+        pid, ticks = pid_file.read_text(encoding="ascii").split()
+        return int(pid), int(ticks)
+    except (OSError, ValueError):
+        return None
+
+
+def _runs(pid: int, ticks: int) -> bool:
+    _reap(pid)
+    try:
+        return cgroup.start_ticks(pid) == ticks and not _is_zombie(pid)
+    except OSError:
+        return False
+
+
+def _session(leader: int) -> frozenset[int]:
+    """The living processes of a session."""
+    _reap(leader)
+    found: set[int] = set()
+    for entry in cgroup.PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _parent, _group, session = _stat(int(entry.name))[:4]
+            except OSError:
+                continue
+            if int(session) == leader and state != "Z":
+                found.add(int(entry.name))
+    return frozenset(found)
+
+
+def _is_zombie(pid: int) -> bool:
+    return (cgroup.PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[
+        0
+    ] == "Z"
+
+
+def _stat(pid: int) -> list[str]:
+    """What stands after the name in /proc/PID/stat: state, parent, process group, session, ... (proc(5))."""
+    return (cgroup.PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return  # another program started it, and reaps it
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,132 @@
+"""Alertmanager's webhook payload, read into `Alert` values. Pure.
+
+Source: Alertmanager's webhook_config, payload version 4. Fields come and go by version, so unknown ones are ignored. A
+group mixes firing and resolved alerts, so each alert's own status counts. Label values arrive raw, of any length: they
+are data, never part of a command, a path or a query. One bad alert of a payload costs itself only.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import Trip
+
+ALERTS_MAX: Final = 2048
+"""Alerts accepted in one payload; what comes after them is refused."""
+
+LABELS_MAX: Final = 64
+"""Labels or annotations accepted on one alert."""
+
+TEXT_MAX: Final = 1024
+"""Characters accepted in one label or annotation."""
+
+
+class PayloadError(GpuwardenError):
+    """The body is no Alertmanager payload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One alert as Alertmanager sent it. The fingerprint names the series, not the episode."""
+
+    fingerprint: str
+    firing: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    starts_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One alert that will not be acted on, with the reason: a fixed word for a metric, a sentence for people."""
+
+    reason: str
+    because: str
+    fingerprint: str
+    labels: Mapping[str, str]
+
+
+def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
+    """Split a decoded body into the alerts that can be read and those that cannot.
+
+    Raises:
+        PayloadError: it is no payload at all.
+    """
+    if not isinstance(payload, dict) or not isinstance(payload.get("alerts"), list):
+        raise PayloadError("an Alertmanager payload was wanted: a JSON object with a list `alerts`")
+    alerts: list[Alert] = []
+    refusals: list[Refusal] = []
+    for position, found in enumerate(payload["alerts"]):
+        outcome = _one(found) if position < ALERTS_MAX else f"more than {ALERTS_MAX} alerts in one payload"
+        if isinstance(outcome, Alert):
+            alerts.append(outcome)
+        else:
+            refusals.append(
+                Refusal(reason="malformed", because=f"alert {position}: {outcome}", fingerprint="", labels={})
+            )
+    return alerts, refusals
+
+
+def admit(alert: Alert, *, host: str, remedies: Collection[str]) -> Refusal | None:
+    """Whether this host's remediator takes the alert up at all; `None` means that it does."""
+    labels = alert.labels
+    found = labels.get("host", "")
+    remedy = labels.get("remedy", "")
+    if not found:
+        reason, because = "no_host", "it names no host: `host` must be a target label of the scrape configuration"
+    elif found != host:
+        reason, because = "other_host", f"it is for host {_short(found)}; this remediator acts on {host} alone"
+    elif remedy not in remedies:
+        known = ", ".join(sorted(remedies))
+        reason, because = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
+    elif labels.get("trip") not in list(Trip):
+        known = ", ".join(Trip)
+        reason, because = "unknown_trip", f"its trip is {_short(labels.get('trip')) or 'not named'}; known are: {known}"
+    elif not labels.get("worker"):
+        reason, because = "no_worker", f"remedy {remedy} needs the label `worker`"
+    else:
+        return None
+    return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _one(found: Any) -> Alert | str:
+    if not isinstance(found, dict):
+        return "not an object"
+    status = found.get("status")
+    if status not in ("firing", "resolved"):
+        return f"status {_short(status)} is neither firing nor resolved"
+    labels, annotations = _texts(found.get("labels")), _texts(found.get("annotations") or {})
+    if isinstance(labels, str):
+        return f"labels: {labels}"
+    if isinstance(annotations, str):
+        return f"annotations: {annotations}"
+    fingerprint, starts_at = found.get("fingerprint"), found.get("startsAt")
+    if not isinstance(fingerprint, str) or not 0 < len(fingerprint) <= 64:
+        return "no fingerprint: Alertmanager sends one since 0.19"
+    if not isinstance(starts_at, str) or len(starts_at) > 64:
+        return "no startsAt"
+    return Alert(
+        fingerprint=fingerprint,
+        firing=status == "firing",
+        labels=labels,
+        annotations=annotations,
+        starts_at=starts_at,
+    )
+
+
+def _texts(found: Any) -> dict[str, str] | str:
+    if not isinstance(found, dict):
+        return "not an object"
+    if len(found) > LABELS_MAX:
+        return f"{len(found)} of them; {LABELS_MAX} are accepted"
+    for name, value in found.items():
+        if not isinstance(value, str):
+            return f"{_short(name)} is not text"
+        if len(name) > TEXT_MAX or len(value) > TEXT_MAX:
+            return f"{_short(name)} has {max(len(name), len(value))} characters; {TEXT_MAX} are accepted"
+    return dict(found)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80] if value else ""

@@ -1,0 +1,165 @@
+"""The webhook: authenticate, parse, make durable, answer 202. It decides nothing and acts on nothing.
+
+Alertmanager cuts a receiver off after ten seconds and calls again while it still runs, so all that happens here is one
+transaction. What it retries is 5xx alone: a database that does not answer is a 503, and nothing is lost.
+"""
+
+import hmac
+import json
+import time
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import structlog
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from gpuwarden import __version__
+from gpuwarden.database import DatabaseError
+from remediator import alert as alerts
+from remediator.ledger import Ledger
+from remediator.remedies import REMEDIES
+
+log: Final = structlog.get_logger("remediator")
+
+
+class LedgerCollector(Collector):
+    """The ledger's counts as metrics; absent while the ledger cannot be read."""
+
+    def __init__(self, ledger: Ledger, host: str) -> None:
+        self._ledger = ledger
+        self._host = host
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: asking would read the ledger."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of this scrape."""
+        info = GaugeMetricFamily(
+            "gpuwarden_remediator_info", "This remediator and its host; always 1.", labels=("nodename", "version")
+        )
+        info.add_metric((self._host, __version__), 1.0)
+        yield info
+        up = GaugeMetricFamily("gpuwarden_remediator_ledger_up", "1 while the ledger can be read.")
+        try:
+            totals = self._ledger.totals(self._host)
+        except DatabaseError as error:
+            log.warning("the ledger cannot be read", because=str(error))
+            up.add_metric((), 0.0)
+            yield up
+            return
+        up.add_metric((), 1.0)
+        yield up
+        yield GaugeMetricFamily(
+            "gpuwarden_remediator_episodes_open", "Episodes that are not closed.", value=totals.episodes_open
+        )
+        for name, help_text, labels, counts in (
+            ("alerts", "Alerts made durable, accepted or refused and why.", ("outcome", "reason"), totals.alerts),
+            ("episodes", "Episodes closed, by outcome and trip.", ("outcome", "trip"), totals.outcomes),
+            ("steps", "Steps done, failed, or that a dry run would have done.", ("act", "step"), totals.steps),
+        ):
+            family = CounterMetricFamily(f"gpuwarden_remediator_{name}", help_text, labels=labels)
+            for key, count in sorted(counts.items()):
+                family.add_metric(key, count)
+            yield family
+        if totals.executor is not None:
+            armed, beat_at, errors = totals.executor
+            yield GaugeMetricFamily("gpuwarden_remediator_armed", "1 when it acts, 0 in dry run.", value=float(armed))
+            yield GaugeMetricFamily(
+                "gpuwarden_remediator_executor_beat_age_seconds",
+                "Time since the executor last went round its loop.",
+                value=max(0.0, time.time() - beat_at),
+            )
+            yield CounterMetricFamily(
+                "gpuwarden_remediator_executor_errors",
+                "Unexpected errors in the executor since it started.",
+                value=errors,
+            )
+
+
+def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) -> FastAPI:
+    """The application.
+
+    Args:
+        ledger: where alerts are made durable.
+        host: this host's key; alerts for another are recorded and refused.
+        token: the bearer token that Alertmanager must send.
+        body_max_bytes: larger bodies are refused with 413.
+    """
+    registry = CollectorRegistry()
+    registry.register(LedgerCollector(ledger, host))
+    rejected = Counter(
+        "gpuwarden_remediator_webhook_rejected",
+        "Webhook calls that were not made durable, by reason.",
+        ("reason",),
+        registry=registry,
+    )
+    for reason in ("unauthenticated", "oversized", "malformed", "ledger"):
+        rejected.labels(reason)
+    app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
+
+    def authenticated(authorization: Annotated[str, Header()] = "") -> None:
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            rejected.labels("unauthenticated").inc()
+            raise HTTPException(401, "a bearer token is wanted", headers={"WWW-Authenticate": "Bearer"})
+
+    @app.post("/api/v1/alerts", status_code=202, dependencies=[Depends(authenticated)])
+    async def receive(request: Request) -> dict[str, int]:
+        """Alertmanager's webhook."""
+        body = await _body(request, body_max_bytes)
+        if body is None:
+            rejected.labels("oversized").inc()
+            log.warning("webhook body refused", because=f"over {body_max_bytes} bytes")
+            raise HTTPException(413, f"the body is over {body_max_bytes} bytes; set max_alerts in Alertmanager")
+        try:
+            found, refusals = alerts.parse(json.loads(body))
+        except (ValueError, RecursionError, alerts.PayloadError) as error:
+            rejected.labels("malformed").inc()
+            log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
+            raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
+        judged = [(each, alerts.admit(each, host=host, remedies=REMEDIES.keys())) for each in found]
+        accepted = [each for each, refusal in judged if refusal is None]
+        refusals += [refusal for _, refusal in judged if refusal is not None]
+        try:
+            await run_in_threadpool(ledger.accept, accepted, refusals, now=time.time())
+        except DatabaseError as error:
+            rejected.labels("ledger").inc()
+            log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the sentence says it all
+            raise HTTPException(503, "the ledger cannot be written; send it again") from None
+        for refusal in refusals:
+            log.warning("alert refused", reason=refusal.reason, because=refusal.because)
+        return {"accepted": len(accepted), "refused": len(refusals)}
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/healthz")
+    def health() -> Response:
+        """200 while the ledger can be read."""
+        try:
+            ledger.totals(host)
+        except DatabaseError as error:
+            return Response(f"{error}\n", status_code=503, media_type="text/plain")
+        return Response("ok\n", media_type="text/plain")
+
+    return app
+
+
+async def _body(request: Request, limit: int) -> bytes | None:
+    """The whole body; `None` as soon as it is over the limit, whatever it claims its length to be."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            return None
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,216 @@
+"""What a remedy knows when it decides, and the closed set of steps it may choose from. Pure.
+
+A remedy is a function `decide(facts) -> Step`. It is asked again after every step and on a timer, each time with facts
+read anew, so that it never acts on what was true before. Every step carries the sentence that the ledger keeps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.job import State, Trip
+
+
+class Kind(StrEnum):
+    """The two intents of an episode."""
+
+    FREE = "free"
+    SETTLE = "settle"
+
+
+class Stage(StrEnum):
+    """How far an intent is. A free goes planned, stopping, dead, starting, done; a settle planned, fenced, done."""
+
+    PLANNED = "planned"
+    FENCED = "fenced"
+    STOPPING = "stopping"
+    DEAD = "dead"
+    STARTING = "starting"
+    DONE = "done"
+    ABANDONED = "abandoned"
+
+
+class Outcome(StrEnum):
+    """How an episode closed."""
+
+    MENDED = "mended"
+    PARTLY = "partly_mended"
+    UNCONFIRMED = "unconfirmed"
+    REFUSED = "refused"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """One thing that was promised: written before anything is done, and kept to its end.
+
+    `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's handle and kind, and
+    once it is stopping the pids and cgroup it had.
+    """
+
+    intent_id: int
+    kind: Kind
+    key: str
+    stage: Stage
+    created_at: float
+    entered_at: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is owed any more."""
+        return self.stage in (Stage.DONE, Stage.ABANDONED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One wedge as the ledger has it. The identity that the alert claimed is checked against local evidence."""
+
+    episode_id: int
+    remedy: str
+    trip: Trip
+    host: str
+    worker: str
+    opened_at: float
+    firing: bool
+    incarnation: str | None
+    job_id: int | None
+    attempt: int | None
+    free: Intent | None
+    settle: Intent | None
+    would_act: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerState:
+    """One container as its engine has it now. `handle` survives a restart; `incarnation` does not."""
+
+    kind: str
+    handle: str
+    name: str
+    incarnation: str
+    running: bool
+    managed: bool
+    pids: frozenset[int]
+    cgroup: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """One job as its queue has it now."""
+
+    job_id: int
+    attempt: int
+    state: State
+    watchdog_retries: int
+    retried: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What bounds a remedy, from the settings; seconds."""
+
+    evidence_fresh_s: float = 5.0
+    settle_bound_s: float = 60.0
+    free_bound_s: float = 120.0
+    retries_max: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`."""
+
+    now: float
+    armed: bool
+    limits: Limits
+    episode: Episode
+    evidence: WorkerFacts | None
+    container: ContainerState | None
+    container_known: bool
+    job: JobFacts | None
+    job_known: bool
+    unknown: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word."""
+
+    reason: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Close:
+    """The episode is over."""
+
+    outcome: Outcome
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WouldAct:
+    """Dry run: everything is confirmed and nothing is done but this record."""
+
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """Write the two intents. `settle_key` is `None` where the container runs no job of the queue."""
+
+    free_key: str
+    container_kind: str
+    container_handle: str
+    container_name: str
+    settle_key: str | None
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """Take the job from the attempt."""
+
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Stop the container, and that incarnation of it only."""
+
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Start the container again."""
+
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requeue:
+    """Queue the fenced job again."""
+
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fail:
+    """End the fenced job for good."""
+
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advance:
+    """Record that an intent has come to a stage by itself, or is given up."""
+
+    kind: Kind
+    stage: Stage
+    because: str
+
+
+Step = Wait | Close | WouldAct | Begin | Fence | Stop | Start | Requeue | Fail | Advance

@@ -1,0 +1,237 @@
+"""Remedy `restart_worker`: free the container of a worker that is wedged, and settle the job it held.
+
+Order: confirm from the host's own exporter, write both intents, fence, confirm once more, stop, see it dead, requeue or
+fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. Pure.
+"""
+
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.job import MOVES, Move, State, Trip
+from remediator.plan import (
+    Advance,
+    Begin,
+    Close,
+    Facts,
+    Fail,
+    Fence,
+    Intent,
+    Kind,
+    Outcome,
+    Requeue,
+    Stage,
+    Start,
+    Step,
+    Stop,
+    Wait,
+    WouldAct,
+)
+
+
+def decide(facts: Facts) -> Step:
+    """The next step of one episode."""
+    free, settle = facts.episode.free, facts.episode.settle
+    if free is None:
+        return _consider(facts)
+    if settle is not None and not settle.over:
+        step = _settle(facts, free, settle)
+        if step is not None:
+            return step
+    if not free.over:
+        return _free(facts, free, settle)
+    if settle is not None and not settle.over:
+        return Wait(
+            reason="bound",
+            because=f"the container was not seen dead; settling after {facts.limits.settle_bound_s:.0f} s",
+        )
+    return _close(free, settle)
+
+
+def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
+    """Whether fresh local evidence shows the tripped condition by itself, and the sentence that says so.
+
+    Any unknown is a no: an absent figure is never taken for idle.
+    """
+    if trip is not Trip.STALL:
+        return False, f"no local evidence is defined for trip {trip}"
+    silence_s = evidence.stall_timeout_s
+    if evidence.alive is not True:
+        return False, "the worker's process does not hold its lock"
+    if evidence.job_id is None or not silence_s:
+        return False, "the worker runs no job that the stall condition polices"
+    if evidence.beat_age_s is None:
+        return False, f"the job is not armed (phase {evidence.phase})"
+    if evidence.gpu_idle_s is None:
+        return False, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}"
+    if evidence.ram_still_s is None:
+        return False, f"RAM unknown: {evidence.ram_unknown or 'not measured'}"
+    figures = (
+        f"silent {evidence.beat_age_s:.1f} s, GPU idle {evidence.gpu_idle_s:.1f} s, "
+        f"RAM still {evidence.ram_still_s:.1f} s of {silence_s:.1f} s allowed, "
+        f"phase {evidence.phase}, step {evidence.step}" + (", simulated GPU" if evidence.gpu_simulated else "")
+    )
+    quiet_s = min(evidence.beat_age_s, evidence.gpu_idle_s, evidence.ram_still_s)
+    return quiet_s >= silence_s, figures
+
+
+def _consider(facts: Facts) -> Step:
+    """Nothing is promised yet: is it the same worker, did it opt in, and is it wedged by what we see ourselves?"""
+    episode, evidence = facts.episode, facts.evidence
+    if evidence is None:
+        return _doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
+    if evidence.sample_age_s > facts.limits.evidence_fresh_s:
+        return _doubt(facts, "stale_evidence", f"the exporter's newest look is {evidence.sample_age_s:.1f} s old")
+    if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
+        return Close(outcome=Outcome.SUPERSEDED, because="the worker that was accused has been replaced since")
+    if (evidence.job_id, evidence.attempt) != (episode.job_id, episode.attempt):
+        return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
+    wedged, figures = confirm(evidence, episode.trip)
+    if not wedged:
+        return _doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+    container = facts.container
+    if container is None or evidence.container_incarnation is None:
+        return _doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
+    if not container.managed:
+        because = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if container.incarnation != evidence.container_incarnation or not container.running:
+        return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+    if not facts.armed:
+        if episode.would_act:
+            return Wait(reason="dry_run", because="dry run: would act, and does nothing")
+        return WouldAct(because=f"would fence job {episode.job_id}, stop {container.name}, settle and start: {figures}")
+    return Begin(
+        free_key=container.incarnation,
+        container_kind=container.kind,
+        container_handle=container.handle,
+        container_name=container.name,
+        settle_key=None if episode.job_id is None else f"{episode.job_id}/{episode.attempt}",
+        because=figures,
+    )
+
+
+def _doubt(facts: Facts, reason: str, because: str) -> Step:
+    """Not enough to act on: wait while the alert fires, let go when it ends."""
+    if facts.episode.firing:
+        return Wait(reason=reason, because=because)
+    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended; {because}")
+
+
+def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
+    """The settle's next step; `None` while it waits for the free."""
+    job, attempt = facts.job, facts.episode.attempt
+    if not facts.job_known:
+        return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
+    if job is None:
+        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because="the queue has no such job")
+    ours = job.attempt == attempt
+    if settle.stage is Stage.PLANNED:
+        if ours and (job.state in MOVES[Move.FENCE].sources or job.state is State.FENCING):
+            return Fence(because=f"attempt {attempt} is wedged; nothing of it is accepted from here on")
+        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=_over(job.state, job.attempt, attempt))
+    if not ours or job.state is not State.FENCING:
+        return Advance(
+            kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
+        )
+    seen_dead = free.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
+    waited_s = facts.now - settle.entered_at
+    if not seen_dead and waited_s < facts.limits.settle_bound_s:
+        return None
+    ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
+    if not job.retried:
+        return Fail(because=f"{facts.episode.trip}: jobs of its class are not retried ({ground})")
+    if job.watchdog_retries < facts.limits.retries_max:
+        tries = f"retry {job.watchdog_retries + 1} of {facts.limits.retries_max}"
+        return Requeue(because=f"{facts.episode.trip}: {tries} ({ground})")
+    return Fail(because=f"{facts.episode.trip}: all {facts.limits.retries_max} retries are used ({ground})")
+
+
+def _free(facts: Facts, free: Intent, settle: Intent | None) -> Step:
+    """The free's next step."""
+    if not facts.container_known:
+        return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
+    waited_s = facts.now - free.entered_at
+    late = waited_s >= facts.limits.free_bound_s
+    container = facts.container
+    gone = container is None
+    same = container is not None and container.incarnation == free.key and container.running
+    if free.stage is Stage.PLANNED:
+        if not same:
+            return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=_ended(facts))
+        return _stop_if_still_wedged(facts, late=late)
+    if free.stage is Stage.STOPPING:
+        return _see_dead(facts, free, same=same, late=late)
+    if free.stage is Stage.DEAD:
+        if settle is not None and not settle.over:
+            return Wait(reason="settle_first", because="the container starts once its job is settled")
+        if gone:
+            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
+        if container is not None and container.running:
+            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
+        return Start(because="its job is settled")
+    if container is not None and container.running:
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} runs again")
+    if gone or late:
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
+    return Start(because="it does not run yet")
+
+
+def _stop_if_still_wedged(facts: Facts, *, late: bool) -> Step:
+    """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
+    evidence = facts.evidence
+    if evidence is None:
+        wedged, figures = False, f"no local evidence: {facts.unknown}"
+    elif evidence.sample_age_s > facts.limits.evidence_fresh_s:
+        wedged, figures = False, f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+    elif (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
+        because = "the attempt that was accused is over and its worker goes on"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+    else:
+        wedged, figures = confirm(evidence, facts.episode.trip)
+    if wedged:
+        return Stop(because=figures)
+    if late:
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
+    return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
+
+
+def _see_dead(facts: Facts, free: Intent, *, same: bool, late: bool) -> Step:
+    """Dead is: not running, no process in its cgroup, and none of its pids on a GPU."""
+    if same:
+        if late:
+            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it cannot be stopped: a person must look")
+        return Stop(because="it still runs")
+    left = sorted(facts.container.pids & set(free.data.get("pids", []))) if facts.container else []
+    if left:
+        because = f"processes {left} are still in its cgroup"
+    else:
+        listed = facts.evidence.gpu_pids if facts.evidence else None
+        if listed is None:
+            because = f"the driver could not be asked whether its processes are gone: {facts.unknown or 'not listed'}"
+        elif held := sorted(set(listed) & set(free.data.get("pids", []))):
+            because = f"the driver still lists its processes {held}"
+        else:
+            return Advance(
+                kind=Kind.FREE, stage=Stage.DEAD, because="it does not run, its cgroup is empty, no GPU lists its pids"
+            )
+    if late:
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
+    return Wait(reason="dying", because=because)
+
+
+def _close(free: Intent, settle: Intent | None) -> Step:
+    if free.stage is Stage.DONE and (settle is None or settle.stage is Stage.DONE):
+        return Close(outcome=Outcome.MENDED, because="the container is free and the job is settled")
+    parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
+    return Close(outcome=Outcome.PARTLY, because=parts)
+
+
+def _ended(facts: Facts) -> str:
+    container = facts.container
+    if container is None:
+        return "the container is gone"
+    return "the container was restarted by someone else" if container.running else "the container has stopped by itself"
+
+
+def _over(state: State, attempt: int, alerted: int | None) -> str:
+    if attempt != alerted:
+        return f"attempt {alerted} is over; the job is {state} at attempt {attempt}"
+    return f"the job is {state}"

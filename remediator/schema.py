@@ -1,0 +1,101 @@
+"""The ledger's tables. Times are Unix seconds. Nothing is ever deleted from `journal`."""
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+METADATA = MetaData()
+
+EPISODES = Table(
+    "episodes",
+    METADATA,
+    Column("episode_id", Integer, primary_key=True),
+    Column("remedy", String, nullable=False),
+    Column("trip", String, nullable=False),
+    Column("host", String, nullable=False),
+    Column("worker", String, nullable=False),
+    Column("incarnation", String),  # the worker incarnation that was accused
+    Column("job_id", Integer),
+    Column("attempt", Integer),
+    Column("opened_at", Float, nullable=False),
+    Column("would_act", Boolean, nullable=False),  # a dry run has recorded what it would have done
+    Column("closed_at", Float),
+    Column("outcome", String),
+    Column("because", String),
+)
+Index(
+    "one_open_episode_per_worker",
+    EPISODES.c.host,
+    EPISODES.c.worker,
+    unique=True,
+    sqlite_where=EPISODES.c.closed_at.is_(None),
+)
+
+# The inbox: every alert that was accepted or refused, as it came.
+ALERTS = Table(
+    "alerts",
+    METADATA,
+    Column("alert_id", Integer, primary_key=True),
+    Column("received_at", Float, nullable=False),
+    Column("fingerprint", String, nullable=False),
+    Column("firing", Boolean, nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("annotations", JSON, nullable=False),
+    Column("starts_at", String, nullable=False),
+    Column("state", String, nullable=False),  # new | linked | idle | refused
+    Column("reason", String),  # of a refusal: a fixed word
+    Column("because", String),
+    Column("episode_id", ForeignKey("episodes.episode_id")),
+    Index("alerts_by_state", "state", "alert_id"),
+    Index("alerts_by_episode", "episode_id", "alert_id"),
+)
+
+# What was promised. The key is the container incarnation of a free, and job/attempt of a settle: at most one of each.
+INTENTS = Table(
+    "intents",
+    METADATA,
+    Column("intent_id", Integer, primary_key=True),
+    Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
+    Column("kind", String, nullable=False),
+    Column("key", String, nullable=False),
+    Column("host", String, nullable=False),
+    Column("stage", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("entered_at", Float, nullable=False),
+    Column("data", JSON, nullable=False),
+    UniqueConstraint("kind", "key", name="one_intent_per_target"),
+)
+
+JOURNAL = Table(
+    "journal",
+    METADATA,
+    Column("entry_id", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
+    Column("act", String, nullable=False),  # saw | decided | did | failed | would
+    Column("step", String, nullable=False),
+    Column("because", String, nullable=False),
+    Index("journal_by_episode", "episode_id", "entry_id"),
+)
+
+# Who executes, and that it lives.
+EXECUTORS = Table(
+    "executors",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("pid", Integer, nullable=False),
+    Column("armed", Boolean, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("beat_at", Float, nullable=False),
+    Column("errors", Integer, nullable=False),
+)

@@ -1,0 +1,68 @@
+"""The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gpuwarden.job import WATCHDOG_RETRIES_MAX
+from gpuwarden.reporter import DEFAULT_DIR
+
+
+def _config(program: str) -> SettingsConfigDict:
+    return SettingsConfigDict(
+        env_prefix="GPUWARDEN_REMEDIATOR_",
+        cli_prog_name=program,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        extra="forbid",
+    )
+
+
+class _Common(BaseSettings):
+    dir: Path = Field(default=DEFAULT_DIR, description="where this host's key lies ($GPUWARDEN_DIR)")
+    ledger: str = Field(description="the ledger's database URL, as in sqlite:////var/lib/gpuwarden/ledger.db")
+    log_level: str = Field(
+        default="info", pattern="^(debug|info|warning|error)$", description="least severe level logged"
+    )
+
+
+class ServeSettings(_Common):
+    """Receive alerts from Alertmanager and make them durable; acts on nothing itself."""
+
+    model_config = _config("gpuwarden remediator serve")
+
+    listen: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=9836, ge=1, le=65535, description="port to listen on")
+    token_file: Path = Field(description="file with the bearer token that Alertmanager sends; 16 characters or more")
+    body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
+
+
+class ExecuteSettings(_Common):
+    """Look at every open episode, decide, and act on this host's own containers. One per host, under a lock."""
+
+    model_config = _config("gpuwarden remediator execute")
+
+    armed: bool = Field(default=False, description="act; without it everything is a dry run that only records")
+    queue: str = Field(description="the job queue's database URL, as in sqlite:////var/lib/gpuwarden/queue.db")
+    exporter: str = Field(default="http://127.0.0.1:9835", description="this host's own exporter")
+    docker: str = Field(
+        default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
+    )
+    processes: Path | None = Field(default=None, description="TOML file of supervised workers that run in no container")
+    look_again_s: float = Field(default=1.0, gt=0, le=60, description="time between looks at an open episode, seconds")
+    tend_s: float = Field(default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds")
+    stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="between SIGTERM and SIGKILL, seconds")
+    evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="older evidence confirms nothing, seconds")
+    settle_bound_s: float = Field(
+        default=60.0, gt=0, description="a fenced job is settled this long after even if its process was not seen dead"
+    )
+    free_bound_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="after this long without progress a free is given up and a person told, seconds",
+    )
+    retries_max: int = Field(
+        default=WATCHDOG_RETRIES_MAX, ge=0, description="trips that requeue a job; the next one fails it"
+    )

@@ -1,0 +1,48 @@
+"""Asks this host's own exporter, over loopback, what it sees of a worker now. The real gate before anything is done."""
+
+from typing import Final
+
+import httpx
+
+from gpuwarden import facts
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.facts import WorkerFacts
+
+TIMEOUT_S: Final = 3.0
+"""How long the exporter may take to answer, seconds."""
+
+
+class WitnessError(GpuwardenError):
+    """The exporter gave no usable answer; so nothing is known, and nothing is done."""
+
+
+class Witness:
+    """A client of one exporter's `/evidence`. Safe to share between threads."""
+
+    def __init__(self, exporter_url: str) -> None:
+        self._url = exporter_url.rstrip("/")
+        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    def about(self, worker: str, *, host: str) -> WorkerFacts:
+        """The facts about one worker of this host.
+
+        Raises:
+            WitnessError: no answer, no such worker, or an answer that speaks of another host.
+        """
+        try:
+            answer = self._client.get(f"{self._url}/evidence", params={"worker": worker})
+        except httpx.HTTPError as error:
+            raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+        if answer.status_code != httpx.codes.OK:
+            raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
+        try:
+            found = facts.parse(answer.text)
+        except facts.FactsError as error:
+            raise WitnessError(str(error)) from None
+        if found.host != host or found.worker != worker:
+            raise WitnessError(f"the exporter speaks of {found.host}/{found.worker}; {host}/{worker} was asked for")
+        return found
