@@ -42,6 +42,7 @@ class Part:
     names: tuple[str, ...]
     packages: tuple[str, ...]
     libraries: tuple[str, ...] = ()
+    finish: Callable[[Path], None] | None = None
 
     @property
     def room(self) -> str:
@@ -66,13 +67,35 @@ def _table() -> dict[str, Part]:
     table = {
         "prometheus": Part(names=("prometheus",), packages=prometheus),
         "promtool": Part(names=("promtool",), packages=prometheus),
-        "alertmanager": Part(names=("alertmanager", "prometheus-alertmanager"), packages=alertmanager),
-        "amtool": Part(names=("amtool",), packages=alertmanager),
+        "alertmanager": Part(
+            names=("alertmanager", "prometheus-alertmanager"), packages=alertmanager, finish=_relocate_alertmanager
+        ),
+        "amtool": Part(names=("amtool",), packages=alertmanager, finish=_relocate_alertmanager),
         "shellcheck": Part(names=("shellcheck",), packages=("shellcheck",), libraries=("libgmp10", "libffi8")),
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
     return table
+
+
+_ALERTMANAGER_FILES = (b"/usr/share/prometheus/alertmanager", b"usr/share//prometheus/alertmanager")
+
+
+def _relocate_alertmanager(root: Path) -> None:
+    """Debian's Alertmanager reads its templates from one absolute path, and will not start without them.
+
+    That path becomes one of the same length relative to the room, and each program a script that first goes there; so
+    give them absolute paths. A build without that path in it is left as it is.
+    """
+    absolute, relative = _ALERTMANAGER_FILES
+    for name in ("prometheus-alertmanager", "amtool"):
+        program = root / "usr/bin" / name
+        content = program.read_bytes() if program.exists() else b""
+        if absolute in content:
+            moved = program.with_name(name + ".relocated")
+            moved.write_bytes(content.replace(absolute, relative))
+            moved.chmod(0o755)
+            program.write_text(f'#!/bin/sh\ncd "$(dirname "$0")/../.." && exec usr/bin/{moved.name} "$@"\n', "ascii")
 
 
 PARTS: Mapping[str, Part] = MappingProxyType(_table())
@@ -93,7 +116,7 @@ def find(program: str, *, parts_dir: Path = PARTS_DIR) -> Path:
     room = parts_dir / part.room
     if not room.is_dir():
         try:
-            unpack(part.room, part.packages + part.libraries, parts_dir=parts_dir)
+            unpack(part.room, part.packages + part.libraries, finish=part.finish, parts_dir=parts_dir)
         except PartMissing as missing:
             raise PartMissing(f"{missing}\n  to have {program} all the same: {part.advice}") from missing
     for name in part.names:

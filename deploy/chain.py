@@ -1,0 +1,265 @@
+"""The whole chain on this host: exporter, Prometheus, Alertmanager, remediator and executor, as processes of ours.
+
+Every one of them listens on loopback, logs to a file of its own in the work folder, and ends with us, even when we are
+killed. Layout of the work folder: `run/` is $GPUWARDEN_DIR, `queue/` the job queue, `ledger/` the ledger.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from deploy import parts
+from deploy.config import Pace, alertmanager_config, prometheus_config
+
+CHECKOUT: Final = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 10.0
+
+
+class ChainError(Exception):
+    """A part of the chain did not start, or ended by itself; the message ends with what it last logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What chain to run."""
+
+    work: Path
+    host: str
+    docker: str | None
+    simulate_gpu: Path | None
+    processes: Path | None = None
+    armed: bool = False
+    pace: Pace = field(default_factory=Pace)
+    ram_delta_mib: int = 5120
+    stop_grace_s: float = 10.0
+    settle_bound_s: float = 60.0
+    rules: Sequence[Path] = tuple(sorted((CHECKOUT / "alerts").glob("*.rules.yaml")))
+
+
+class Chain:
+    """The running chain; use it as a context manager."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.directory = plan.work / "run"
+        self.queue_url = f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
+        self.ledger_url = f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
+        self.token_file = plan.work / "token"
+        self.exporter_url = f"http://127.0.0.1:{_free_port()}"
+        self.remediator_url = f"http://127.0.0.1:{_free_port()}"
+        self.alertmanager_url = f"http://127.0.0.1:{_free_port()}"
+        self.prometheus_url = f"http://127.0.0.1:{_free_port()}"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.http = httpx.Client(timeout=5.0, trust_env=False)
+        for folder in (self.directory, plan.work / "queue", plan.work / "ledger", plan.work / "log"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.directory / "host").write_text(plan.host + "\n", encoding="ascii")
+        with open(self.token_file, "w", encoding="ascii", opener=_private) as file:
+            file.write(secrets.token_hex(24))
+
+    def __enter__(self) -> Self:
+        """Start everything, and wait until all of it answers."""
+        try:
+            self.start_exporter()
+            self.start_serve()
+            self.start_executor()
+            self._start_alertmanager()
+            self._start_prometheus()
+            self._await("exporter", self._answers(f"{self.exporter_url}/healthz"))
+            self._await("serve", self._answers(f"{self.remediator_url}/healthz"))
+            self._await("execute", self._executor_beats)
+            self._await("alertmanager", self._answers(f"{self.alertmanager_url}/-/ready"))
+            self._await("prometheus", self._answers(f"{self.prometheus_url}/-/ready"))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Stop everything, in the order in which nothing misses what it needs."""
+        for name in ("prometheus", "alertmanager", "execute", "serve", "exporter"):
+            self.stop(name)
+        self.http.close()
+
+    def start_exporter(self) -> None:
+        """Start the exporter."""
+        plan = self.plan
+        simulated = ["--simulate-gpu", str(plan.simulate_gpu)] if plan.simulate_gpu else []
+        self._start(
+            "exporter",
+            [
+                *_gpuwarden("exporter"),
+                *("--dir", str(self.directory), "--port", _port(self.exporter_url)),
+                *("--docker", plan.docker or "none", "--ram-delta-mib", str(plan.ram_delta_mib)),
+                *simulated,
+            ],
+        )
+
+    def start_serve(self) -> None:
+        """Start the webhook."""
+        self._start(
+            "serve",
+            [
+                *_gpuwarden("remediator", "serve", "--dir", str(self.directory), "--ledger", self.ledger_url),
+                *("--token-file", str(self.token_file), "--port", _port(self.remediator_url)),
+            ],
+        )
+
+    def start_executor(self) -> None:
+        """Start the executor."""
+        plan = self.plan
+        processes = ["--processes", str(plan.processes)] if plan.processes else []
+        self._start(
+            "execute",
+            [
+                *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
+                *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
+                *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
+                *("--armed", str(plan.armed).lower()),
+                *processes,
+            ],
+        )
+
+    def stop(self, name: str) -> None:
+        """End one part: SIGTERM, and SIGKILL to what does not heed it."""
+        process = self._running.pop(name, None)
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def check(self) -> None:
+        """Raise ChainError when a part has ended by itself."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise ChainError(f"{name} ended with {process.returncode}:\n{self.log_tail(name)}")
+
+    def log(self, name: str) -> str:
+        """What one part has logged."""
+        path = self.plan.work / "log" / f"{name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        """The end of what one part has logged."""
+        return "\n".join(self.log(name).splitlines()[-lines:])
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Ask Prometheus for an expression's value now."""
+        answer = self.http.get(f"{self.prometheus_url}/api/v1/query", params={"query": expression})
+        answer.raise_for_status()
+        found: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return found
+
+    def _start_alertmanager(self) -> None:
+        config = self.plan.work / "alertmanager.yml"
+        text = alertmanager_config(
+            webhook=f"{self.remediator_url}/api/v1/alerts", token_file=self.token_file, pace=self.plan.pace
+        )
+        config.write_text(text, encoding="utf-8")
+        self._start(
+            "alertmanager",
+            [
+                str(parts.find("alertmanager")),
+                f"--config.file={config}",
+                f"--storage.path={self.plan.work / 'alertmanager'}",
+                f"--web.listen-address=127.0.0.1:{_port(self.alertmanager_url)}",
+                "--cluster.listen-address=",
+            ],
+        )
+
+    def _start_prometheus(self) -> None:
+        config = self.plan.work / "prometheus.yml"
+        text = prometheus_config(
+            host=self.plan.host,
+            exporter=self.exporter_url.removeprefix("http://"),
+            remediator=self.remediator_url.removeprefix("http://"),
+            alertmanager=self.alertmanager_url.removeprefix("http://"),
+            rules=list(self.plan.rules),
+            pace=self.plan.pace,
+        )
+        config.write_text(text, encoding="utf-8")
+        self._start(
+            "prometheus",
+            [
+                str(parts.find("prometheus")),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={self.plan.work / 'prometheus'}",
+                f"--web.listen-address=127.0.0.1:{_port(self.prometheus_url)}",
+            ],
+        )
+
+    def _start(self, name: str, argv: list[str]) -> None:
+        with (self.plan.work / "log" / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [*_tether(), *argv],
+                env=parts.env_for_parts(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.plan.work,
+            )
+
+    def _await(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise ChainError(f"{name} does not answer after {START_TIMEOUT_S:.0f} s:\n{self.log_tail(name)}")
+            time.sleep(0.05)
+
+    def _answers(self, url: str) -> Callable[[], bool]:
+        def ready() -> bool:
+            with suppress(httpx.HTTPError):
+                return self.http.get(url).status_code == httpx.codes.OK
+            return False
+
+        return ready
+
+    def _executor_beats(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return "gpuwarden_remediator_armed" in self.http.get(f"{self.remediator_url}/metrics").text
+        return False
+
+
+def _gpuwarden(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gpuwarden", *arguments]
+
+
+def _tether() -> Sequence[str]:
+    """What makes a child end when we do, however we end; nothing where util-linux has no setpriv."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "TERM", "--") if setpriv else ()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _port(url: str) -> str:
+    return url.rpartition(":")[2]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,72 @@
+"""Configuration of Prometheus and Alertmanager for one host: everything on loopback, the host as a target label."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast the chain turns; seconds. Evaluating every second is cheap on one box and saves seconds of dead GPU."""
+
+    scrape_s: int = 5
+    evaluate_s: int = 1
+    group_interval_s: int = 1
+    repeat_s: int = 3600
+
+
+def prometheus_config(
+    *, host: str, exporter: str, remediator: str, alertmanager: str, rules: list[Path], pace: Pace
+) -> str:
+    """prometheus.yml. Addresses are `host:port`; `host` outlives its targets because it is a label of theirs."""
+    return _yaml(
+        {
+            "global": {"scrape_interval": f"{pace.scrape_s}s", "evaluation_interval": f"{pace.evaluate_s}s"},
+            "rule_files": [str(path) for path in rules],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+            "scrape_configs": [
+                {"job_name": name, "static_configs": [{"targets": [address], "labels": {"host": host}}]}
+                for name, address in (("gpuwarden-exporter", exporter), ("gpuwarden-remediator", remediator))
+            ],
+        }
+    )
+
+
+def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace) -> str:
+    """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too; everything else to nobody."""
+    return _yaml(
+        {
+            "route": {
+                "receiver": "nobody",
+                "routes": [
+                    {
+                        "receiver": "gpuwarden",
+                        "matchers": ['remedy=~".+"'],
+                        "group_by": ["alertname", "host", "worker"],
+                        "group_wait": "0s",
+                        "group_interval": f"{pace.group_interval_s}s",
+                        "repeat_interval": f"{pace.repeat_s}s",
+                    }
+                ],
+            },
+            "receivers": [
+                {"name": "nobody"},
+                {
+                    "name": "gpuwarden",
+                    "webhook_configs": [
+                        {
+                            "url": webhook,
+                            "send_resolved": True,
+                            "http_config": {"authorization": {"credentials_file": str(token_file)}},
+                        }
+                    ],
+                },
+            ],
+        }
+    )
+
+
+def _yaml(value: object) -> str:
+    text: str = yaml.safe_dump(value, sort_keys=False)
+    return text

@@ -1,0 +1,7 @@
+"""`python -m deploy.demo`."""
+
+import sys
+
+from deploy.demo.main import main
+
+sys.exit(main())

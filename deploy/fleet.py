@@ -1,0 +1,218 @@
+"""Workers to watch: Docker containers where an engine runs, else supervised processes. Made here, gone afterwards."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import docker
+from docker.errors import NotFound
+from docker.models.containers import Container
+
+from deploy import image
+from deploy.chain import CHECKOUT
+from deploy.simulator import Slot
+from remediator.actuators.docker import LABEL
+from remediator.actuators.process import ProcessActuator
+
+BODY: Final = "deploy.demo.body:load"
+QUEUE: Final = "gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """Where a fleet's workers find what they need, on this host."""
+
+    directory: Path
+    queue: Path
+    data: Path
+
+
+class Fleet(Protocol):
+    """Some workers. `where` says in what they run, for people."""
+
+    where: str
+
+    def __enter__(self) -> Self:
+        """Make the workers."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Remove them, whatever they do."""
+
+    def start(self, worker: str) -> None:
+        """Start one of them."""
+
+    def incarnation(self, worker: str) -> str:
+        """What runs in its container now."""
+
+
+class DockerFleet:
+    """One container a worker, no network, with its own state folder and nothing of the others'."""
+
+    where = "Docker containers"
+
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        slots: Sequence[Slot],
+        ground: Ground,
+        *,
+        unmanaged: Sequence[str],
+        queues: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._slots = slots
+        self._ground = ground
+        self._unmanaged = unmanaged
+        self._queues = queues
+        self._containers: dict[str, Container] = {}
+
+    def __enter__(self) -> Self:
+        """Create the containers; nothing runs yet."""
+        name = image.worker_image(self._client, extra=_image_files())
+        for slot in self._slots:
+            self._containers[slot.worker] = self._create(slot, name)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Remove the containers, running or not."""
+        for container in self._containers.values():
+            try:
+                container.remove(force=True)
+            except NotFound:
+                continue
+
+    def start(self, worker: str) -> None:
+        """Start one container."""
+        self._containers[worker].start()
+
+    def container(self, worker: str) -> Container:
+        """One container, its attributes read anew."""
+        self._containers[worker].reload()
+        return self._containers[worker]
+
+    def incarnation(self, worker: str) -> str:
+        """Full id and StartedAt."""
+        container = self.container(worker)
+        return f"{container.id}@{container.attrs['State']['StartedAt']}"
+
+    def logs(self, worker: str) -> str:
+        """What a worker has logged."""
+        text: bytes = self._containers[worker].logs()
+        return text.decode("utf-8", "replace")
+
+    def _create(self, slot: Slot, image_name: str) -> Container:
+        ground, worker = self._ground, slot.worker
+        (ground.directory / worker).mkdir(exist_ok=True)
+        managed: dict[str, str] = {} if worker in self._unmanaged else {LABEL: "true"}
+        return self._client.containers.create(
+            image_name,
+            [
+                "/usr/bin/python3",
+                *_worker_command(worker, queue=self._queues.get(worker, QUEUE), store="sqlite:////queue/queue.db"),
+            ],
+            name=worker,
+            labels=managed,
+            environment={"NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none", "GPUWARDEN_DEMO_DATA": "/data"},
+            network_mode="none",
+            user=f"{os.getuid()}:{os.getgid()}",
+            volumes={
+                str(ground.directory / worker): {"bind": f"/run/gpuwarden/{worker}", "mode": "rw"},
+                str(ground.directory / "host"): {"bind": "/run/gpuwarden/host", "mode": "ro"},
+                str(ground.queue): {"bind": "/queue", "mode": "rw"},
+                str(ground.data): {"bind": "/data", "mode": "rw"},
+            },
+        )
+
+
+class ProcessFleet:
+    """One supervised process a worker, for hosts without an engine. The remediator frees them by the same file."""
+
+    where = "supervised processes (no Docker engine can be used here)"
+
+    def __init__(self, slots: Sequence[Slot], ground: Ground, *, commands: Path, queues: Mapping[str, str]) -> None:
+        self._slots = slots
+        self._queues = queues
+        self._ground = ground
+        self._path = commands
+        self._actuator: ProcessActuator | None = None
+
+    def __enter__(self) -> Self:
+        """Write the file of commands; nothing runs yet."""
+        self._path.write_text("".join(self._table(slot) for slot in self._slots), encoding="utf-8")
+        self._actuator = ProcessActuator(self._path)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """End the processes."""
+        if self._actuator is not None:
+            for slot in self._slots:
+                self._actuator.stop(slot.worker, grace_s=0.5)
+
+    def start(self, worker: str) -> None:
+        """Start one process."""
+        if self._actuator is not None:
+            self._actuator.start(worker)
+
+    def incarnation(self, worker: str) -> str:
+        """Pid, start time and boot id."""
+        state = self._actuator.look(worker) if self._actuator else None
+        return state.incarnation if state else ""
+
+    def _table(self, slot: Slot) -> str:
+        ground = self._ground
+        environment = {
+            "GPUWARDEN_DIR": str(ground.directory),
+            "GPUWARDEN_DEMO_DATA": str(ground.data),
+            "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
+            "PYTHONPATH": str(CHECKOUT),
+        }
+        store = f"sqlite:///{ground.queue / 'queue.db'}"
+        # TOML's basic strings and arrays of them are written as JSON writes them.
+        rows = {
+            "argv": [
+                sys.executable,
+                *_worker_command(slot.worker, queue=self._queues.get(slot.worker, QUEUE), store=store),
+            ],
+            "pid_file": str(ground.data / f"{slot.worker}.pid"),
+            "log_file": str(ground.data / f"{slot.worker}.log"),
+        }
+        text = f"[worker.{slot.worker}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
+        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
+        return f"{text}env = {{ {pairs} }}\n\n"
+
+
+def _worker_command(worker: str, *, queue: str, store: str) -> list[str]:
+    return [
+        *("-m", "gpuwarden", "worker", "--name", worker, "--queue", queue, "--body", BODY),
+        *("--store", store, "--heartbeat-s", "2"),
+    ]
+
+
+def _image_files() -> Mapping[str, Path]:
+    """What the worker image holds beside Python: this library, what it needs, and the demonstration's job body."""
+    files: dict[str, Path] = {
+        "/app/gpuwarden": CHECKOUT / "gpuwarden",
+        "/app/deploy/__init__.py": CHECKOUT / "deploy" / "__init__.py",
+        "/app/deploy/demo/__init__.py": CHECKOUT / "deploy" / "demo" / "__init__.py",
+        "/app/deploy/demo/body.py": CHECKOUT / "deploy" / "demo" / "body.py",
+    }
+    for name in ("sqlalchemy", "structlog", "typing_extensions"):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(name)
+        origin = Path(spec.origin)
+        package = origin.parent if origin.name == "__init__.py" else origin
+        files[f"/app/{package.name}"] = package
+    return files
