@@ -7,15 +7,15 @@ a function that is given the checkout and returns what is wrong, and its line in
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from deploy import parts
+from deploy import config, parts
 from gpuwarden.job import Trip
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -23,12 +23,16 @@ RULES_GLOB: Final = "alerts/*.rules.yaml"
 TESTS_GLOB: Final = "alerts/*.test.yaml"
 RUN_TIMEOUT_S: Final = 120
 
-_RULES, _TEST = ".rules.yaml", ".test.yaml"
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
+_File = TypeVar("_File", bound=BaseModel)
 
 
-class Rule(BaseModel):
-    """One rule. `for` and `keep_firing_for` are `None` where the rule has none; a recording rule has no `alert`."""
+class FileError(Exception):
+    """A file under alerts/ cannot be read as what its name says. The message names it and the place in it."""
+
+
+class _Rule(BaseModel):
+    """One rule; a recording rule has no `alert`. `wait` is its `for`."""
 
     alert: str | None = None
     wait: Any = Field(default=None, alias="for")
@@ -37,45 +41,34 @@ class Rule(BaseModel):
     annotations: dict[str, str] = {}
 
 
-class RuleGroup(BaseModel):
-    """One group of a rule file."""
-
-    rules: list[Rule]
+class _RuleGroup(BaseModel):
+    rules: list[_Rule]
 
 
-class RuleFile(BaseModel):
-    """What promtool and Prometheus read as a rule file."""
-
-    groups: list[RuleGroup]
+class _RuleFile(BaseModel):
+    groups: list[_RuleGroup]
 
 
-class AlertTest(BaseModel):
-    """What one alert is expected to be at one time; without `exp_alerts` it is expected not to fire."""
+class _Expectation(BaseModel):
+    """What one alert, or one expression, is expected to be. An alert without `exp_alerts` is expected not to fire."""
 
-    alertname: str
+    alertname: str = ""
     exp_alerts: list[Any] | None = None
+    expr: str = ""
 
 
-class ExprTest(BaseModel):
-    """One expression's expected samples."""
-
-    expr: str
-
-
-class Test(BaseModel):
-    """One test. Without `interval`, promtool loads every sample at time 0 and proves nothing."""
+class _Case(BaseModel):
+    """One unit test. Without `interval`, promtool would load every sample at time 0 and prove nothing."""
 
     name: str
     interval: str
-    alert_rule_test: list[AlertTest] = []
-    promql_expr_test: list[ExprTest] = []
+    alert_rule_test: list[_Expectation] = []
+    promql_expr_test: list[_Expectation] = []
 
 
-class TestFile(BaseModel):
-    """What promtool reads as a test file."""
-
+class _TestFile(BaseModel):
     rule_files: list[str]
-    tests: list[Test]
+    tests: list[_Case]
 
 
 def rules_are_valid(checkout: Path) -> list[str]:
@@ -94,47 +87,59 @@ def rules_have_tests(checkout: Path) -> list[str]:
     """Each rule file has a test file beside it that names it, and no test file names one that is not there."""
     problems = []
     for file in sorted(checkout.glob(RULES_GLOB)):
-        beside = file.with_name(file.name.removesuffix(_RULES) + _TEST)
+        beside = file.with_name(file.name.replace(".rules.", ".test."))
         if not beside.is_file():
             problems.append(f"{file.name}: no tests; write {beside.name} beside it")
-        elif file.name not in _read(beside, TestFile).rule_files:
+        elif file.name not in _read(beside, _TestFile).rule_files:
             problems.append(f"{beside.name}: its rule_files do not name {file.name}, so that it tests nothing of it")
     for file in sorted(checkout.glob(TESTS_GLOB)):
-        for named in _read(file, TestFile).rule_files:
-            if not (file.parent / named).is_file():
-                problems.append(f"{file.name}: its rule_files name {named}, which is not there")
+        absent = [named for named in _read(file, _TestFile).rule_files if not (file.parent / named).is_file()]
+        problems += [f"{file.name}: its rule_files name {named}, which is not there" for named in absent]
     return problems
 
 
 def alerts_are_tested(checkout: Path) -> list[str]:
     """Each alert fires in a test, with its labels and annotations; each alert named in a test exists."""
     exist = {rule.alert for _, rule in _alerts(checkout)}
-    fire: set[str] = set()
-    problems = []
-    for file in sorted(checkout.glob(TESTS_GLOB)):
-        for test in _read(file, TestFile).tests:
-            fire |= {expected.alertname for expected in test.alert_rule_test if expected.exp_alerts}
-            named = {expected.alertname for expected in test.alert_rule_test}
-            named |= {name for each in test.promql_expr_test for name in _ALERTNAME.findall(each.expr)}
-            problems += [
-                f"{file.name}: {test.name!r} names alert {name}, which no rule has: it would pass whatever happens"
-                for name in sorted(named - exist)
-            ]
-    return problems + [
-        f"{file.name}: no test's exp_alerts see {rule.alert} fire"
-        for file, rule in _alerts(checkout)
-        if rule.alert not in fire
-    ]
+    cases = [(file, case) for file in sorted(checkout.glob(TESTS_GLOB)) for case in _read(file, _TestFile).tests]
+    fire = {each.alertname for _, case in cases for each in case.alert_rule_test if each.exp_alerts}
+    unseen = [(file, rule.alert) for file, rule in _alerts(checkout) if rule.alert not in fire]
+    problems = [f"{file.name}: no exp_alerts of any test see {alert} fire" for file, alert in unseen]
+    for file, case in cases:
+        named = {each.alertname for each in case.alert_rule_test}
+        named |= {name for each in case.promql_expr_test for name in _ALERTNAME.findall(each.expr)}
+        if mistaken := ", ".join(sorted(named - exist)):
+            problems.append(
+                f"{file.name}: {case.name!r} names {mistaken}, which no rule has: it passes whatever happens"
+            )
+    return problems
 
 
 def acting_alerts_are_complete(checkout: Path) -> list[str]:
     """Each alert that a remediator acts on (it has the label `remedy`) says what it must, and acts without delay."""
-    return [
-        f"{file.name}: {rule.alert}: {problem}"
-        for file, rule in _alerts(checkout)
-        if "remedy" in rule.labels
-        for problem in _lacks(rule, checkout)
-    ]
+    acting = [(file, rule) for file, rule in _alerts(checkout) if "remedy" in rule.labels]
+    return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _lacks(rule, checkout)]
+
+
+def configuration_is_accepted(checkout: Path) -> list[str]:
+    """What deploy.config writes is what this Prometheus and this Alertmanager accept."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder)
+        token = written / "token"
+        token.write_text("0123456789abcdef", encoding="ascii")
+        prometheus, alertmanager = written / "prometheus.yml", written / "alertmanager.yml"
+        one = "127.0.0.1:1"
+        rules = sorted(checkout.glob(RULES_GLOB))
+        prometheus.write_text(
+            config.prometheus_config(
+                host="h", exporter=one, remediator=one, alertmanager=one, rules=rules, pace=config.Pace()
+            )
+        )
+        alertmanager.write_text(
+            config.alertmanager_config(webhook=f"http://{one}/", token_file=token, pace=config.Pace())
+        )
+        found = run_part("promtool", "check", "config", str(prometheus))
+        return found + run_part("amtool", "check-config", str(alertmanager))
 
 
 def scripts_are_sound(checkout: Path) -> list[str]:
@@ -149,15 +154,14 @@ def scripts_are_sound(checkout: Path) -> list[str]:
     return run_part("shellcheck", *scripts) if scripts else []
 
 
-CHECKS: Final[Mapping[str, Callable[[Path], list[str]]]] = MappingProxyType(
-    {
-        "alert rules are valid": rules_are_valid,
-        "alert rules pass their tests": rules_pass_their_tests,
-        "every rule file has its tests": rules_have_tests,
-        "every alert is tested, and every tested alert exists": alerts_are_tested,
-        "every acting alert is complete": acting_alerts_are_complete,
-        "shell scripts are sound": scripts_are_sound,
-    }
+CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
+    rules_are_valid,
+    rules_pass_their_tests,
+    rules_have_tests,
+    alerts_are_tested,
+    acting_alerts_are_complete,
+    configuration_is_accepted,
+    scripts_are_sound,
 )
 
 
@@ -170,17 +174,16 @@ def run_part(program: str, *arguments: str) -> list[str]:
     return [f"{done.stdout}{done.stderr}".strip() or f"exit status {done.returncode}"] if done.returncode else []
 
 
-def _lacks(rule: Rule, checkout: Path) -> list[str]:
-    problems = [f"label {name} is missing" for name in ("severity", "trip") if not rule.labels.get(name)]
-    problems += [] if rule.labels["remedy"] else ["label remedy is empty"]
-    problems += [
-        f"annotation {name} is missing" for name in ("summary", "description", "runbook") if not rule.annotations.get(name)
-    ]
+def _lacks(rule: _Rule, checkout: Path) -> list[str]:
+    labels, annotations = ("severity", "remedy", "trip"), ("summary", "description", "runbook")
+    problems = [f"label {name} is missing or empty" for name in labels if not rule.labels.get(name)]
+    problems += [f"annotation {name} is missing or empty" for name in annotations if not rule.annotations.get(name)]
     if (trip := rule.labels.get("trip")) and trip not in list(Trip):
         problems.append(f"trip {trip} is unknown; known are: {', '.join(Trip)}")
-    for name, found in (("for", rule.wait), ("keep_firing_for", rule.keep_firing_for)):
-        if found is not None:
-            problems.append(f"{name}: {found} delays it or outlasts its cause; its expression holds all the patience")
+    held = [
+        name for name, found in (("for", rule.wait), ("keep_firing_for", rule.keep_firing_for)) if found is not None
+    ]
+    problems += [f"`{name}` is set; the durations that it compares are all its patience" for name in held]
     wanted = f"docs/runbooks/{rule.alert}.md"
     if (runbook := rule.annotations.get("runbook")) and runbook != wanted:
         problems.append(f"its runbook is {runbook}; wanted: {wanted}")
@@ -189,29 +192,27 @@ def _lacks(rule: Rule, checkout: Path) -> list[str]:
     return problems
 
 
-def _alerts(checkout: Path) -> list[tuple[Path, Rule]]:
-    return [
-        (file, rule)
-        for file in sorted(checkout.glob(RULES_GLOB))
-        for group in _read(file, RuleFile).groups
-        for rule in group.rules
-        if rule.alert is not None
-    ]
+def _alerts(checkout: Path) -> list[tuple[Path, _Rule]]:
+    read = [(file, _read(file, _RuleFile)) for file in sorted(checkout.glob(RULES_GLOB))]
+    return [(file, rule) for file, found in read for group in found.groups for rule in group.rules if rule.alert]
 
 
-def _read[Model: BaseModel](file: Path, model: type[Model]) -> Model:
-    return model.model_validate(yaml.safe_load(file.read_text()))
+def _read(file: Path, model: type[_File]) -> _File:
+    try:
+        return model.model_validate(yaml.safe_load(file.read_text()))
+    except (ValidationError, yaml.YAMLError) as error:
+        raise FileError(f"{file.name}: {error}") from error
 
 
 def main(checkout: Path = CHECKOUT) -> int:
     """Run every check, print a line for each, and return 1 when one fails."""
     failed = 0
-    for title, check in CHECKS.items():
+    for check in CHECKS:
         try:
             problems = check(checkout)
-        except (OSError, parts.PartMissing, subprocess.TimeoutExpired, ValidationError, yaml.YAMLError) as error:
+        except (OSError, FileError, parts.PartMissing, subprocess.TimeoutExpired) as error:
             problems = [str(error)]
-        print(f"{'FAILED' if problems else 'ok':7}{title}")
+        print(f"{'FAILED' if problems else 'ok':7}{check.__name__.replace('_', ' ')}")
         for problem in problems:
             print("  " + problem.replace("\n", "\n  "))
         failed += bool(problems)

@@ -1,0 +1,473 @@
+"""The alert rules through the real promtool, what their tests would catch, and what `deploy.check` refuses."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy import check, parts
+
+ALERTS = check.CHECKOUT / "alerts"
+STALL = "stall.rules.yaml"
+STALL_TEST = "stall.test.yaml"
+RULES = (ALERTS / STALL).read_text()
+PROMTOOL_TIMEOUT_S = 120
+
+# The parts of the stall rule that the mutants break, letter for letter.
+ARMED = """\
+              min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
+                >=
+              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
+"""
+ARMED_BACKWARDS = """\
+              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
+                <=
+              min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
+"""
+GPU = """\
+            and on (host, worker, container) (
+              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
+                <= on (host, container) group_left ()
+              min by (host, container) (gpuwarden_container_gpu_idle_seconds)
+            )
+"""
+RAM = GPU.replace("gpu_idle", "ram_still")
+IDENTITY = """\
+          * on (host, worker, container) group_left (job_id, attempt, incarnation)
+          topk by (host, worker, container) (1, gpuwarden_job_info)
+"""
+PATIENCE = "        labels:\n"
+LABELS = """\
+          severity: critical
+          remedy: restart_worker
+          trip: stall
+"""
+
+BEAT_AGE = "gpuwarden_job_beat_age_seconds"
+TIMEOUT = "gpuwarden_job_stall_timeout_seconds"
+GPU_IDLE = "gpuwarden_container_gpu_idle_seconds"
+RAM_STILL = "gpuwarden_container_ram_still_seconds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One deliberate breakage: within `part` of the rule file, every `old` is replaced by `new`."""
+
+    sentence: str
+    part: str
+    old: str
+    new: str
+
+    @property
+    def applies(self) -> bool:
+        """Whether the rule file still holds what this one breaks."""
+        return RULES.count(self.part) == 1 and self.old in self.part
+
+    def text(self) -> str:
+        """The broken rule file."""
+        return RULES.replace(self.part, self.part.replace(self.old, self.new))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Promtool on one mutant: whether it is a valid rule, and whether the tests pass it."""
+
+    check: subprocess.CompletedProcess[str]
+    test: subprocess.CompletedProcess[str]
+
+
+def of(part: str, *breakages: tuple[str, str, str]) -> list[Mutant]:
+    """Mutants of one part, from (sentence, old, new)."""
+    return [Mutant(sentence=sentence, part=part, old=old, new=new) for sentence, old, new in breakages]
+
+
+def of_leg(leg: str, name: str, series: str, other: str) -> list[Mutant]:
+    """The mutants that the GPU's leg and the RAM's have in common. `other` is the other leg's series."""
+    here = "and on (host, worker, container)"
+    return of(
+        leg,
+        (f"{name} is not looked at", leg, ""),
+        (f"{name} accuses by itself", here, "or on (host, worker, container)"),
+        (f"{name} accuses by its life", here, "unless on (host, worker, container)"),
+        (f"{name} must be silent for longer than the timeout", "<=", "<"),
+        (f"{name} is compared the wrong way round", "<=", ">="),
+        (f"{name} compares its longest duration", "min by", "max by"),
+        (f"{name} compares its mean duration", "min by", "avg by"),
+        (f"{name} compares the shortest timeout", "max by", "min by"),
+        (f"{name} compares 120 s whatever the job says", f"({TIMEOUT})", f"({TIMEOUT} * 0 + 120)"),
+        (f"{name} is joined without aggregation", f"min by (host, container) ({series})", series),
+        (f"{name} joins a timeout without aggregation", f"max by (host, worker, container) ({TIMEOUT})", TIMEOUT),
+        (f"{name} remembers its longest silence", series, f"max_over_time({series}[5m])"),
+        (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
+        (f"{name} counts as silent where it is unknown", f"({series})", f"({series} or on (host, container) {other})"),
+        (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
+        (f"{name} is the least of all hosts", "(host, container)", "(container)"),
+        (f"{name} is the least of its host", "(host, container)", "(host)"),
+        (f"{name} accuses the worker's namesakes on other hosts", here, "and on (worker, container)"),
+        (f"{name} accuses the container's other workers", here, "and on (host, container)"),
+        (f"{name} accuses the worker in its other containers", here, "and on (host, worker)"),
+    )
+
+
+MUTANTS = [
+    *of(
+        ARMED,
+        ("the beat must be older than the timeout", ">=", ">"),
+        ("the beat is compared the wrong way round", ">=", "<="),
+        ("the beat is not compared", ">=", ">= 0 *"),
+        ("the beat compares 120 s whatever the job says", f"({TIMEOUT})", f"({TIMEOUT} * 0 + 120)"),
+        ("the beat compares the job's budget", TIMEOUT, "gpuwarden_job_budget_seconds"),
+        ("the beat compares the shortest timeout", "max by", "min by"),
+        ("the oldest of two beats counts", "min by", "max by"),
+        ("the mean of two beats counts", "min by", "avg by"),
+        ("the beat is joined without aggregation", f"min by (host, worker, container) ({BEAT_AGE})", BEAT_AGE),
+        ("the beat joins a timeout without aggregation", f"max by (host, worker, container) ({TIMEOUT})", TIMEOUT),
+        ("the beat remembers its longest silence", BEAT_AGE, f"max_over_time({BEAT_AGE}[5m])"),
+        ("the beat is believed after it has vanished", BEAT_AGE, f"last_over_time({BEAT_AGE}[5m])"),
+        ("the run time counts instead of the beat", BEAT_AGE, "gpuwarden_job_elapsed_seconds"),
+        ("the run time counts where there is no beat yet", f"({BEAT_AGE})",
+         f"({BEAT_AGE} or on (host, worker) gpuwarden_job_elapsed_seconds)"),
+        ("the beat is not told apart by host", "(host, worker, container)", "(worker, container)"),
+        ("the beat is not told apart by worker", "(host, worker, container)", "(host, container)"),
+        ("the beat is not told apart by container", "(host, worker, container)", "(host, worker)"),
+        ("the value is the timeout", ARMED, ARMED_BACKWARDS),
+    ),
+    *of_leg(GPU, "the GPU", GPU_IDLE, RAM_STILL),
+    *of_leg(RAM, "the RAM", RAM_STILL, GPU_IDLE),
+    *of(
+        IDENTITY,
+        ("no identity is joined", IDENTITY, ""),
+        ("the value is not the beat's age", "*", "+"),
+        ("the identity has no job", "job_id, ", ""),
+        ("the identity has no attempt", "attempt, ", ""),
+        ("the identity has no incarnation", ", incarnation", ""),
+        ("the identity is joined without the host", "* on (host, worker, container)", "* on (worker, container)"),
+        ("the identity is joined without the worker", "* on (host, worker, container)", "* on (host, container)"),
+        ("the identity is joined without the container", "* on (host, worker, container)", "* on (host, worker)"),
+        ("a doubled identity fails the rule", "topk by (host, worker, container) (1, gpuwarden_job_info)",
+         "gpuwarden_job_info"),
+        ("two identities are let through", "(1,", "(2,"),
+        ("identities are merged to nobody's", "topk by (host, worker, container) (1, gpuwarden_job_info)",
+         "max by (host, worker, container) (gpuwarden_job_info)"),
+        ("one identity is kept of all", "topk by (host, worker, container)", "topk"),
+        ("one identity is kept of all hosts", "topk by (host, worker, container)", "topk by (worker, container)"),
+        ("one identity is kept of a container", "topk by (host, worker, container)", "topk by (host, container)"),
+        ("one identity is kept of a worker's containers", "topk by (host, worker, container)",
+         "topk by (host, worker)"),
+        ("the attempt before is still named", "gpuwarden_job_info", "last_over_time(gpuwarden_job_info[5m])"),
+    ),
+    *of(
+        RULES,
+        ("a timeout is believed after it has vanished", TIMEOUT, f"last_over_time({TIMEOUT}[5m])"),
+        ("hosts are not told apart anywhere", "host, ", ""),
+        ("containers are not told apart anywhere", ", container)", ")"),
+        ("workers are not told apart anywhere", "worker, ", ""),
+    ),
+    *of(
+        PATIENCE,
+        ("it waits a minute", "        labels:", "        for: 1m\n        labels:"),
+        ("it waits a second", "        labels:", "        for: 1s\n        labels:"),
+        ("it lingers a minute", "        labels:", "        keep_firing_for: 1m\n        labels:"),
+        ("it lingers a second", "        labels:", "        keep_firing_for: 1s\n        labels:"),
+    ),
+    *of(
+        LABELS,
+        ("it names another severity", "critical", "warning"),
+        ("it names another remedy", "restart_worker", "restart_node"),
+        ("it names another trip", "stall", "health"),
+        ("it names no remedy", "          remedy: restart_worker\n", ""),
+    ),
+    *of("      - alert: GpuwardenJobStalled", ("it goes by another name", "Stalled", "Wedged")),
+    *of("/{{ $labels.worker }} is wedged", ("its summary names no worker", "/{{ $labels.worker }}", "")),
+    *of("wedged: no sign of life for {{ $value | humanizeDuration }}",
+        ("its summary has raw seconds", " | humanizeDuration", "")),
+    *of("Attempt {{ $labels.attempt }} of", ("its description names no attempt", " {{ $labels.attempt }}", "")),
+    *of("          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    try:
+        return parts.find("promtool")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def verdicts(promtool: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
+    """What promtool says of every mutant, all run side by side."""
+
+    def judge(mutant: Mutant) -> Verdict:
+        folder = tmp_path_factory.mktemp("mutant")
+        (folder / STALL).write_text(mutant.text())
+        shutil.copy(ALERTS / STALL_TEST, folder)
+        return Verdict(
+            check=run(promtool, "check", "rules", folder / STALL),
+            test=run(promtool, "test", "rules", folder / STALL_TEST),
+        )
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        judged = {mutant.sentence: pool.submit(judge, mutant) for mutant in MUTANTS if mutant.applies}
+        return {sentence: verdict.result() for sentence, verdict in judged.items()}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what `deploy.check` looks at."""
+    shutil.copytree(ALERTS, tmp_path / "alerts")
+    shutil.copytree(check.CHECKOUT / "docs" / "runbooks", tmp_path / "docs" / "runbooks")
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    return tmp_path
+
+
+def run(promtool: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [promtool, *arguments],
+        env=parts.env_for_parts(),
+        capture_output=True,
+        text=True,
+        timeout=PROMTOOL_TIMEOUT_S,
+        check=False,
+    )
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text, f"{old!r} is not in {file}"
+    file.write_text(text.replace(old, new, 1))
+
+
+def track(checkout: Path, name: str, text: str) -> None:
+    """A file that git tracks."""
+    (checkout / name).parent.mkdir(exist_ok=True)
+    (checkout / name).write_text(text)
+    subprocess.run(["git", "add", "--", name], cwd=checkout, check=True)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("tests", sorted(ALERTS.glob("*.test.yaml")), ids=lambda file: file.name)
+def test_the_rules_do_what_their_tests_say(tests: Path, promtool: Path) -> None:
+    done = run(promtool, "test", "rules", tests)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_two_mutants_go_by_one_sentence() -> None:
+    assert len({mutant.sentence for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.sentence)
+def test_the_stall_rules_tests_catch_it_when(mutant: Mutant, verdicts: dict[str, Verdict]) -> None:
+    assert mutant.applies, f"{STALL} has moved on; {mutant.old!r} is not to be found once in it, within:\n{mutant.part}"
+
+    verdict = verdicts[mutant.sentence]
+
+    assert verdict.check.returncode == 0, f"a rule that does not parse proves nothing:\n{verdict.check.stderr}"
+    assert verdict.test.returncode == 1
+    assert "FAILED" in verdict.test.stdout + verdict.test.stderr
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+@pytest.mark.parametrize("checked", check.CHECKS, ids=lambda checked: checked.__name__)
+def test_what_ships_passes(checked: Callable[[Path], list[str]], checkout: Path) -> None:
+    assert checked(checkout) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        pytest.param("severity: critical", "team: a", "label severity is missing", id="has no severity"),
+        pytest.param("remedy: restart_worker", 'remedy: ""', "label remedy is missing or empty", id="names no remedy"),
+        pytest.param("trip: stall", "team: a", "label trip is missing", id="has no trip"),
+        pytest.param("trip: stall", "trip: stal", "trip stal is unknown; known are: stall", id="misspells its trip"),
+        pytest.param("summary:", "title:", "annotation summary is missing", id="has no summary"),
+        pytest.param("description:", "text:", "annotation description is missing", id="has no description"),
+        pytest.param("runbook:", "runbook_url:", "annotation runbook is missing", id="has no runbook"),
+        pytest.param("JobStalled.md", "Stall.md", "its runbook is docs/runbooks/GpuwardenStall.md",
+                     id="links another alert's runbook"),
+        pytest.param("        labels:", "        for: 1m\n        labels:", "`for` is set", id="waits"),
+        pytest.param("        labels:", "        for: 0s\n        labels:", "`for` is set", id="waits for 0 s"),
+        pytest.param("        labels:", "        keep_firing_for: 1m\n        labels:", "`keep_firing_for` is set",
+                     id="lingers"),
+    ],
+)  # fmt: skip
+def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL, old, new)
+
+    problems = check.acting_alerts_are_complete(checkout)
+
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
+
+
+def test_an_acting_alert_is_refused_without_its_runbook(checkout: Path) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
+
+    assert check.acting_alerts_are_complete(checkout) == [
+        f"{STALL}: GpuwardenJobStalled: docs/runbooks/GpuwardenJobStalled.md is not there; write it"
+    ]
+
+
+def test_an_alert_that_only_tells_people_may_wait(checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
+    edit(checkout / "alerts" / STALL, "        labels:", "        for: 1m\n        labels:")
+
+    assert check.acting_alerts_are_complete(checkout) == []
+
+
+def test_a_rule_file_without_tests_is_refused(checkout: Path) -> None:
+    (checkout / "alerts" / STALL_TEST).unlink()
+
+    assert check.rules_have_tests(checkout) == [f"{STALL}: no tests; write {STALL_TEST} beside it"]
+
+
+def test_tests_that_do_not_name_their_rule_file_are_refused(checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL_TEST, "rule_files: [stall.rules.yaml]", "rule_files: [stal.rules.yaml]")
+
+    assert check.rules_have_tests(checkout) == [
+        f"{STALL_TEST}: its rule_files do not name {STALL}, so that it tests nothing of it",
+        f"{STALL_TEST}: its rule_files name stal.rules.yaml, which is not there",
+    ]
+
+
+def test_an_alert_that_no_test_sees_fire_is_refused(checkout: Path) -> None:
+    text = (checkout / "alerts" / STALL).read_text()
+    name = "GpuwardenJobUntested"
+    (checkout / "alerts" / STALL).write_text(f"{text}      - alert: {name}\n        expr: vector(1)\n")
+
+    assert check.alerts_are_tested(checkout) == [f"{STALL}: no exp_alerts of any test see {name} fire"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("119s, alertname: GpuwardenJobStalled", "119s, alertname: GpuwardenJobStaled",
+                     id="that is expected not to fire"),
+        pytest.param('alertname="GpuwardenJobStalled", alertstate="firing"}', 'alertname="GpuwardenJobStaled"}',
+                     id="in an expression"),
+    ],
+)  # fmt: skip
+def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL_TEST, old, new)
+
+    problems = check.alerts_are_tested(checkout)
+
+    assert problems
+    assert all("names GpuwardenJobStaled, which no rule has" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        pytest.param(STALL_TEST, "    interval: 1s\n", "", id="a test without an interval"),
+        pytest.param(STALL_TEST, "  - name: fires", "  - title: fires", id="a test without a name"),
+        pytest.param(STALL_TEST, "tests:\n", "tests: [\n", id="broken YAML"),
+        pytest.param(STALL, "groups:", "group:", id="rules without groups"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(file: str, old: str, new: str, checkout: Path) -> None:
+    edit(checkout / "alerts" / file, old, new)
+
+    with pytest.raises(check.FileError, match=rf"^{file}: "):
+        check.alerts_are_tested(checkout)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL, "topk by", "topk buy")
+
+    (problem,) = check.rules_are_valid(checkout)
+
+    assert "could not parse expression" in problem
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL, ">=", ">")
+
+    (problem,) = check.rules_pass_their_tests(checkout)
+
+    assert "FAILED" in problem
+
+
+@pytest.mark.parametrize("checked", [check.rules_are_valid, check.rules_pass_their_tests])
+def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    (problem,) = checked(tmp_path)
+
+    assert problem.startswith("no alerts/*.")
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("name", ["deploy/start.sh", ".ci/run"])
+def test_a_tracked_script_that_shellcheck_faults_is_refused(name: str, checkout: Path) -> None:
+    try:
+        parts.find("shellcheck")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+    track(checkout, name, "#!/bin/sh\nrm $1\n")
+
+    (problem,) = check.scripts_are_sound(checkout)
+
+    assert "SC2086" in problem
+
+
+def test_a_script_that_git_does_not_track_is_nobodys_business(checkout: Path) -> None:
+    (checkout / "mine.sh").write_text("#!/bin/sh\nrm $1\n")
+
+    assert check.scripts_are_sound(checkout) == []
+
+
+def test_scripts_outside_a_checkout_cannot_be_listed_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+    (problem,) = check.scripts_are_sound(tmp_path)
+
+    assert problem.startswith("git cannot list the tracked scripts: fatal: not a git repository")
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+def test_a_sound_checkout_gets_a_line_a_check_and_exit_code_0(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main(checkout) == 0
+    assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["ok     "] * len(check.CHECKS)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+def test_one_failed_check_is_told_with_the_rest_and_makes_exit_code_1(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
+
+    assert check.main(checkout) == 1
+    out = capsys.readouterr().out
+    assert out.count("FAILED") == 1
+    assert "FAILED acting alerts are complete\n  stall.rules.yaml: GpuwardenJobStalled: docs/runbooks/" in out
+
+
+def test_a_missing_part_fails_the_check_that_needs_it_and_says_how_to_have_it(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere(program: str) -> Path:
+        raise parts.PartMissing(f"{program} is nowhere: apt-get install it")
+
+    monkeypatch.setattr(parts, "find", nowhere)
+
+    assert check.main(checkout) == 1
+    out = capsys.readouterr().out
+    assert "FAILED rules are valid\n  promtool is nowhere: apt-get install it\n" in out
+    assert "ok     rules have tests" in out
