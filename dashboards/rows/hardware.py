@@ -1,0 +1,146 @@
+"""GPUs and RAM: who uses them, for how long they have shown no sign of life, and what nobody accounts for."""
+
+from typing import Final
+
+from dashboards.expressions import CONTAINER, GPU, HOST, SHARE, each, on_gpu
+from dashboards.panels import Panel, Query
+
+_BY_CONTAINER: Final = "{{host}}/{{container}}"
+_BY_GPU: Final = "{{host}} GPU {{index}} ({{source}})"
+_BY_SHARE: Final = f"{_BY_CONTAINER} GPU {{{{index}}}} ({{{{source}}}})"
+
+PANELS: Final = (
+    Panel(
+        title="GPU utilisation by container",
+        reads="Share of each GPU's time that a container's processes used, and dashed the ratio at or under "
+        "which it counts as idle. 0 is measured; a gap is unknown.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expr=on_gpu(each("max", SHARE, "gpuwarden_container_gpu_utilization_ratio", where=HOST)),
+                legend=_BY_SHARE,
+            ),
+            Query(
+                expr=each("max", ("host",), "gpuwarden_gpu_idle_threshold_ratio", where=HOST),
+                legend="{{host}} idle ratio",
+                limit=True,
+            ),
+        ),
+        top=1,
+    ),
+    Panel(
+        title="GPU utilisation",
+        reads="Share of its time that each GPU was busy, whoever used it.",
+        unit="percentunit",
+        queries=(Query(expr=on_gpu(each("max", GPU, "gpuwarden_gpu_utilization_ratio", where=HOST)), legend=_BY_GPU),),
+        top=1,
+    ),
+    Panel(
+        title="Unattributed GPU utilisation",
+        reads="Share of each GPU's time used by no process on its list. Over the idle ratio it vetoes idle for "
+        "every container of that GPU: their idle time is then unknown and nothing trips. A gap is a GPU "
+        "that could not say.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expr=on_gpu(each("max", GPU, "gpuwarden_gpu_unattributed_utilization_ratio", where=HOST)),
+                legend=_BY_GPU,
+            ),
+        ),
+        top=1,
+    ),
+    Panel(
+        title="GPU memory by container",
+        reads="GPU memory that each container's processes hold.",
+        unit="bytes",
+        queries=(
+            Query(
+                expr=on_gpu(each("max", SHARE, "gpuwarden_container_gpu_memory_bytes", where=HOST)),
+                legend=_BY_SHARE,
+            ),
+        ),
+    ),
+    Panel(
+        title="GPU memory",
+        reads="Memory of each GPU in use by anyone, and dashed how much there is.",
+        unit="bytes",
+        queries=(
+            Query(
+                expr=on_gpu(each("max", GPU, "gpuwarden_gpu_memory_used_bytes", where=HOST)), legend=f"{_BY_GPU} used"
+            ),
+            Query(
+                expr=on_gpu(each("max", GPU, "gpuwarden_gpu_memory_size_bytes", where=HOST)),
+                legend=f"{_BY_GPU} size",
+                limit=True,
+            ),
+        ),
+    ),
+    Panel(
+        title="Unattributed GPU memory",
+        reads="GPU memory held by no process on the GPU's list: the driver's own share, or a tenant that it hides.",
+        unit="bytes",
+        queries=(
+            Query(expr=on_gpu(each("max", GPU, "gpuwarden_gpu_unattributed_memory_bytes", where=HOST)), legend=_BY_GPU),
+        ),
+    ),
+    Panel(
+        title="GPU idle for",
+        reads="For how long every GPU of each container has been measured idle. Absent while one of them is "
+        "unknown; a job cannot trip on stall then.",
+        unit="s",
+        queries=(
+            Query(
+                expr=each("min", CONTAINER, "gpuwarden_container_gpu_idle_seconds", where=HOST), legend=_BY_CONTAINER
+            ),
+        ),
+    ),
+    Panel(
+        title="RAM still for",
+        reads="For how long each container's RAM has moved by no more than the delta. A load or a decode keeps it low.",
+        unit="s",
+        queries=(
+            Query(
+                expr=each("min", CONTAINER, "gpuwarden_container_ram_still_seconds", where=HOST), legend=_BY_CONTAINER
+            ),
+        ),
+    ),
+    Panel(
+        title="GPUs kept busy",
+        reads="GPU time used in each second: 1 is one GPU kept wholly busy, 2 is two. Measured samples only, so "
+        "a container whose use is unknown reads low.",
+        unit="short",
+        queries=(
+            Query(
+                # max before sum: a host scraped twice counts once.
+                expr="sum by (host, container) (max by (host, container, gpu) "
+                f"(rate(gpuwarden_container_gpu_busy_seconds_total{{{HOST}}}[$__rate_interval])))",
+                legend=_BY_CONTAINER,
+            ),
+        ),
+    ),
+    Panel(
+        title="Container RAM",
+        reads="RAM charged to each container, page cache included: the figure that the still time watches.",
+        unit="bytes",
+        queries=(
+            Query(expr=each("max", CONTAINER, "gpuwarden_container_memory_bytes", where=HOST), legend=_BY_CONTAINER),
+        ),
+        width=12,
+    ),
+    Panel(
+        title="Container RAM without cache",
+        reads="Anonymous RAM, and the working set: RAM less its inactive page cache. What a container really needs.",
+        unit="bytes",
+        queries=(
+            Query(
+                expr=each("max", CONTAINER, "gpuwarden_container_memory_anon_bytes", where=HOST),
+                legend=f"{_BY_CONTAINER} anonymous",
+            ),
+            Query(
+                expr=each("max", CONTAINER, "gpuwarden_container_memory_working_set_bytes", where=HOST),
+                legend=f"{_BY_CONTAINER} working set",
+            ),
+        ),
+        width=12,
+    ),
+)
