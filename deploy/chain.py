@@ -120,9 +120,10 @@ class Chain:
             ],
         )
 
-    def start_executor(self) -> None:
-        """Start the executor."""
+    def start_executor(self, *, armed: bool | None = None) -> None:
+        """Start the executor, as planned or, on a second start, otherwise armed."""
         plan = self.plan
+        armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
         self._start(
             "execute",
@@ -130,7 +131,7 @@ class Chain:
                 *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
                 *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
                 *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
-                *("--armed", str(plan.armed).lower()),
+                *("--armed", str(armed).lower()),
                 *processes,
             ],
         )

@@ -32,6 +32,7 @@ class Script:
     picture: str
     load_s: float = 2.0
     load_mib: int = 48
+    load_hangs: bool = False
     steps: int = 10
     step_s: float = 0.5
     wedge_attempts: int = 0
@@ -57,6 +58,8 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
         weights.append(bytearray(os.urandom(CHUNK_BYTES)))
         time.sleep(script.load_s / script.load_mib)
     launch(report, busy_s=0.0, memory_bytes=len(weights) * CHUNK_BYTES)
+    if script.load_hangs:
+        wedge(with_gil=False)
 
     def work() -> None:
         wedges = job.attempt <= script.wedge_attempts

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 import httpx
 
@@ -12,7 +13,12 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import State
 
-ALERT = "GpuwardenJobStalled"
+ALERT: Final = "GpuwardenJobStalled"
+
+SUSPECTED_S: Final = 2.0
+"""A suspicion that lasts less is not worth a line: a wedge's GPU falls idle a moment after its last beat, seconds."""
+
+_TOLD_BY_WHAT_FOLLOWS: Final = frozenset({"decided stop", "decided start"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +117,9 @@ class Story:
                 f"RAM still {facts.ram_still_s or 0:.0f} s",
                 "watch",
             )
+        lasting_s = silence_s + SUSPECTED_S
         busy = facts.gpu_idle_s is not None and facts.gpu_idle_s < silence_s
-        if facts.alive and facts.beat_age_s >= silence_s and busy and attempt not in self._seen.suspected:
+        if facts.alive and facts.beat_age_s >= lasting_s and busy and attempt not in self._seen.suspected:
             self._seen.suspected.add(attempt)
             text = f"{facts.worker}: suspected ({facts.beat_age_s:.0f} s without a beat), but its GPU works: left alone"
             yield self._tell("exporter", text, "watch")
@@ -142,6 +149,8 @@ class Story:
             entries = story.entries if story else ()
             self._seen.entries[summary.episode_id] = len(entries)
             for entry in entries[told:]:
+                if f"{entry.act} {entry.step}" in _TOLD_BY_WHAT_FOLLOWS:
+                    continue
                 text = f"{summary.worker}: {entry.act} {entry.step}: {entry.because}"
                 tone = "act" if entry.act == "did" else ("bad" if entry.act == "failed" else "")
                 yield Event(at_s=entry.at - self._began_at, part="remediator", text=text, tone=tone)

@@ -87,8 +87,8 @@ def _left_alone(stage: Stage, case: Case, stories: list[Story], before: dict[str
     alone = [worker for worker in before if worker not in touched]
     suspected = {worker: _value(stage, f'max_over_time(gpuwarden_job_stall_suspected{{worker="{worker}"}}[{WINDOW}])')
                  for worker in alone}  # fmt: skip
-    ok = any(suspected.values())
-    yield _link(case, "it was suspected, and could be seen to be", ok, f"{suspected}")
+    seen = [worker for worker, value in suspected.items() if value]
+    yield _link(case, "it was suspected, and could be seen to be", bool(seen), ", ".join(seen) or "by nobody")
     fired = _value(stage, f'count_over_time(ALERTS{{alertname="{ALERT}",job_id="{case.job_id}"}}[{WINDOW}])')
     yield _link(case, "no alert", not fired, f"{fired or 0:.0f} evaluations")
     yield _link(case, "no episode", not stories, f"{len(stories)} episode(s)")
