@@ -4,6 +4,7 @@ Works on cgroup v1, v2 and the hybrid of both. `proc` and `root` can point at di
 Sources: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel.
 """
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +90,19 @@ def directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
 
 
 def processes(group: Path) -> frozenset[int]:
-    """The pids in a cgroup and the cgroups below it, in this pid namespace; empty once it is gone."""
+    """The pids in a cgroup and the cgroups below it, in this pid namespace; empty once it is gone.
+
+    Raises:
+        OSError: it is there and cannot be read, so that nothing is known of what runs in it.
+    """
     pids: set[int] = set()
     for listing in [group / "cgroup.procs", *group.glob("**/cgroup.procs")]:
         try:
             pids.update(int(line) for line in listing.read_text(encoding="ascii").split())
-        except OSError:
-            continue  # the group ended between the listing and the reading
+        except OSError as error:
+            # Gone between the listing and the reading; or a threaded group, whose processes its parent lists.
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+                raise
     return frozenset(pids)
 
 

@@ -4,6 +4,7 @@ On SQLite a transaction that reads and then writes fails at once when another ha
 timeout; so every transaction of `writing` opens with BEGIN IMMEDIATE and waits its turn. Commits are synced to disk.
 """
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from gpuwarden.errors import GpuwardenError
 
@@ -36,8 +38,8 @@ def open_database(url: str, tables: MetaData) -> Engine:
         parsed = make_url(url)
     except ArgumentError:
         raise DatabaseError(f"{url!r} is no database URL: sqlite:////absolute/path.db is one") from None
-    if parsed.get_backend_name() != "sqlite":
-        raise DatabaseError(f"only SQLite is supported so far, not {parsed.get_backend_name()}")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise DatabaseError(f"only SQLite is supported so far, not {parsed.drivername}")
     if not parsed.database or parsed.database == ":memory:":
         raise DatabaseError("a database in memory forgets: give a file, as in sqlite:////absolute/path.db")
     folder = Path(parsed.database).parent
@@ -46,8 +48,12 @@ def open_database(url: str, tables: MetaData) -> Engine:
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin)
-    with writing(engine) as connection:
-        tables.create_all(connection)
+    try:
+        with writing(engine) as connection:
+            tables.create_all(connection)
+    except DatabaseError:
+        engine.dispose()
+        raise
     return engine
 
 
@@ -80,13 +86,19 @@ class Changes:
     """
 
     def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         with _translated(engine):
             self._connection = engine.raw_connection()
             self._seen = self._version()
 
     def any(self) -> bool:
-        """Whether the database changed since the last call."""
-        version = self._version()
+        """Whether the database changed since the last call.
+
+        Raises:
+            DatabaseError: the database cannot be asked.
+        """
+        with _translated(self._engine):
+            version = self._version()
         changed, self._seen = version != self._seen, version
         return changed
 
@@ -117,5 +129,6 @@ def _begin(connection: Connection) -> None:
 def _translated(engine: Engine) -> Iterator[None]:
     try:
         yield
-    except DBAPIError as error:
-        raise DatabaseError(f"{engine.url.render_as_string(hide_password=True)}: {error.orig}") from error
+    except (DBAPIError, sqlite3.Error, NoConnectionFreeError) as error:
+        because = error.orig if isinstance(error, DBAPIError) else error
+        raise DatabaseError(f"{engine.url.render_as_string(hide_password=True)}: {because}") from error

@@ -10,7 +10,7 @@ Pure: text in, values out.
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from gpuwarden.errors import GpuwardenError
 
@@ -51,8 +51,9 @@ class WorkerFacts:
     ram_bytes: int | None
     ram_still_s: float | None
     ram_unknown: str | None
-    # Every process the driver lists on the host's GPUs; null when a GPU could not be asked.
-    gpu_pids: list[int] | None
+    # The processes that the driver lists on each of the host's GPUs, by UUID; null for a GPU that could not be asked,
+    # and null as a whole when none could.
+    gpu_pids: dict[str, list[int] | None] | None
 
 
 _HINTS: Final = get_type_hints(WorkerFacts)
@@ -70,8 +71,8 @@ def parse(text: str) -> WorkerFacts:
         FactsError: a field is missing or of another type.
     """
     try:
-        found: Any = json.loads(text)
-    except ValueError as error:
+        found: Any = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
         raise FactsError(f"the exporter's evidence is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise FactsError("the exporter's evidence is not a JSON object")
@@ -90,7 +91,29 @@ def _checked(name: str, value: Any) -> Any:
     for kind in allowed:
         if kind in plain:
             if isinstance(value, plain[kind]) and (kind is bool or not isinstance(value, bool)):
-                return float(value) if kind is float and value is not None else value
-        elif isinstance(value, list) and all(isinstance(entry, get_args(kind)) for entry in value):
+                return _finite(name, value) if kind is float else value
+        elif isinstance(value, dict) and get_origin(kind) is dict:
+            if all(
+                pids is None or (isinstance(pids, list) and all(type(pid) is int for pid in pids))
+                for pids in value.values()
+            ):
+                return value
+        elif (
+            isinstance(value, list)
+            and get_origin(kind) is list
+            and all(type(entry) in get_args(kind) for entry in value)
+        ):
             return value
-    raise FactsError(f"the exporter's evidence has {str(value)[:80]!r} for {name!r}")
+    shown = f"a {type(value).__name__}" if isinstance(value, list | dict) else ascii(value)[:80]
+    raise FactsError(f"the exporter's evidence has {shown} for {name!r}")
+
+
+def _finite(name: str, value: Any) -> float:
+    """A number that compares: one past every float would make any age look fresh, or any silence long."""
+    if not -1e18 < value < 1e18:
+        raise FactsError(f"the exporter's evidence has {ascii(value)[:80]} for {name!r}")
+    return float(value)
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")

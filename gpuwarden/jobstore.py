@@ -27,12 +27,17 @@ from gpuwarden.job import (
     stall_timeout_s,
 )
 from gpuwarden.schema import DISPATCH_EVENTS, JOBS, METADATA, RUNS, WORKERS
+from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
 """A job's priority when its submitter names none; lower runs sooner."""
 
 GHOST_AGE_S: Final = 100.0
 """How far into the past a killed worker's last-seen time is set (A12), seconds."""
+
+
+class SubmissionError(GpuwardenError):
+    """A submission asks for what no worker could report and no rule could police."""
 
 
 class UnknownJobError(GpuwardenError):
@@ -53,6 +58,16 @@ class Submission:
     steps_total: int | None = None
     budget_s: float | None = None
     stall_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "model", "run_id"):
+            text = getattr(self, name)
+            if text is not None and not is_text(text):
+                raise SubmissionError(f"{name} {text[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+        for name in ("budget_s", "stall_timeout_s", "steps_total"):
+            figure = getattr(self, name)
+            if figure is not None and not 0 <= figure < SECONDS_MAX:
+                raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
 
 
 @dataclass(frozen=True, kw_only=True)

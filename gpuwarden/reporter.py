@@ -10,6 +10,7 @@ included, and tells the exporter the holder's pid in the host's pid namespace, a
 
 import errno
 import fcntl
+import operator
 import os
 import threading
 import time
@@ -32,8 +33,16 @@ class LockHeldError(GpuwardenError):
     """Another live process holds this worker's lock."""
 
 
+class StateFolderError(GpuwardenError):
+    """The worker's folder cannot be made, or its files cannot be written."""
+
+
 class HostKeyError(GpuwardenError):
     """The host's key cannot be read."""
+
+
+# POSIX locks do not exclude their own process, so that a second reporter in it is refused here: (pid, lock file).
+_OPEN: Final[set[tuple[int, str]]] = set()
 
 
 def host_key(directory: Path) -> str:
@@ -71,11 +80,12 @@ class Reporter:
         subdirectory: str | None = None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        statefile.check_name(worker)
         self.folder = directory / statefile.check_name(subdirectory or worker, what="subdirectory")
         self.incarnation = uuid4().hex
         self.write_errors = 0
         self._heartbeat_s = heartbeat_s
-        self._base = self.folder / statefile.check_name(worker)
+        self._base = self.folder / worker
         now = clock.stamp()
         self._worker = WorkerFile(
             worker=worker,
@@ -94,6 +104,8 @@ class Reporter:
         self._last_step_s: float | None = None
         self._next_write_s = 0.0
         self._lock_fd: int | None = None
+        # Re-entrant: a signal handler may call `phase` while its own thread is in `step`.
+        self._changing = threading.RLock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, name="gpuwarden-heartbeat", daemon=True)
 
@@ -101,24 +113,19 @@ class Reporter:
         """Take the lock, publish the worker file and start the heartbeat.
 
         Raises:
-            LockHeldError: another live process is this worker.
-            OSError: the folder cannot be made or written; nothing was published.
+            LockHeldError: another live process is this worker, or another reporter of this process.
+            StateFolderError: the folder cannot be made or written; nothing was published.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(statefile.LOCK_SUFFIX)
-        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = self._take_lock()
+            self._path(statefile.JOB_SUFFIX).unlink(missing_ok=True)
+            self._replace(statefile.WORKER_SUFFIX, statefile.render(self._worker))
         except OSError as error:
-            os.close(lock_fd)
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            raise LockHeldError(
-                f"another live process is worker {self._worker.worker!r} (it holds {path}): stop it, or take another name"
-            ) from None
-        self._lock_fd = lock_fd
-        self._path(statefile.JOB_SUFFIX).unlink(missing_ok=True)
-        self._replace(statefile.WORKER_SUFFIX, statefile.render(self._worker))
+            self._let_go()
+            raise StateFolderError(
+                f"cannot keep state files in {self.folder} ({error}): make it, and let this user write there"
+            ) from error
         self._thread.start()
         return self
 
@@ -142,7 +149,7 @@ class Reporter:
         self._steps = self._intervals = 0
         self._step_time_s = self._step_max_s = 0.0
         self._last_step_s = None
-        self._job = JobFile(
+        job = JobFile(
             job_id=job_id,
             attempt=attempt,
             worker=self._worker.worker,
@@ -162,23 +169,33 @@ class Reporter:
             items_done=0,
             items_failed=0,
         )
-        self._publish_job()
+        with self._changing:
+            self._job = job
+            self._publish_job()
 
     def arm(self) -> None:
         """The load has ended: the first beat, sent by the worker so that a job which never steps is caught too (A3)."""
-        if self._job is not None:
-            now = clock.stamp()
-            self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now)
-            self._publish_job()
+        with self._changing:
+            if self._job is not None:
+                now = clock.stamp()
+                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now)
+                self._publish_job()
 
     def phase(self, phase: Phase) -> None:
-        """The job goes on to `phase`. A beat, once armed; a job that moves itself to `step` arms itself."""
-        job = self._job
-        if job is not None:
-            now = clock.stamp()
-            armed = job.beat is not None or phase is Phase.STEP
-            self._job = replace(job, phase=phase, phase_started=now, beat=now if armed else None)
-            self._publish_job()
+        """The job goes on to `phase`. A beat, once armed; a job that moves itself to `step` arms itself.
+
+        A phase that is none of ours is counted in `write_errors` and changes nothing.
+        """
+        if phase not in list(Phase):
+            self.write_errors += 1
+            return
+        with self._changing:
+            job = self._job
+            if job is not None:
+                now = clock.stamp()
+                armed = job.beat is not None or phase == Phase.STEP
+                self._job = replace(job, phase=Phase(phase), phase_started=now, beat=now if armed else None)
+                self._publish_job()
 
     def step(self) -> None:
         """One step is done. Costs well under a microsecond but for one write a second; never raises."""
@@ -190,31 +207,51 @@ class Reporter:
             self._step_time_s += took_s
             self._step_max_s = max(self._step_max_s, took_s)
         self._last_step_s = now_s
-        if now_s >= self._next_write_s and self._job is not None:
-            self._job = replace(self._job, beat=clock.stamp())
-            self._publish_job()
+        # Another thread that is writing now tells as much: a step waits for nobody.
+        if now_s >= self._next_write_s and self._changing.acquire(blocking=False):
+            try:
+                if self._job is not None:
+                    self._job = replace(self._job, beat=clock.stamp())
+                    self._publish_job()
+            finally:
+                self._changing.release()
 
     def items(self, *, done: int, failed: int) -> None:
-        """How many of the job's items are done and failed so far; published with the next write."""
-        if self._job is not None:
-            self._job = replace(self._job, items_done=done, items_failed=failed)
+        """How many of the job's items are done and failed so far; published with the next write.
+
+        Whole numbers of any library will do; what is none is counted in `write_errors` and changes nothing.
+        """
+        try:
+            done, failed = operator.index(done), operator.index(failed)
+        except TypeError:
+            done = failed = -1
+        if done < 0 or failed < 0:
+            self.write_errors += 1
+            return
+        with self._changing:
+            if self._job is not None:
+                self._job = replace(self._job, items_done=done, items_failed=failed)
 
     def end_job(self) -> None:
         """The attempt is over and settled: its file goes."""
-        self._job = None
-        self._remove(statefile.JOB_SUFFIX)
+        with self._changing:
+            self._job = None
+            self._remove(statefile.JOB_SUFFIX)
         self.loop_seen()
 
     def close(self) -> None:
-        """A clean end: the files go, then the lock. What is left beside a free lock is a dead worker."""
+        """A clean end: the files go, then the lock. What is left beside a free lock is a dead worker.
+
+        Nothing in a process that was forked off while the reporter was open: the files are its parent's.
+        """
+        if self._lock_fd is None or os.getpid() != self._worker.pid:
+            return
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
-        self._remove(statefile.JOB_SUFFIX)
+        self.end_job()
         self._remove(statefile.WORKER_SUFFIX)
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -222,9 +259,34 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _take_lock(self) -> int:
+        path = self._path(statefile.LOCK_SUFFIX)
+        held = LockHeldError(
+            f"another live process is worker {self._worker.worker!r} (it holds {path}): stop it, or take another name"
+        )
+        key = os.getpid(), os.path.realpath(path)
+        if key in _OPEN:
+            raise held
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock_fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise held from None
+        _OPEN.add(key)
+        return lock_fd
+
+    def _let_go(self) -> None:
+        if self._lock_fd is not None:
+            _OPEN.discard((os.getpid(), os.path.realpath(self._path(statefile.LOCK_SUFFIX))))
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
     def _beat_on(self) -> None:
         while not self._closing.wait(self._heartbeat_s):
-            self._write(statefile.WORKER_SUFFIX, statefile.render(replace(self._worker, heartbeat=clock.stamp())))
+            self._write(statefile.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
 
     def _publish_job(self) -> None:
         self._next_write_s = time.monotonic() + STEP_WRITE_S
@@ -236,20 +298,21 @@ class Reporter:
                 step_mean_s=mean_s,
                 step_max_s=self._step_max_s if self._intervals else None,
             )
-            self._write(statefile.JOB_SUFFIX, statefile.render(self._job))
+            self._write(statefile.JOB_SUFFIX, self._job)
 
     def _path(self, suffix: str) -> Path:
         return self._base.with_name(self._base.name + suffix)
 
-    def _write(self, suffix: str, text: str) -> None:
+    def _write(self, suffix: str, value: WorkerFile | JobFile) -> None:
         try:
-            self._replace(suffix, text)
-        except OSError:
+            self._replace(suffix, statefile.render(value))
+        except (OSError, ValueError, TypeError):  # the last two: the job gave figures that JSON does not know
             self.write_errors += 1
 
     def _replace(self, suffix: str, text: str) -> None:
         path = self._path(suffix)
         scratch = path.with_name(f".{path.name}.new")
+        scratch.unlink(missing_ok=True)  # a write that a signal handler interrupted goes on in a file that nobody reads
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
 

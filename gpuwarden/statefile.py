@@ -28,6 +28,11 @@ from gpuwarden.job import JobClass, Phase
 
 FORMAT: Final = 1
 SIZE_MAX_BYTES: Final = 65536
+SECONDS_MAX: Final = 1e12
+"""Durations and times are below this, seconds."""
+
+TEXT_MAX: Final = 256
+"""Characters a text field may have."""
 WORKER_SUFFIX: Final = ".worker.json"
 JOB_SUFFIX: Final = ".job.json"
 LOCK_SUFFIX: Final = ".lock"
@@ -103,9 +108,16 @@ def check_name(name: str, *, what: str = "worker") -> str:
     """
     if not _NAME.fullmatch(name):
         raise StateFileError(
-            "name", f"{what} name {name[:80]!r} will not do: 1 to 63 letters, digits, '.', '_' or '-', not first"
+            "name",
+            f"{what} name {name[:80]!a} will not do: 1 to 63 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit",
         )
     return name
+
+
+def is_text(text: str) -> bool:
+    """Whether `text` can be a field and a label: a lone surrogate, say, would fail the whole scrape it appears in."""
+    return 1 <= len(text) <= TEXT_MAX and text.isprintable()
 
 
 def render(value: WorkerFile | JobFile) -> str:
@@ -171,8 +183,8 @@ class _Fields:
                 text = json.loads(text, parse_constant=_no_constant)
             except (ValueError, RecursionError) as error:
                 raise StateFileError("not_json", f"not whole JSON ({error}): was it replaced by rename?") from None
-            if isinstance(text, dict) and text.get("format") != FORMAT:
-                raise StateFileError("format", f"format {text.get('format')!r} found, {FORMAT} wanted")
+            if isinstance(text, dict) and (type(text.get("format")) is not int or text["format"] != FORMAT):
+                raise StateFileError("format", f"format {_shown(text.get('format'))} found, {FORMAT} wanted")
         if not isinstance(text, dict):
             raise StateFileError("not_object", f"a JSON object was wanted, {type(text).__name__} found")
         self._fields: dict[str, Any] = text
@@ -182,8 +194,8 @@ class _Fields:
 
     def text(self, name: str) -> str:
         value = self._fields.get(name)
-        if not isinstance(value, str) or not value or len(value) > 256:
-            raise _field_error(name, "a string of 1 to 256 characters", value)
+        if not isinstance(value, str) or not is_text(value):
+            raise _field_error(name, f"a string of 1 to {TEXT_MAX} printable characters", value)
         return value
 
     def count(self, name: str) -> int:
@@ -194,7 +206,7 @@ class _Fields:
 
     def seconds(self, name: str) -> float:
         value = self._fields.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < SECONDS_MAX:
             raise _field_error(name, "seconds, a number from 0", value)
         return float(value)
 
@@ -218,7 +230,16 @@ class _Fields:
 
 
 def _field_error(name: str, wanted: str, found: object) -> StateFileError:
-    return StateFileError("field", f"field {name!r}: {wanted} was wanted, {str(found)[:80]!r} found")
+    return StateFileError("field", f"field {name!r}: {wanted} was wanted, {_shown(found)} found")
+
+
+def _shown(found: object) -> str:
+    """A value for a message: short, printable, and never the recursion of a deep one."""
+    if found is None:
+        return "nothing"
+    if isinstance(found, list | dict):
+        return "a list" if isinstance(found, list) else "an object"
+    return ascii(found)[:80]
 
 
 def _no_constant(name: str) -> object:

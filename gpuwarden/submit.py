@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -29,23 +30,20 @@ def command(argv: list[str]) -> int:
         "--no-steps", action="store_true", help="it reports no steps: the stall condition leaves it alone"
     )
     arguments = parser.parse_args(argv)
-    store = JobStore.open(arguments.store)
-    job_id = store.submit(
-        Submission(
-            queue=arguments.queue,
-            job_class=JobClass(arguments.job_class),
-            model=arguments.model,
-            reports_steps=not arguments.no_steps,
-            payload=arguments.payload,
-            run_id=arguments.run,
-            priority=arguments.priority,
-            steps_total=arguments.steps_total,
-            budget_s=arguments.budget_s,
-            stall_timeout_s=arguments.stall_timeout_s,
-        ),
-        now=time.time(),
+    submission = Submission(
+        queue=arguments.queue,
+        job_class=JobClass(arguments.job_class),
+        model=arguments.model,
+        reports_steps=not arguments.no_steps,
+        payload=arguments.payload,
+        run_id=arguments.run,
+        priority=arguments.priority,
+        steps_total=arguments.steps_total,
+        budget_s=arguments.budget_s,
+        stall_timeout_s=arguments.stall_timeout_s,
     )
-    print(job_id)
+    with closing(JobStore.open(arguments.store)) as store:
+        print(store.submit(submission, now=time.time()))
     return 0
 
 
@@ -56,7 +54,8 @@ def jobs_command(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args(argv)
     states = frozenset(State(name) for name in arguments.state or State)
-    jobs = JobStore.open(arguments.store).jobs(states=states)
+    with closing(JobStore.open(arguments.store)) as store:
+        jobs = store.jobs(states=states)
     if not arguments.json and jobs:
         print(f"{'JOB':>6} {'STATE':10} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIORITY':>8}  {'WORKER':16} BECAUSE")
     for job in jobs:

@@ -4,6 +4,10 @@ The job's own code is a *body*: a function `load(job, report)` that loads what t
 that does the work. Between the two the worker sends the arming beat (A3). The body runs in the main thread; another
 thread renews the lease and watches the claim, and ends the process at once when the claim is gone (A11), because the
 body may be deaf. A body must be idempotent on its output: an attempt can end at any instruction and another begin.
+
+SIGTERM and SIGINT interrupt a body and nothing else: between a claim and its job's first line, or while a result is
+being written, a stop waits, so that no claim is left behind. A queue that does not answer stops no work: an idle worker
+asks again, and a result waits for it up to a lease.
 """
 
 import argparse
@@ -12,8 +16,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +26,7 @@ from typing import Final
 import structlog
 
 from gpuwarden import logs
-from gpuwarden.database import Changes, DatabaseError
+from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S
 from gpuwarden.jobstore import Job, JobStore
@@ -39,6 +43,9 @@ IDLE_POLL_S: Final = 0.2
 IDLE_CLAIM_S: Final = 5.0
 """An idle worker tries a claim this often even if it saw no change, seconds."""
 
+SETTLE_RETRY_S: Final = 1.0
+"""How long a result waits before it is offered again to a queue that did not answer, seconds."""
+
 log: Final = structlog.get_logger("worker")
 
 
@@ -48,6 +55,35 @@ class BodyError(GpuwardenError):
 
 class WorkerStopping(BaseException):
     """SIGTERM or SIGINT came: give the job back and end."""
+
+
+class Stop:
+    """Whether this worker was told to end. A signal is noted, and interrupts only what allows it."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._interrupts = False
+
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """A handler for SIGTERM and SIGINT."""
+        self.requested = True
+        if self._interrupts:
+            raise WorkerStopping
+
+    def check(self) -> None:
+        """Raise WorkerStopping if told to end."""
+        if self.requested:
+            raise WorkerStopping
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, WorkerStopping is raised at whatever instruction the signal finds."""
+        try:
+            self._interrupts = True
+            self.check()
+            yield
+        finally:
+            self._interrupts = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +101,22 @@ class Settings:
 class Worker:
     """One slot: one process, one job at a time."""
 
-    def __init__(self, settings: Settings, *, store: JobStore, reporter: Reporter, body: Body) -> None:
+    def __init__(
+        self, settings: Settings, *, store: JobStore, reporter: Reporter, body: Body, stop: Stop | None = None
+    ) -> None:
         self._settings = settings
+        self._stop = stop or Stop()
         self._store = store
         self._reporter = reporter
         self._body = body
 
     def run(self) -> None:
-        """Claim and run until told to stop, or until `jobs_max` jobs are done."""
+        """Claim and run until `jobs_max` jobs are done.
+
+        Raises:
+            WorkerStopping: told to stop; the job it held is given back.
+            DatabaseError: the queue would not take a result.
+        """
         done = 0
         changes = self._store.changes()
         try:
@@ -86,24 +130,31 @@ class Worker:
     def _next(self, changes: Changes) -> Job:
         next_claim_s = next_row_s = 0.0
         while True:
+            self._stop.check()
             now_s = time.monotonic()
             self._reporter.loop_seen()
             if now_s >= next_row_s:
                 self._see(model=None)
                 next_row_s = now_s + self._settings.heartbeat_s
-            if changes.any() or now_s >= next_claim_s:
-                next_claim_s = now_s + IDLE_CLAIM_S
-                job = self._store.claim(
-                    self._settings.queue,
-                    host=self._settings.host,
-                    worker=self._settings.name,
-                    incarnation=self._reporter.incarnation,
-                    now=time.time(),
-                    lease_s=self._settings.lease_s,
-                )
-                if job is not None:
-                    return job
+            try:
+                if changes.any() or now_s >= next_claim_s:
+                    next_claim_s = now_s + IDLE_CLAIM_S
+                    job = self._claim()
+                    if job is not None:
+                        return job
+            except DatabaseError as error:
+                log.warning("queue does not answer; asking again", worker=self._settings.name, because=str(error))
             time.sleep(IDLE_POLL_S)
+
+    def _claim(self) -> Job | None:
+        return self._store.claim(
+            self._settings.queue,
+            host=self._settings.host,
+            worker=self._settings.name,
+            incarnation=self._reporter.incarnation,
+            now=time.time(),
+            lease_s=self._settings.lease_s,
+        )
 
     def _run_one(self, job: Job) -> None:
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
@@ -120,31 +171,59 @@ class Worker:
         over = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)
         keeper.start()
-        incarnation = self._reporter.incarnation
         try:
-            work = self._body(job, self._reporter)
-            self._reporter.arm()
-            bound.info("job armed")
-            work()
-            settled = self._store.complete(job.job_id, attempt=job.attempt, incarnation=incarnation, now=time.time())
-            bound.info("job completed", accepted=settled)
+            because = self._attempt(job, bound)
         except WorkerStopping:
             over.set()
-            given_back = self._store.release(job.job_id, attempt=job.attempt, incarnation=incarnation)
+            given_back = self._store.release(job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation)
             bound.info("stopping: job given back", accepted=given_back)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the body raises is the job's failure, not the worker's
-            because = f"{type(error).__name__}: {error}"[:500]
-            settled = self._store.fail_by_worker(
-                job.job_id, attempt=job.attempt, incarnation=incarnation, because=because, now=time.time()
-            )
-            bound.error("job failed", because=because, accepted=settled, exc_info=True)
         finally:
-            over.set()
-        if not settled:
+            over.set()  # before the result is written: a keeper that finds the job settled must not take it for lost
+        if not self._settle(job, because, bound):
             _stop_at_once(bound)
+        keeper.join(timeout=BUSY_TIMEOUT_S)  # or its last heartbeat could put the model back into the row
         self._reporter.end_job()
         self._see(model=None)
+
+    def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> str | None:
+        """Load, arm and work; why the job failed, or `None` when it is done."""
+        try:
+            with self._stop.interrupting():
+                work = self._body(job, self._reporter)
+                self._reporter.arm()
+                bound.info("job armed")
+                work()
+        except (Exception, SystemExit) as error:
+            if self._stop.requested:
+                raise WorkerStopping from error  # a body that turned the stop into an error of its own
+            because = f"{type(error).__name__}: {error}"[:500].encode("utf-8", "backslashreplace").decode()
+            bound.error("job failed", because=because, exc_info=True)
+            return because
+        return None
+
+    def _settle(self, job: Job, because: str | None, bound: structlog.typing.FilteringBoundLogger) -> bool:
+        """Write the result, for up to a lease if the queue does not answer; false when the job was no longer ours."""
+        attempt, incarnation = job.attempt, self._reporter.incarnation
+        give_up_s = time.monotonic() + self._settings.lease_s
+        while True:
+            try:
+                if because is None:
+                    accepted = self._store.complete(
+                        job.job_id, attempt=attempt, incarnation=incarnation, now=time.time()
+                    )
+                else:
+                    accepted = self._store.fail_by_worker(
+                        job.job_id, attempt=attempt, incarnation=incarnation, because=because, now=time.time()
+                    )
+            except DatabaseError as error:
+                if self._stop.requested or time.monotonic() >= give_up_s:
+                    raise
+                bound.warning("queue does not answer; the result waits", because=str(error))
+                time.sleep(SETTLE_RETRY_S)
+                continue
+            bound.info("job completed" if because is None else "job marked failed", accepted=accepted)
+            return accepted
 
     def _keep(self, job: Job, over: threading.Event) -> None:
         """Renew the lease and watch the claim. A database that does not answer is no reason to stop working."""
@@ -201,23 +280,29 @@ def find_body(target: str) -> Body:
         body: Body = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BodyError(f"no job body at {target!r} ({error}): give module:function, importable from here") from None
+    if not callable(body):
+        raise BodyError(f"{target!r} is {type(body).__name__}, not a function that loads a job and returns its work")
     return body
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden worker`."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if not 0 < arguments.heartbeat_s < arguments.lease_s:
+        parser.error("--heartbeat-s must be above 0 and below --lease-s, or a lease ends before it is renewed")
     logs.configure(level=arguments.log_level)
-    signal.signal(signal.SIGTERM, _on_signal)
-    signal.signal(signal.SIGINT, _on_signal)
+    stop = Stop()
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    signal.signal(signal.SIGINT, stop.on_signal)
     try:
-        return _serve(arguments)
+        return _serve(arguments, stop)
     except WorkerStopping:
         log.info("stopped", worker=arguments.name)
         return 0
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     body = find_body(arguments.body)
     settings = Settings(
         name=arguments.name,
@@ -238,7 +323,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         with reporter:
             log.info("worker ready", worker=settings.name, queue=settings.queue, incarnation=reporter.incarnation)
-            Worker(settings, store=store, reporter=reporter, body=body).run()
+            Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
     finally:
         store.close()
     return 0
@@ -269,7 +354,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
     return parser
-
-
-def _on_signal(_number: int, _frame: FrameType | None) -> None:
-    raise WorkerStopping

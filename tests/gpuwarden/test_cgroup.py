@@ -1,0 +1,316 @@
+"""Control groups of both versions and the hybrid, from directories shaped like the kernel's; and this process's own."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden import cgroup
+
+ID = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+PID = 4242
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    folder = tmp_path / "proc"
+    (folder / str(PID)).mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "cgroup"
+    folder.mkdir()
+    return folder
+
+
+def belongs(proc: Path, *lines: str) -> None:
+    """Write /proc/PID/cgroup."""
+    (proc / str(PID) / "cgroup").write_text("".join(line + "\n" for line in lines))
+
+
+def group(folder: Path, **files: str) -> Path:
+    """A cgroup's directory with some of the kernel's files; `_` in a name stands for the first dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(content)
+    return folder
+
+
+# --- which container
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(f"/docker/{ID}", id="Docker, cgroupfs"),
+        pytest.param(f"/system.slice/docker-{ID}.scope", id="Docker, systemd"),
+        pytest.param(f"/docker/{ID}/init.scope", id="systemd inside Docker"),
+        pytest.param(f"/user.slice/user-1000.slice/docker-{ID}.scope", id="rootless Docker"),
+        pytest.param(f"/kubepods.slice/kubepods-podabc.slice/cri-containerd-{ID}.scope", id="containerd pod, systemd"),
+        pytest.param(f"/kubepods/burstable/pod5d0c1f4e/{ID}", id="containerd pod, cgroupfs"),
+        pytest.param(f"/kubepods-besteffort-pod1.slice:cri-containerd:{ID}", id="containerd pod, old systemd"),
+        pytest.param(f"/kubepods.slice/kubepods-pod1.slice/crio-{ID}.scope", id="CRI-O pod"),
+        pytest.param(f"/kubepods.slice/crio-{ID}.scope/container", id="CRI-O pod, crun's own group"),
+        pytest.param(f"/machine.slice/libpod-{ID}.scope", id="Podman"),
+        pytest.param(f"/machine.slice/libpod-{ID}.scope/container", id="Podman, crun's own group"),
+        pytest.param(f"/user.slice/user-1.slice/user.slice/libpod-{ID}.scope", id="rootless Podman"),
+        pytest.param(f"/libpod_parent/libpod-{ID}", id="Podman, cgroupfs"),
+        pytest.param(f"/../../docker/{ID}", id="seen from a cgroup namespace beside it"),
+    ],
+)
+def test_a_container_is_known_by_its_full_id_whatever_runs_it(proc: Path, path: str) -> None:
+    belongs(proc, f"0::{path}")
+
+    assert cgroup.container_id(PID, proc=proc) == ID
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/", id="the root"),
+        pytest.param("/system.slice/ssh.service", id="a unit"),
+        pytest.param(f"/docker/{ID[:12]}", id="a short id"),
+        pytest.param(f"/docker/{ID}0", id="a digit too many"),
+        pytest.param(f"/docker/{ID.upper()}", id="capitals"),
+        pytest.param(f"/x{ID}", id="an id inside a word"),
+        pytest.param(f"/docker-{ID}.service", id="a unit named like one"),
+    ],
+)
+def test_a_process_outside_containers_is_in_none(proc: Path, path: str) -> None:
+    belongs(proc, f"0::{path}")
+
+    assert cgroup.container_id(PID, proc=proc) is None
+
+
+def test_a_container_is_found_in_the_hierarchies_of_version_1(proc: Path) -> None:
+    belongs(proc, "12:cpuset:/", f"11:memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}")
+
+    assert cgroup.container_id(PID, proc=proc) == ID
+
+
+def test_a_container_is_found_when_only_the_last_hierarchy_names_it(proc: Path) -> None:
+    belongs(proc, "2:memory:/", f"1:name=systemd:/docker/{ID}", "0::/")
+
+    assert cgroup.container_id(PID, proc=proc) == ID
+
+
+def test_of_a_container_in_a_container_the_hosts_own_is_named(proc: Path) -> None:
+    belongs(proc, f"0::/docker/{ID}/docker/{OTHER}")
+
+    assert cgroup.container_id(PID, proc=proc) == ID
+
+
+def test_a_colon_in_a_path_stays_in_the_path(proc: Path) -> None:
+    belongs(proc, f"1:name=systemd:/a:b/docker-{ID}.scope")
+
+    assert cgroup.container_id(PID, proc=proc) == ID
+
+
+def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
+    for ask in (cgroup.container_id, cgroup.start_ticks):
+        with pytest.raises(FileNotFoundError):
+            ask(99, proc=proc)
+    for ask_place in (cgroup.memory_directory, cgroup.directory):
+        with pytest.raises(FileNotFoundError):
+            ask_place(99, proc=proc, root=root)
+
+
+# --- where
+
+
+def test_version_2_accounts_memory_and_lists_processes_in_one_place(proc: Path, root: Path) -> None:
+    belongs(proc, "0::/system.slice/docker-1.scope")
+    place = group(root / "system.slice/docker-1.scope", memory_current="1\n", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.memory_directory(PID, proc=proc, root=root) == place
+    assert cgroup.directory(PID, proc=proc, root=root) == place
+
+
+def test_version_1_accounts_memory_in_its_own_hierarchy(proc: Path, root: Path) -> None:
+    belongs(proc, "5:cpu,cpuacct:/docker/1", "4:memory:/docker/1", "1:name=systemd:/docker/1")
+    place = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.memory_directory(PID, proc=proc, root=root) == place
+    assert cgroup.directory(PID, proc=proc, root=root) == place
+
+
+def test_the_hybrid_accounts_in_version_1_and_lists_in_version_2(proc: Path, root: Path) -> None:
+    belongs(proc, "4:hugetlb,memory:/docker/1", "1:name=systemd:/docker/1", "0::/docker/1")
+    accounted = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
+    listed = group(root / "unified/docker/1", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.memory_directory(PID, proc=proc, root=root) == accounted
+    assert cgroup.directory(PID, proc=proc, root=root) == listed
+
+
+def test_the_hybrid_without_its_unified_mount_lists_in_version_1(proc: Path, root: Path) -> None:
+    belongs(proc, "4:memory:/docker/1", "0::/docker/1")
+    accounted = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.directory(PID, proc=proc, root=root) == accounted
+
+
+def test_without_a_memory_controller_memory_is_accounted_nowhere(proc: Path, root: Path) -> None:
+    belongs(proc, "0::/system.slice/x.service")
+    listed = group(root / "system.slice/x.service", cgroup_procs="")
+
+    assert cgroup.memory_directory(PID, proc=proc, root=root) is None
+    assert cgroup.directory(PID, proc=proc, root=root) == listed
+
+
+def test_without_any_hierarchy_there_is_no_place(proc: Path, root: Path) -> None:
+    belongs(proc, "1:name=systemd:/docker/1")
+
+    assert cgroup.directory(PID, proc=proc, root=root) is None
+
+
+# --- how much
+
+
+def test_memory_of_version_2_is_the_whole_charge_with_its_parts(root: Path) -> None:
+    place = group(root / "c", memory_current="1000\n", memory_stat="anon 300\nfile 700\ninactive_file 150\n")
+
+    assert cgroup.memory(place) == cgroup.Memory(usage_bytes=1000, anon_bytes=300, working_set_bytes=850)
+
+
+def test_memory_of_version_1_is_the_whole_charge_with_its_parts(root: Path) -> None:
+    stat = "rss 1\ninactive_file 2\ntotal_rss 300\ntotal_inactive_file 150\n"
+    place = group(root / "c", memory_usage_in_bytes="1000\n", memory_stat=stat)
+
+    assert cgroup.memory(place) == cgroup.Memory(usage_bytes=1000, anon_bytes=300, working_set_bytes=850)
+
+
+@pytest.mark.parametrize("usage", [{"memory_current": "10\n"}, {"memory_usage_in_bytes": "10\n"}], ids=["v2", "v1"])
+def test_parts_that_the_kernel_does_not_tell_are_unknown_not_zero(root: Path, usage: dict[str, str]) -> None:
+    place = group(root / "c", **usage, memory_stat="cache 0\n")
+
+    assert cgroup.memory(place) == cgroup.Memory(usage_bytes=10, anon_bytes=None, working_set_bytes=None)
+
+
+def test_a_working_set_is_never_negative(root: Path) -> None:
+    place = group(root / "c", memory_current="10\n", memory_stat="inactive_file 20\n")
+
+    assert cgroup.memory(place).working_set_bytes == 0
+
+
+def test_memory_of_a_group_that_is_gone_is_an_error(root: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        cgroup.memory(root / "gone")
+
+
+@pytest.mark.parametrize("files", [{"memory_current": "max\n", "memory_stat": ""},
+                                   {"memory_current": "1\n", "memory_stat": "anon\n"}])  # fmt: skip
+def test_memory_that_is_no_number_is_an_error(root: Path, files: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"invalid literal|sequence element"):
+        cgroup.memory(group(root / "c", **files))
+
+
+# --- who
+
+
+def test_the_processes_of_a_group_are_those_below_it_too(root: Path) -> None:
+    group(root / "c", cgroup_procs="1\n2\n")
+    group(root / "c/init.scope", cgroup_procs="3\n")
+    group(root / "c/a/b", cgroup_procs="4\n2\n")
+    group(root / "beside", cgroup_procs="9\n")
+
+    assert cgroup.processes(root / "c") == {1, 2, 3, 4}
+
+
+def test_a_group_that_is_empty_or_gone_has_no_process(root: Path) -> None:
+    group(root / "c", cgroup_procs="")
+
+    assert cgroup.processes(root / "c") == frozenset()
+    assert cgroup.processes(root / "gone") == frozenset()
+
+
+def test_a_process_of_another_pid_namespace_still_counts_as_one(root: Path) -> None:
+    group(root / "c", cgroup_procs="0\n")  # how the kernel lists a process that this namespace cannot name
+
+    assert cgroup.processes(root / "c") == {0}
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
+    """Let reading one file fail as the kernel makes it fail."""
+    read = Path.read_text
+
+    def refuse(self: Path, *arguments: Any, **named: Any) -> str:
+        if self == path:
+            raise OSError(number, os.strerror(number), str(self))
+        return read(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP], ids=["gone", "going", "threaded"])
+def test_a_subgroup_that_ends_or_is_threaded_hides_nothing_else(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    group(root / "c", cgroup_procs="1\n")
+    below = group(root / "c/below", cgroup_procs="2\n")
+    unreadable(monkeypatch, below / "cgroup.procs", number)
+
+    assert cgroup.processes(root / "c") == {1}
+
+
+def test_a_group_that_may_not_be_read_is_an_error_and_never_empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = group(root / "c", cgroup_procs="1\n")
+    unreadable(monkeypatch, place / "cgroup.procs", errno.EACCES)
+
+    with pytest.raises(PermissionError):
+        cgroup.processes(place)
+
+
+# --- since when
+
+STAT_AFTER_NAME = "S 1 4242 4242 0 -1 4194560 5 0 0 0 1 2 0 0 20 0 1 0 987654 1000 10 18446744073709551615"
+
+
+@pytest.mark.parametrize(
+    "name", ["python", "tmux: server", "a) R 1 2 3", "((sd-pam))", "", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"]
+)
+def test_a_start_is_read_whatever_the_process_calls_itself(proc: Path, name: str) -> None:
+    (proc / str(PID) / "stat").write_text(f"{PID} ({name}) {STAT_AFTER_NAME}\n")
+
+    assert cgroup.start_ticks(PID, proc=proc) == 987654
+
+
+def test_a_name_that_is_no_text_does_not_matter(proc: Path) -> None:
+    (proc / str(PID) / "stat").write_bytes(f"{PID} (".encode() + b"\xff\xfe) " + STAT_AFTER_NAME.encode())
+
+    assert cgroup.start_ticks(PID, proc=proc) == 987654
+
+
+# --- this process, on this kernel
+
+
+def test_this_process_started_after_its_parent_and_before_now() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    up_s = float(Path("/proc/uptime").read_text().split()[0])
+
+    assert 0 < cgroup.start_ticks(os.getpid()) / ticks <= up_s
+    assert cgroup.start_ticks(os.getpid()) == cgroup.start_ticks(os.getpid())
+
+
+def test_this_process_is_among_those_of_its_group() -> None:
+    place = cgroup.directory(os.getpid())
+    if place is None or not (place / "cgroup.procs").exists():
+        pytest.skip("this host's cgroups are not mounted where this process is")
+
+    assert os.getpid() in cgroup.processes(place)
+
+
+def test_this_process_is_charged_for_memory_if_a_controller_covers_it() -> None:
+    place = cgroup.memory_directory(os.getpid())
+    if place is None or not place.is_dir():
+        pytest.skip("no memory controller covers this process")
+
+    found = cgroup.memory(place)
+
+    assert found.usage_bytes > 0
+    assert found.working_set_bytes is None or found.working_set_bytes <= found.usage_bytes

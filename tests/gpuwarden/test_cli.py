@@ -1,0 +1,213 @@
+"""The command line: finding a command, saying what is wrong, and a job's way in and out."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuwarden import __version__, cli
+from gpuwarden.cli import main
+from gpuwarden.errors import GpuwardenError
+
+
+@pytest.fixture
+def url(database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    return f"sqlite:///{database}"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """A command's exit code, what it printed and what it complained of."""
+    try:
+        code = main(list(arguments))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys)
+
+    assert (code, out) == (2, "")
+    assert "commands:" in err
+    for command in ("worker", "submit", "jobs"):
+        assert f"\n  {command} " in err
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "wroker")
+
+    assert code == 2
+    assert "invalid choice: 'wroker'" in err
+    assert "worker" in err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"gpuwarden {__version__}\n", "")
+
+
+def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "submit", "--help")
+
+    assert code == 0
+    assert out.startswith("usage: gpuwarden submit")
+
+
+def test_a_missing_package_names_the_extra_that_brings_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "exporting").mkdir()
+    (tmp_path / "exporting" / "main.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cli, "_commands", lambda: {"exporter": "exporting.main:command"})
+
+    code, _, err = run(capsys, "exporter")
+
+    assert code == 1
+    assert err == (
+        "gpuwarden exporter: needs the package 'no_such_package', which is not installed: "
+        "pip install 'gpuwarden[exporting]'\n"
+    )
+
+
+def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gpuwarden.submit", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuwarden.jobstore", None)
+
+    code, _, err = run(capsys, "jobs")
+
+    assert code == 1
+    assert "pip install 'gpuwarden[worker]'" in err
+
+
+def test_programs_register_their_commands_without_the_library_importing_them() -> None:
+    look = "import sys; from gpuwarden import cli; print(sorted(cli._commands()))\n"
+    look += "assert not {'exporter', 'remediator', 'sqlalchemy'} & set(sys.modules)"
+
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+
+    assert {"exporter", "remediator", "worker", "submit", "jobs"} <= set(json.loads(told.stdout.replace("'", '"')))
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        pytest.param(GpuwardenError("no host key"), 1, "gpuwarden jobs: no host key\n", id="our own error"),
+        pytest.param(KeyboardInterrupt(), 130, "", id="Ctrl-C"),
+    ],
+)
+def test_a_command_that_ends_early_is_one_line_and_a_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, says: str
+) -> None:
+    def command(_arguments: list[str]) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "_load", lambda _target: command)
+
+    assert run(capsys, "jobs") == (code, "", says)
+
+
+def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(_arguments: list[str]) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_load", lambda _target: command)
+
+    with pytest.raises(ZeroDivisionError):
+        main(["jobs"])
+
+
+def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
+    for _ in range(2):
+        assert main(["submit", "--store", url]) == 0
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+
+    told = subprocess.run(
+        [sys.executable, "-u", "-m", "gpuwarden", "jobs", "--store", url], stdout=write_end, stderr=subprocess.PIPE,
+        check=False,
+    )  # fmt: skip
+    os.close(write_end)
+
+    assert (told.returncode, told.stderr) == (1, b"")
+
+
+# --- a job's way in and out
+
+
+def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
+    figures = ["--steps-total", "20", "--budget-s", "60", "--payload", '{"prompt": "a cat"}']
+    assert run(capsys, "submit", "--store", url, *options, *figures) == (0, "1\n", "")
+    assert run(capsys, "submit", "--store", url) == (0, "2\n", "")
+
+    code, out, _ = run(capsys, "jobs", "--store", url, "--json")
+
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert code == 0
+    assert first == {
+        "job_id": 1, "run_id": "r1", "queue": "video", "job_class": "gpu_video", "model": "svd",
+        "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
+        "state": "queued", "priority": 5, "attempt": 0, "watchdog_retries": 0, "reclaims": 0, "claimed_by": None,
+        "host": None, "worker": None, "lease_expires_at": None, "because": None,
+    }  # fmt: skip
+    assert (second["queue"], second["budget_s"], second["stall_timeout_s"]) == ("gpu", 8100.0, 120.0)
+
+
+def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    run(capsys, "submit", "--store", url, "--no-steps")
+
+    _, out, _ = run(capsys, "jobs", "--store", url)
+
+    heading, line = out.splitlines()
+    assert heading.split() == ["JOB", "STATE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "BECAUSE"]
+    assert line.split() == ["1", "queued", "0", "0", "100", "-"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+    assert run(capsys, "jobs", "--store", url, *options) == (0, "", "")
+
+
+def test_jobs_are_chosen_by_state(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    run(capsys, "submit", "--store", url)
+
+    assert run(capsys, "jobs", "--store", url, "--json", "--state", "failed", "--state", "running")[1] == ""
+    assert len(run(capsys, "jobs", "--store", url, "--json", "--state", "failed", "--state", "queued")[1]) > 1
+
+
+def test_the_store_may_come_from_the_environment(
+    capsys: pytest.CaptureFixture[str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_STORE", url)
+
+    assert run(capsys, "submit") == (0, "1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        pytest.param([], 2, "the following arguments are required: --store", id="no store"),
+        pytest.param(["--store", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
+        pytest.param(["--store", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
+        pytest.param(["--store", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
+        pytest.param(["--store", "x"], 1, "'x' is no database URL", id="bad store"),
+        pytest.param(["--store", "x", "--budget-s", "inf"], 1, "budget_s inf will not do", id="endless budget"),
+        pytest.param(["--store", "x", "--model", "\udcff"], 1, r"model '\udcff' will not do", id="a model in bytes"),
+    ],
+)
+def test_a_submission_that_will_not_do_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, says: str
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+
+    ended, out, err = run(capsys, "submit", *options)
+
+    assert (ended, out) == (code, "")
+    assert says in err

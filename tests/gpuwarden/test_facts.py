@@ -1,0 +1,112 @@
+"""The answer of `/evidence`: what one side writes the other reads, and nothing doubtful passes."""
+
+import json
+from dataclasses import asdict, fields
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.facts import FactsError, WorkerFacts, parse, render
+
+_FIGURES: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(max_size=30),
+    bool: st.booleans(),
+    int: st.integers(),
+    float: st.floats(-1e15, 1e15),
+    list[str]: st.lists(st.text(max_size=10), max_size=3),
+    dict[str, list[int] | None]: st.dictionaries(
+        st.text(max_size=10), st.none() | st.lists(st.integers(0, 2**31), max_size=3), max_size=3
+    ),
+    type(None): st.none(),
+}
+_HINTS = get_type_hints(WorkerFacts)
+facts = st.builds(
+    WorkerFacts,
+    **{
+        name: st.one_of(*(_FIGURES[kind] for kind in (get_args(hint) or (hint,))))
+        for name, hint in _HINTS.items()
+    },
+)  # fmt: skip
+
+KNOWN: dict[str, Any] = {"host": "box1", "worker": "w1", "sample_age_s": 0.5, "worker_incarnation": "i1"}
+NOTHING_ELSE: dict[str, Any] = {field.name: None for field in fields(WorkerFacts)}
+NOTHING_KNOWN = WorkerFacts(**{**NOTHING_ELSE, **KNOWN})
+
+
+def answer(**changed: object) -> str:
+    return json.dumps({**asdict(NOTHING_KNOWN), **changed})
+
+
+@given(facts)
+def test_facts_read_back_as_they_were_written(written: WorkerFacts) -> None:
+    assert parse(render(written)) == written
+
+
+def test_unknown_stays_unknown_and_is_never_zero() -> None:
+    assert parse(render(NOTHING_KNOWN)) == NOTHING_KNOWN
+
+
+def test_a_gpu_that_could_not_be_asked_is_unknown_beside_one_that_lists_nothing() -> None:
+    assert parse(answer(gpu_pids={"GPU-0": [], "GPU-1": None})).gpu_pids == {"GPU-0": [], "GPU-1": None}
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    assert parse(answer(colour="blue")) == NOTHING_KNOWN
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(WorkerFacts)])
+def test_a_missing_field_is_refused_by_name(name: str) -> None:
+    found = json.loads(answer())
+    del found[name]
+
+    with pytest.raises(FactsError, match=f"lacks '{name}': is it of another version"):
+        parse(json.dumps(found))
+
+
+def test_a_whole_number_is_a_duration() -> None:
+    assert parse(answer(gpu_idle_s=120)).gpu_idle_s == 120.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        pytest.param("worker", None, "None for 'worker'", id="null where something must be known"),
+        pytest.param("sample_age_s", None, "None for 'sample_age_s'", id="an age that must be known"),
+        pytest.param("sample_age_s", "1", "'1' for 'sample_age_s'", id="a number as a string"),
+        pytest.param("sample_age_s", True, "True for 'sample_age_s'", id="a boolean for a float"),
+        pytest.param("job_id", True, "True for 'job_id'", id="a boolean for a whole number"),
+        pytest.param("job_id", 1.5, "1.5 for 'job_id'", id="a fraction for a whole number"),
+        pytest.param("alive", 1, "1 for 'alive'", id="a number for a boolean"),
+        pytest.param("alive", "yes", "'yes' for 'alive'", id="a word for a boolean"),
+        pytest.param("gpus", "GPU-0", "'GPU-0' for 'gpus'", id="a string for a list"),
+        pytest.param("gpus", [1], "a list for 'gpus'", id="numbers in a list of strings"),
+        pytest.param("gpu_pids", [1], "a list for 'gpu_pids'", id="a list for pids by GPU"),
+        pytest.param("gpu_pids", {"GPU-0": ["1"]}, "a dict for 'gpu_pids'", id="a pid as a string"),
+        pytest.param("gpu_pids", {"GPU-0": [True]}, "a dict for 'gpu_pids'", id="a boolean for a pid"),
+        pytest.param("gpu_pids", {"GPU-0": 1}, "a dict for 'gpu_pids'", id="a pid for a list of pids"),
+        pytest.param("host", {"a": 1}, "a dict for 'host'", id="an object for a string"),
+        pytest.param("host", [[]], "a list for 'host'", id="a list for a string"),
+        pytest.param("ram_still_s", 10**400, "1000.* for 'ram_still_s'", id="a number past every float"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(name: str, value: object, says: str) -> None:
+    with pytest.raises(FactsError, match=f"the exporter's evidence has {says}"):
+        parse(answer(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("", "not JSON", id="nothing"),
+        pytest.param("<html>", "not JSON", id="another page"),
+        pytest.param(answer(sample_age_s=float("nan")), "NaN is not a JSON number", id="NaN, which looks fresh"),
+        pytest.param(answer(sample_age_s=0).replace(": 0,", ": 1e999,"), "inf for 'sample_age_s'", id="infinity"),
+        pytest.param("[" * 100_000, "not JSON", id="nested too deep"),
+        pytest.param("[]", "not a JSON object", id="a list"),
+    ],
+)
+def test_what_is_no_answer_is_refused(text: str, says: str) -> None:
+    with pytest.raises(FactsError, match=says):
+        parse(text)

@@ -1,0 +1,145 @@
+"""The moves of a job as a truth table; fencing; classes, budgets and timeouts."""
+
+import pytest
+
+from gpuwarden.job import (
+    EXIT_DISOWNED,
+    FINAL,
+    MOVES,
+    IllegalMoveError,
+    JobClass,
+    Move,
+    State,
+    Trip,
+    after,
+    claim_is_valid,
+    stall_timeout_s,
+)
+
+# Every move that is legal, by the state it starts from. What is not here must be refused.
+LEGAL: dict[str, dict[str, str]] = {
+    "queued": {"claim": "running", "block": "blocked", "cancel": "cancelled"},
+    "running": {
+        "complete": "completed",
+        "fail_by_worker": "failed",
+        "release": "queued",
+        "reclaim": "queued",
+        "fence": "fencing",
+        "lose": "node_lost",
+        "cancel": "cancelled",
+    },
+    "fencing": {"requeue": "queued", "fail": "failed", "cancel": "cancelled"},
+    "node_lost": {"return": "running", "fence": "fencing", "cancel": "cancelled"},
+    "blocked": {"unblock": "queued", "cancel": "cancelled"},
+    "completed": {},
+    "failed": {},
+    "cancelled": {},
+}
+
+TABLE = [pytest.param(state, move, id=f"{state}-{move}") for state in State for move in Move]
+
+
+@pytest.mark.parametrize(("state", "move"), TABLE)
+def test_a_move_is_made_from_its_own_states_and_refused_from_every_other(state: State, move: Move) -> None:
+    target = LEGAL[state].get(move)
+    if target is None:
+        with pytest.raises(IllegalMoveError, match=f"cannot {move} a job that is {state}: it must be"):
+            after(state, move)
+    else:
+        assert after(state, move) == target
+
+
+def test_the_table_covers_every_state_and_every_move() -> None:
+    assert set(LEGAL) == set(State)
+    assert {move for row in LEGAL.values() for move in row} == set(Move) == set(MOVES)
+
+
+def test_nothing_leaves_a_final_state() -> None:
+    assert {state for state, moves in LEGAL.items() if not moves} == FINAL
+
+
+def test_a_refused_move_says_every_state_that_would_do() -> None:
+    with pytest.raises(IllegalMoveError, match=r"it must be node_lost, running$"):
+        after(State.QUEUED, Move.FENCE)
+
+
+def test_only_a_claim_starts_a_job_that_waits() -> None:
+    assert [move for move, target in LEGAL["queued"].items() if target == "running"] == ["claim"]
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_claim_stands_only_while_the_job_runs(state: State) -> None:
+    stands = claim_is_valid(state, attempt=2, incarnation="a", claim_attempt=2, claim_incarnation="a")
+
+    assert stands is (state is State.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "incarnation"),
+    [
+        pytest.param(3, "a", id="a later attempt runs"),
+        pytest.param(1, "a", id="the claim is of the future"),
+        pytest.param(2, "b", id="another incarnation holds it"),
+        pytest.param(2, None, id="nobody holds it"),
+        pytest.param(3, "b", id="both changed"),
+    ],
+)
+def test_a_claim_falls_when_the_attempt_or_the_incarnation_is_another(attempt: int, incarnation: str | None) -> None:
+    assert not claim_is_valid(
+        State.RUNNING, attempt=attempt, incarnation=incarnation, claim_attempt=2, claim_incarnation="a"
+    )
+
+
+@pytest.mark.parametrize("move", [Move.CLAIM, Move.COMPLETE, Move.FAIL_BY_WORKER, Move.RELEASE, Move.RECLAIM])
+def test_while_fencing_no_worker_and_no_lease_moves_the_job(move: Move) -> None:
+    with pytest.raises(IllegalMoveError):
+        after(State.FENCING, move)
+
+
+@pytest.mark.parametrize(
+    ("job_class", "budget_s", "retried"),
+    [
+        (JobClass.GPU, 8100, True),
+        (JobClass.GPU_VIDEO, 1800, True),
+        (JobClass.INGEST_FETCH, 7200, False),
+        (JobClass.INGEST_LOAD, 3600, False),
+        (JobClass.INPUT, 120, True),
+        (JobClass.CPU, 2100, True),
+    ],
+)
+def test_a_class_decides_the_budget_and_whether_a_trip_requeues(
+    job_class: JobClass, budget_s: float, *, retried: bool
+) -> None:
+    assert (job_class.budget_s, job_class.retried) == (budget_s, retried)
+
+
+def test_every_class_has_a_budget() -> None:
+    assert all(job_class.budget_s > 0 for job_class in JobClass)
+
+
+@pytest.mark.parametrize(
+    ("job_class", "reports_steps", "configured_s", "allowed_s"),
+    [
+        pytest.param(JobClass.GPU, True, None, 120, id="a GPU job that reports steps is policed at 120 s"),
+        pytest.param(JobClass.GPU, True, 30.0, 30, id="its owner may set the silence"),
+        pytest.param(JobClass.GPU, True, 0.0, 0, id="its owner may switch it off"),
+        pytest.param(JobClass.GPU, False, None, 0, id="without steps it is left alone"),
+        pytest.param(JobClass.GPU, False, 30.0, 0, id="without steps a setting does not change that"),
+        pytest.param(JobClass.GPU_VIDEO, True, None, 0, id="a video model is exempt"),
+        pytest.param(JobClass.GPU_VIDEO, True, 30.0, 0, id="a video model stays exempt whatever is set"),
+        pytest.param(JobClass.CPU, True, None, 0, id="a CPU job is exempt"),
+        pytest.param(JobClass.INPUT, True, None, 0, id="a parked input is exempt"),
+        pytest.param(JobClass.INGEST_FETCH, True, None, 0, id="an ingest sweep is exempt"),
+    ],
+)
+def test_the_stall_condition_is_opt_in(
+    job_class: JobClass, reports_steps: bool, configured_s: float | None, allowed_s: float
+) -> None:
+    assert stall_timeout_s(job_class, reports_steps=reports_steps, configured_s=configured_s) == allowed_s
+
+
+def test_trips_are_told_apart_by_exit_code() -> None:
+    codes = {trip: trip.exit_code for trip in Trip}
+
+    assert codes == {Trip.BUDGET: 75, Trip.STALL: 76, Trip.HEALTH: 78, Trip.DEAD_WORKER: None}
+    assert EXIT_DISOWNED not in codes.values()

@@ -1,0 +1,567 @@
+"""What a worker tells by its lock and files, seen from another process, as the exporter sees it.
+
+This process never looks at a lock that it holds itself: closing any descriptor of the file would drop it.
+"""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.readings import WorkerSighting
+from exporter.sources import workers
+from gpuwarden import reporter as reporter_module
+from gpuwarden.job import JobClass, Phase
+from gpuwarden.reporter import HostKeyError, LockHeldError, Reporter, StateFolderError, host_key
+from gpuwarden.statefile import JobFile, StateFileError, WorkerFile, parse_job, parse_worker
+
+Spawn = Callable[..., subprocess.Popen[str]]
+Eventually = Callable[..., None]
+
+# A worker process: opens its reporter, does what it is told, and ends cleanly when its standard input closes.
+SCRIPT = """
+import ctypes, os, sys
+from pathlib import Path
+from gpuwarden import reporter
+from gpuwarden.job import JobClass, Phase
+JOB = dict(job_id=7, attempt=1, job_class=JobClass.GPU, model="m", budget_s=60.0, stall_timeout_s=5.0)
+with reporter.Reporter(Path(sys.argv[1]), worker="w1", queue="gpu", heartbeat_s=0.05) as report:
+    exec(sys.argv[2])
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start(spawn: Spawn, host_dir: Path, eventually: Eventually) -> Callable[..., subprocess.Popen[str]]:
+    """Start a worker process that runs some lines, and wait until its files are seen."""
+
+    def run(lines: str = "") -> subprocess.Popen[str]:
+        process = spawn("-c", SCRIPT, str(host_dir), lines)
+        eventually(lambda: (seen := sighting(host_dir)) and seen.pid == process.pid, "the worker is seen alive")
+        return process
+
+    return run
+
+
+def sighting(directory: Path) -> WorkerSighting | None:
+    """The one worker of a host, as the exporter sees it; `None` when there is none."""
+    readings = workers.read(directory)
+    assert not readings.errors
+    assert len(readings.workers) <= 1
+    return readings.workers[0] if readings.workers else None
+
+
+def seen(directory: Path) -> WorkerSighting:
+    found = sighting(directory)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Iterator[Reporter]:
+    """A reporter of this process, whose files are looked at and whose lock is not."""
+    with Reporter(tmp_path, worker="w1", queue="gpu", heartbeat_s=0.02) as opened:
+        yield opened
+
+
+def start_job(report: Reporter, **changed: Any) -> None:
+    asked: dict[str, Any] = {
+        "job_id": 7,
+        "attempt": 1,
+        "job_class": JobClass.GPU,
+        "model": None,
+        "budget_s": 60.0,
+        "stall_timeout_s": 5.0,
+    }
+    report.start_job(**{**asked, **changed})
+
+
+def job_file(report: Reporter) -> JobFile:
+    return parse_job((report.folder / "w1.job.json").read_text())
+
+
+def worker_file(report: Reporter) -> WorkerFile:
+    return parse_worker((report.folder / "w1.worker.json").read_text())
+
+
+# --- the lock
+
+
+def test_the_lock_of_a_live_worker_is_seen_with_its_pid(start: Callable[..., Any], host_dir: Path) -> None:
+    process = start()
+
+    found = seen(host_dir)
+    assert (found.alive, found.pid, found.worker.pid) == (True, process.pid, process.pid)
+
+
+def test_a_killed_worker_leaves_its_files_beside_a_free_lock(
+    start: Callable[..., Any], host_dir: Path, eventually: Eventually
+) -> None:
+    process = start("report.start_job(**JOB)")
+    eventually(lambda: seen(host_dir).job, "its job is seen")
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    found = seen(host_dir)
+    assert (found.alive, found.pid) == (False, None)
+    assert found.job is not None
+    assert found.job.job_id == 7
+
+
+def test_a_stopped_worker_keeps_its_lock(start: Callable[..., Any], host_dir: Path, eventually: Eventually) -> None:
+    process = start()
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: stopped(process.pid), "the process is stopped")
+
+    found = seen(host_dir)
+
+    assert (found.alive, found.pid) == (True, process.pid)
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_clean_end_removes_the_files(start: Callable[..., Any], host_dir: Path) -> None:
+    process = start("report.start_job(**JOB); report.arm()")
+
+    process.communicate()
+
+    assert process.returncode == 0
+    assert [path.name for path in (host_dir / "w1").iterdir()] == ["w1.lock"]
+
+
+def test_a_second_process_for_the_same_worker_is_refused_and_changes_nothing(
+    start: Callable[..., Any], host_dir: Path
+) -> None:
+    process = start("report.start_job(**JOB)")
+
+    with pytest.raises(LockHeldError, match=r"another live process is worker 'w1'.*stop it, or take another name"):
+        Reporter(host_dir, worker="w1", queue="gpu").open()
+
+    found = seen(host_dir)
+    assert (found.alive, found.pid) == (True, process.pid)
+    assert found.job is not None
+
+
+def test_a_killed_worker_is_replaced_by_a_new_incarnation_without_a_job(
+    start: Callable[..., Any], host_dir: Path
+) -> None:
+    first = start("report.start_job(**JOB)")
+    before = seen(host_dir).worker.incarnation
+    first.kill()
+    first.wait()
+
+    start()
+
+    found = seen(host_dir)
+    assert found.alive
+    assert found.job is None
+    assert found.worker.incarnation != before
+
+
+def test_a_second_reporter_in_one_process_is_refused_and_the_lock_stays(report: Reporter) -> None:
+    with pytest.raises(LockHeldError):
+        Reporter(report.folder.parent, worker="w1", queue="gpu").open()
+
+    look = "import sys; from pathlib import Path; from exporter.sources import workers\n"
+    look += "print([each.pid for each in workers.read(Path(sys.argv[1])).workers])"
+    told = subprocess.run([sys.executable, "-c", look, str(report.folder.parent)], capture_output=True, check=True)
+    assert json.loads(told.stdout) == [os.getpid()]
+
+
+def test_a_worker_that_ended_cleanly_can_be_opened_again_in_one_process(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Reporter(tmp_path, worker="w1", queue="gpu") as opened:
+            assert worker_file(opened).incarnation == opened.incarnation
+
+
+def test_a_forked_child_that_closes_takes_nothing_from_its_parent(
+    start: Callable[..., Any], host_dir: Path, eventually: Eventually
+) -> None:
+    forked = "pid = os.fork()\nif not pid:\n    report.close()\n    os._exit(0)\n"
+    process = start(forked + "os.waitpid(pid, 0); report.start_job(**JOB)")
+    eventually(lambda: seen(host_dir).job, "the parent goes on after its child ended")
+
+    found = seen(host_dir)
+    assert (found.alive, found.pid) == (True, process.pid)
+
+
+# --- opening
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+
+    with pytest.raises(StateFolderError, match=r"cannot keep state files in .*make it, and let this user write"):
+        Reporter(tmp_path / "run", worker="w1", queue="gpu").open()
+
+
+def test_a_failed_opening_publishes_nothing_and_holds_nothing(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "w1" / "w1.worker.json"
+    in_the_way.mkdir(parents=True)
+    (in_the_way / "x").touch()
+    refused = Reporter(tmp_path, worker="w1", queue="gpu")
+    with pytest.raises(StateFolderError):
+        refused.open()
+    refused.close()
+
+    (in_the_way / "x").unlink()
+    in_the_way.rmdir()
+    with Reporter(tmp_path, worker="w1", queue="gpu") as opened:
+        assert worker_file(opened).worker == "w1"
+
+
+def test_a_lock_that_the_file_system_does_not_offer_is_no_rival(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("gpuwarden.reporter.fcntl.lockf", refuse)
+
+    with pytest.raises(StateFolderError, match="No locks available"):
+        Reporter(tmp_path, worker="w1", queue="gpu").open()
+
+
+@pytest.mark.parametrize("names", [{"worker": "../w"}, {"worker": "w1", "subdirectory": "a/b"}])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, names: dict[str, Any]) -> None:
+    with pytest.raises(StateFileError):
+        Reporter(tmp_path, queue="gpu", **names)
+
+
+def test_a_container_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    with Reporter(tmp_path, worker="w1", queue="gpu", subdirectory="c1") as opened:
+        assert opened.folder == tmp_path / "c1"
+        assert seen_files(tmp_path / "c1") == {"w1.lock", "w1.worker.json"}
+
+
+def seen_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_host_key_is_what_was_chosen_at_set_up(host_dir: Path) -> None:
+    assert host_key(host_dir) == "box1"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff"], ids=["missing", "empty", "words", "bytes"])
+def test_a_host_key_that_cannot_be_used_is_refused_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "host").write_bytes(content)
+
+    with pytest.raises(HostKeyError, match=r"no host key at .*: write this host's name there"):
+        host_key(tmp_path)
+
+
+# --- the heartbeat
+
+
+def test_the_heartbeat_goes_on_while_the_job_computes(report: Reporter, eventually: Eventually) -> None:
+    first = worker_file(report).heartbeat
+
+    eventually(lambda: worker_file(report).heartbeat.boottime_s > first.boottime_s, "a later heartbeat")
+
+    assert worker_file(report).loop.boottime_s <= first.boottime_s
+
+
+def test_the_main_loop_is_seen_only_when_it_says_so(report: Reporter, eventually: Eventually) -> None:
+    before = worker_file(report).loop
+
+    report.loop_seen()
+
+    eventually(lambda: worker_file(report).loop.boottime_s > before.boottime_s, "the loop was seen")
+
+
+# --- the job
+
+
+def test_a_beat_is_absent_until_the_job_is_armed(report: Reporter) -> None:
+    start_job(report)
+    report.phase(Phase.LOAD)
+    report.phase(Phase.CHECKPOINT)
+    assert job_file(report).beat is None
+
+    report.arm()
+
+    armed = job_file(report)
+    assert armed.beat is not None
+    assert armed.phase is Phase.STEP
+
+
+def test_arming_is_published_even_if_the_next_instruction_never_returns(
+    start: Callable[..., Any], host_dir: Path, eventually: Eventually
+) -> None:
+    # PyDLL holds the interpreter's lock through the call: nothing of that process runs on.
+    start("report.start_job(**JOB); report.arm(); ctypes.PyDLL(None).sleep(600)")
+
+    eventually(lambda: (job := seen(host_dir).job) and job.beat, "the arming beat is seen")
+
+
+def test_a_phase_is_a_beat_once_armed(report: Reporter) -> None:
+    start_job(report)
+    report.arm()
+    first = job_file(report).beat
+    assert first is not None
+
+    report.phase(Phase.SAVE)
+
+    later = job_file(report)
+    assert later.phase is Phase.SAVE
+    assert later.beat == later.phase_started
+    assert later.beat.boottime_s > first.boottime_s
+
+
+def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
+    start_job(report)
+
+    report.phase(Phase.STEP)
+
+    assert job_file(report).beat is not None
+
+
+def test_a_step_is_a_beat_and_counts(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report, steps_total=20)
+
+    report.step()
+    first = job_file(report)
+    report.step()
+    report.step()
+    third = job_file(report)
+
+    assert (first.step, first.step_mean_s, first.step_max_s) == (1, None, None)
+    assert first.beat is not None
+    assert (third.step, third.steps_total) == (3, 20)
+    assert third.step_mean_s is not None
+    assert third.step_max_s is not None
+    assert 0 < third.step_mean_s <= third.step_max_s
+
+
+def test_steps_are_written_at_most_once_a_second(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    start_job(report)
+
+    report.step()
+    assert job_file(report).step == 0
+    now_s += 0.999
+    report.step()
+    assert job_file(report).step == 0
+    now_s += 0.001
+    report.step()
+
+    assert job_file(report).step == 3
+
+
+def test_a_new_attempt_starts_unarmed_and_from_zero(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+    report.step()
+    report.step()
+    report.items(done=2, failed=1)
+    report.end_job()
+
+    start_job(report, job_id=8, attempt=2)
+
+    fresh = job_file(report)
+    assert (fresh.job_id, fresh.attempt, fresh.step, fresh.beat) == (8, 2, 0, None)
+    assert (fresh.step_mean_s, fresh.items_done, fresh.items_failed) == (None, 0, 0)
+
+
+def test_items_are_published_with_the_next_write(report: Reporter) -> None:
+    start_job(report)
+    report.items(done=3, failed=1)
+    assert job_file(report).items_done == 0
+
+    report.arm()
+
+    assert (job_file(report).items_done, job_file(report).items_failed) == (3, 1)
+
+
+def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+
+    report.end_job()
+    report.step()
+    report.arm()
+    report.phase(Phase.SAVE)
+    report.items(done=1, failed=0)
+
+    assert seen_files(report.folder) == {"w1.lock", "w1.worker.json"}
+
+
+# --- nothing raises into the job
+
+
+def test_a_folder_that_vanishes_mid_job_raises_nothing_and_is_counted(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+    away = report.folder.rename(report.folder.with_name("away"))
+
+    report.arm()
+    report.step()
+    report.phase(Phase.SAVE)
+    counted = report.write_errors
+    away.rename(report.folder)
+    report.step()
+
+    assert counted >= 3
+    assert job_file(report).step == 2
+
+
+def test_files_that_cannot_be_removed_raise_nothing_and_are_counted(report: Reporter) -> None:
+    (report.folder / "w1.job.json").mkdir()
+
+    report.end_job()
+
+    assert report.write_errors == 1
+    (report.folder / "w1.job.json").rmdir()
+
+
+@pytest.mark.parametrize("budget_s", [float("inf"), float("nan"), 1j], ids=["inf", "nan", "complex"])
+def test_figures_that_json_does_not_know_raise_nothing_and_are_counted(report: Reporter, budget_s: Any) -> None:
+    start_job(report, budget_s=budget_s)
+
+    assert report.write_errors == 1
+    assert not (report.folder / "w1.job.json").exists()
+
+
+class Int64:
+    """A whole number of another library, which json cannot write: numpy.int64, a 0-d tensor."""
+
+    def __index__(self) -> int:
+        return 5
+
+
+def test_whole_numbers_of_any_library_are_items(report: Reporter) -> None:
+    start_job(report)
+
+    report.items(done=Int64(), failed=0)  # type: ignore[arg-type]
+    report.arm()
+
+    assert job_file(report).items_done == 5
+    assert report.write_errors == 0
+
+
+@pytest.mark.parametrize("done", [None, "3", 1.5, -1])
+def test_items_that_are_no_count_change_nothing_and_are_counted(report: Reporter, done: Any) -> None:
+    start_job(report)
+
+    report.items(done=done, failed=0)
+    report.arm()
+
+    assert report.write_errors == 1
+    assert job_file(report).items_done == 0
+
+
+def test_a_phase_by_its_word_is_the_phase(report: Reporter) -> None:
+    start_job(report)
+
+    report.phase("step")  # type: ignore[arg-type]
+
+    assert job_file(report).phase is Phase.STEP
+    assert job_file(report).beat is not None
+
+
+def test_a_phase_that_is_none_of_ours_changes_nothing_and_is_counted(report: Reporter) -> None:
+    start_job(report)
+
+    report.phase("decode")  # type: ignore[arg-type]
+
+    assert report.write_errors == 1
+    assert job_file(report).phase is Phase.LOAD
+
+
+def test_a_signal_handler_may_speak_while_its_thread_writes(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+    replaced = Reporter._replace
+
+    def interrupted(self: Reporter, suffix: str, text: str) -> None:
+        monkeypatch.setattr(Reporter, "_replace", replaced)
+        self.phase(Phase.CHECKPOINT)
+        replaced(self, suffix, text)
+
+    monkeypatch.setattr(Reporter, "_replace", interrupted)
+    report.step()
+    report.step()
+
+    assert job_file(report).phase is Phase.CHECKPOINT
+
+
+# --- files are replaced whole
+
+
+def test_a_reader_sees_the_old_state_or_the_new_and_never_half(
+    start: Callable[..., Any], host_dir: Path, eventually: Eventually
+) -> None:
+    process = start(
+        "reporter.STEP_WRITE_S = 0.0; report.start_job(**JOB)\n"
+        "while True:\n    report.step(); report.items(done=10 ** (report._steps % 12), failed=0)"
+    )
+    path = host_dir / "w1" / "w1.job.json"
+    eventually(path.exists, "the job's file")
+
+    states: list[int] = []
+
+    def read_many() -> bool:
+        states.extend(parse_job(path.read_text()).step for _ in range(300))
+        return len(states) >= 3000 and len(set(states)) > 100
+
+    eventually(read_many, "a hundred states, each of them whole")
+
+    assert process.poll() is None
+    assert states == sorted(states)
+
+
+def test_threads_that_step_together_never_publish_half(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+    with stepping(report, threads=4):
+        for _ in range(1500):
+            job_file(report)
+
+    assert report.write_errors == 0
+
+
+def test_a_thread_that_steps_on_brings_no_ended_job_back(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    with stepping(report, threads=2):
+        for job_id in range(40):
+            start_job(report, job_id=job_id)
+            report.end_job()
+
+            assert not (report.folder / "w1.job.json").exists()
+
+
+class stepping:  # noqa: N801 - a context, named as it reads
+    """Threads that call `step()` until the block ends."""
+
+    def __init__(self, report: Reporter, *, threads: int) -> None:
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._step_on, args=(report,)) for _ in range(threads)]
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _step_on(self, report: Reporter) -> None:
+        while not self._over.is_set():
+            report.step()

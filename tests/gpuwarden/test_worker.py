@@ -1,0 +1,603 @@
+"""`gpuwarden worker` as a process of its own, with real jobs; and what only a worker in hand can be put through."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden import worker as worker_module
+from gpuwarden.cli import main
+from gpuwarden.database import Changes, DatabaseError
+from gpuwarden.job import JobId, State, Trip
+from gpuwarden.jobstore import Job, JobStore, Submission
+from gpuwarden.reporter import Reporter
+from gpuwarden.worker import BodyError, Settings, Stop, Worker, WorkerStopping, find_body
+
+Spawn = Callable[..., subprocess.Popen[str]]
+Eventually = Callable[..., None]
+
+# What the worker processes run: each job's payload says what it does. A locked queue gives up early, is asked often.
+BODIES = """
+import ctypes, sys, time
+from pathlib import Path
+from gpuwarden import database, worker
+
+database.BUSY_TIMEOUT_S = 0.2
+worker.IDLE_CLAIM_S = 0.5
+not_callable = 3
+
+def load(job, report):
+    def work():
+        do = job.payload.get("do", "write")
+        if do == "write":
+            Path(job.payload["out"]).write_text(str(job.attempt))
+        elif do == "raise":
+            raise RuntimeError("out of memory \\udcff")
+        elif do == "exit":
+            sys.exit(3)
+        elif do == "await":  # until a file appears
+            while not Path(job.payload["out"]).exists():
+                report.step()
+                time.sleep(0.01)
+        elif do == "block":  # a C call that lets go of the interpreter's lock and never returns
+            ctypes.CDLL(None).sleep(600)
+    return work
+
+def cannot_load(job, report):
+    raise ValueError("no such model")
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where the worker process logs."""
+    return tmp_path / "worker.log"
+
+
+@pytest.fixture
+def start(
+    spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path, log: Path, eventually: Eventually
+) -> Callable[..., subprocess.Popen[str]]:
+    """Start a worker process and wait until it is ready."""
+    (tmp_path / "bodies.py").write_text(BODIES)
+
+    def run(*more: str, body: str = "bodies:load") -> subprocess.Popen[str]:
+        options = ["--name", "w1", "--body", body, "--store", f"sqlite:///{database}", "--dir", str(host_dir)]
+        arguments = ["-m", "gpuwarden", "worker", *options, "--heartbeat-s", "0.2", *more]
+        process = spawn(*arguments, stderr=log, PYTHONPATH=str(tmp_path))
+        eventually(lambda: "worker ready" in log.read_text(), "the worker is ready")
+        return process
+
+    return run
+
+
+def submit(store: JobStore, **payload: Any) -> JobId:
+    return store.submit(Submission(queue="gpu", model="sd-xl", payload=payload), now=0)
+
+
+def reaches(store: JobStore, job_id: JobId, state: State) -> Callable[[], bool]:
+    return lambda: store.job(job_id).state is state
+
+
+def model_of(database: Path) -> str | None:
+    """What the worker's row advertises."""
+    connection = sqlite3.connect(database)
+    row = connection.execute("SELECT current_model FROM workers").fetchone()
+    connection.close()
+    return None if row is None else row[0]
+
+
+def state_files(host_dir: Path) -> set[str]:
+    return {path.name for path in (host_dir / "w1").iterdir()}
+
+
+# --- a job's life
+
+
+def test_a_job_is_claimed_run_and_completed_and_the_worker_waits_for_the_next(
+    start: Callable[..., Any], store: JobStore, tmp_path: Path, eventually: Eventually
+) -> None:
+    process = start()
+    outs = [tmp_path / "out1", tmp_path / "out2"]
+
+    for out in outs:
+        job_id = submit(store, out=str(out))
+        eventually(reaches(store, job_id, State.COMPLETED), "the job is completed")
+
+    assert [out.read_text() for out in outs] == ["1", "1"]
+    assert process.poll() is None
+
+
+def test_a_worker_ends_after_as_many_jobs_as_it_was_told(
+    start: Callable[..., Any], store: JobStore, tmp_path: Path
+) -> None:
+    first, second = (submit(store, out=str(tmp_path / "out")) for _ in range(2))
+
+    process = start("--jobs-max", "1")
+    process.communicate()
+
+    assert process.returncode == 0
+    assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
+
+
+def test_the_row_holds_the_model_while_the_job_runs_and_not_after(
+    start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path, eventually: Eventually
+) -> None:
+    job_id = submit(store, do="await", out=str(tmp_path / "go"))
+    start()
+    eventually(lambda: model_of(database) == "sd-xl", "the row holds the model")
+
+    (tmp_path / "go").touch()
+
+    eventually(reaches(store, job_id, State.COMPLETED), "the job is completed")
+    eventually(lambda: model_of(database) is None, "the row holds nothing")
+
+
+def test_the_lease_is_renewed_while_the_job_runs(
+    start: Callable[..., Any], store: JobStore, tmp_path: Path, eventually: Eventually
+) -> None:
+    job_id = submit(store, do="await", out=str(tmp_path / "go"))
+    start()
+    eventually(lambda: store.job(job_id).lease_expires_at, "the job is claimed")
+    first = store.job(job_id).lease_expires_at
+
+    eventually(lambda: (store.job(job_id).lease_expires_at or 0) > (first or 0), "the lease is longer")
+
+
+@pytest.mark.parametrize(
+    ("do", "body", "because"),
+    [
+        pytest.param("raise", "bodies:load", "RuntimeError: out of memory \\udcff", id="raises"),
+        pytest.param("exit", "bodies:load", "SystemExit: 3", id="calls sys.exit"),
+        pytest.param("load", "bodies:cannot_load", "ValueError: no such model", id="cannot load"),
+    ],
+)
+def test_a_body_that_fails_fails_its_job_with_its_event_and_the_worker_goes_on(
+    start: Callable[..., Any], store: JobStore, eventually: Eventually, do: str, body: str, because: str
+) -> None:
+    process = start(body=body)
+
+    for _ in range(2):
+        job_id = submit(store, do=do)
+        eventually(reaches(store, job_id, State.FAILED), "the job has failed")
+        assert store.job(job_id).because == because
+        assert store.dispatch_events(job_id) == ["failed"]
+
+    assert process.poll() is None
+
+
+# --- told to stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_stop_gives_its_job_back_unharmed(
+    start: Callable[..., Any], store: JobStore, host_dir: Path, tmp_path: Path, log: Path, eventually: Eventually,
+    number: signal.Signals,
+) -> None:  # fmt: skip
+    job_id = submit(store, do="await", out=str(tmp_path / "never"))
+    process = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    process.send_signal(number)
+    process.communicate()
+
+    assert process.returncode == 0
+    back = store.job(job_id)
+    assert (back.state, back.attempt, back.watchdog_retries, back.reclaims) == (State.QUEUED, 1, 0, 0)
+    assert (back.claimed_by, back.priority) == (None, 100)
+    assert state_files(host_dir) == {"w1.lock"}
+
+
+def test_an_idle_worker_that_is_told_to_stop_ends_at_once_and_leaves_no_files(
+    start: Callable[..., Any], host_dir: Path
+) -> None:
+    process = start()
+
+    process.terminate()
+    process.communicate(timeout=10)
+
+    assert process.returncode == 0
+    assert state_files(host_dir) == {"w1.lock"}
+
+
+def test_a_killed_worker_leaves_its_claim_and_its_files_to_be_found(
+    start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path, eventually: Eventually
+) -> None:
+    job_id = submit(store, do="block")
+    process = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    process.kill()
+    process.communicate()
+
+    assert store.job(job_id).state is State.RUNNING
+    assert state_files(host_dir) >= {"w1.lock", "w1.worker.json", "w1.job.json"}
+
+
+# --- no longer the owner
+
+
+@pytest.mark.behaviour("A11")
+def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf(
+    start: Callable[..., Any], store: JobStore, log: Path, eventually: Eventually
+) -> None:
+    job_id = submit(store, do="block")
+    process = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    assert store.fence(job_id, attempt=1, trip=Trip.STALL, now=1)
+
+    assert process.wait(timeout=8) == 77
+    assert store.job(job_id).state is State.FENCING
+
+
+@pytest.mark.behaviour("A11")
+def test_a_worker_whose_job_was_cancelled_with_its_run_ends_at_once(
+    start: Callable[..., Any], store: JobStore, log: Path, eventually: Eventually
+) -> None:
+    job_id = store.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
+    sibling = store.submit(Submission(queue="cpu", run_id="r1"), now=0)
+    process = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    store.claim("cpu", host="box1", worker="w2", incarnation="i2", now=1)
+    store.fail_by_worker(sibling, attempt=1, incarnation="i2", because="boom", now=1)
+
+    store.consume_events(now=2)
+
+    assert process.wait(timeout=8) == 77
+    assert store.job(job_id).state is State.CANCELLED
+
+
+# --- a queue that does not answer
+
+
+@pytest.fixture
+def locked(database: Path, store: JobStore) -> Iterator[sqlite3.Connection]:
+    """A connection that can lock the queue against every writer; `store` has made its tables."""
+    store.jobs()
+    connection = sqlite3.connect(database, isolation_level=None)
+    yield connection
+    connection.close()
+
+
+def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
+    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path,
+    eventually: Eventually,
+) -> None:  # fmt: skip
+    job_id = submit(store, do="await", out=str(tmp_path / "go"))
+    process = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    locked.execute("BEGIN IMMEDIATE")
+    eventually(lambda: "working on" in log.read_text(), "a renewal goes unanswered")
+    (tmp_path / "go").touch()
+    eventually(lambda: "the result waits" in log.read_text(), "the result goes unanswered")
+    assert process.poll() is None
+    assert store.job(job_id).state is State.RUNNING
+    locked.execute("ROLLBACK")
+
+    eventually(reaches(store, job_id, State.COMPLETED), "the job is completed")
+    assert store.job(job_id).attempt == 1
+    assert process.poll() is None
+
+
+def test_an_idle_worker_outlives_a_queue_that_does_not_answer(
+    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path,
+    eventually: Eventually,
+) -> None:  # fmt: skip
+    process = start()  # opening the queue needs a turn to write, so the lock comes after
+    locked.execute("BEGIN IMMEDIATE")
+    eventually(lambda: "asking again" in log.read_text(), "a claim goes unanswered")
+    locked.execute("ROLLBACK")
+
+    job_id = submit(store, out=str(tmp_path / "out"))
+
+    eventually(reaches(store, job_id, State.COMPLETED), "the job is completed")
+    assert process.poll() is None
+
+
+# --- what cannot start
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path,
+    host_dir: Path,
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., tuple[int, str]]:
+    """Run a worker that ought not to start, in this process; its exit code and complaint. Options replace good ones."""
+    (tmp_path / "bodies.py").write_text("def load(job, report): ...\nnot_callable = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "bodies", raising=False)
+    monkeypatch.setattr("gpuwarden.worker.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuwarden.worker.logs.configure", lambda **_: None)
+
+    def run(**changed: str) -> tuple[int, str]:
+        good = {"name": "w1", "body": "bodies:load", "store": f"sqlite:///{database}", "dir": str(host_dir)}
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in {**good, **changed}.items()]
+        try:
+            code = main(["worker", *options])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        pytest.param({"dir": "/no/such"}, "no host key at /no/such/host", id="no host file"),
+        pytest.param({"body": "bodies"}, "no job body at 'bodies'", id="no function named"),
+        pytest.param({"body": "bodies:nothing"}, "no job body at 'bodies:nothing'", id="no such function"),
+        pytest.param({"body": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
+        pytest.param({"body": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
+        pytest.param({"store": "queue.db"}, "'queue.db' is no database URL", id="bad store"),
+        pytest.param({"store": "sqlite:////no/such/q.db"}, "does not exist: make it first", id="no folder for it"),
+        pytest.param({"name": "a/b"}, "worker name 'a/b' will not do", id="bad name"),
+        pytest.param({"subdirectory": ".."}, "subdirectory name '..' will not do", id="bad subdirectory"),
+        pytest.param({"subdirectory": "host"}, "cannot keep state files in", id="no folder for state files"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(
+    refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str
+) -> None:
+    code, err = refused(**changed)
+
+    assert code == 1
+    assert says in err
+    assert err.startswith("gpuwarden worker: ")
+    assert err.count("\n") == 1
+
+
+def test_a_second_worker_of_one_name_says_who_holds_it(
+    start: Callable[..., Any], spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path
+) -> None:
+    first = start()
+    options = ["--name=w1", "--body=bodies:load", f"--store=sqlite:///{database}", f"--dir={host_dir}"]
+
+    second = spawn("-m", "gpuwarden", "worker", *options, stderr=tmp_path / "second.log", PYTHONPATH=str(tmp_path))
+    second.communicate()
+
+    assert second.returncode == 1
+    complaint = (tmp_path / "second.log").read_text()
+    assert complaint.startswith("gpuwarden worker: another live process is worker 'w1'")
+    assert complaint.count("\n") == 1
+    assert first.poll() is None
+
+
+def test_a_heartbeat_longer_than_the_lease_is_called_wrong(refused: Callable[..., tuple[int, str]]) -> None:
+    code, err = refused(heartbeat_s="700")
+
+    assert code == 2
+    assert "a lease ends before it is renewed" in err
+
+
+def test_a_worker_with_nothing_to_do_starts_and_ends(refused: Callable[..., tuple[int, str]], host_dir: Path) -> None:
+    code, _ = refused(jobs_max="0")
+
+    assert code == 0
+    assert state_files(host_dir) == {"w1.lock"}
+
+
+def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        worker_module.command(["--help"])
+
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for option in ("--name", "--body", "--queue", "--store", "--dir", "--subdirectory", "--lease-s", "--heartbeat-s"):
+        assert option in shown
+    assert "77 the job was taken away" in shown
+    assert "renewal, seconds" in shown
+
+
+# --- a worker in hand
+
+
+@pytest.fixture
+def reporter(host_dir: Path) -> Iterator[Reporter]:
+    with Reporter(host_dir, worker="w1", queue="gpu") as opened:
+        yield opened
+
+
+@pytest.fixture
+def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads in which a worker stopped itself for having lost its job; here only the thread ends."""
+    threads: list[str] = []
+
+    def stop(_bound: object) -> None:
+        threads.append(threading.current_thread().name)
+        raise SystemExit
+
+    monkeypatch.setattr(worker_module, "_stop_at_once", stop)
+    monkeypatch.setattr(worker_module, "OWNERSHIP_S", 0.005)
+    return threads
+
+
+def run_worker(store: JobStore, reporter: Reporter, body: Any, *, stop: Stop | None = None, jobs_max: int = 1) -> None:
+    settings = Settings(name="w1", queue="gpu", host="box1", lease_s=0.5, heartbeat_s=0.005, jobs_max=jobs_max)
+    Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
+
+
+def nothing_to_do(_job: Job, _report: Reporter) -> Callable[[], None]:
+    return lambda: None
+
+
+def keeper_ends() -> None:
+    """Let the thread that watches the claim look once more, or end."""
+    for thread in threading.enumerate():
+        if thread.name == "gpuwarden-lease":
+            thread.join(timeout=5)
+
+
+@pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
+def test_a_keeper_that_finds_the_job_settled_does_not_take_it_for_lost(
+    store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
+) -> None:
+    job_id = submit(store)
+    settled = getattr(store, settle)
+
+    def slowly(*arguments: Any, **named: Any) -> bool:
+        accepted: bool = settled(*arguments, **named)
+        keeper_ends()
+        return accepted
+
+    monkeypatch.setattr(store, settle, slowly)
+
+    run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None)
+
+    assert disowned == []
+    assert store.job(job_id).state is (State.COMPLETED if settle == "complete" else State.FAILED)
+
+
+def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Reporter, disowned: list[str]) -> None:
+    submit(store)
+
+    def lose(job: Job, _report: Reporter) -> Callable[[], None]:
+        def work() -> None:
+            store.fence(job.job_id, attempt=job.attempt, trip=Trip.BUDGET, now=1)
+
+        return work
+
+    with pytest.raises(SystemExit):
+        run_worker(store, reporter, lose)
+
+    assert "MainThread" in disowned
+
+
+def test_a_stop_that_comes_between_the_claim_and_the_job_gives_the_job_back(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(store)
+    stop = Stop()
+    claim = store.claim
+
+    def stopped_after(*arguments: Any, **named: Any) -> Job | None:
+        job = claim(*arguments, **named)
+        stop.on_signal(signal.SIGTERM, None)
+        return job
+
+    monkeypatch.setattr(store, "claim", stopped_after)
+
+    with pytest.raises(WorkerStopping):
+        run_worker(store, reporter, nothing_to_do, stop=stop)
+
+    back = store.job(job_id)
+    assert (back.state, back.attempt, back.because) == (State.QUEUED, 1, "released by its worker")
+
+
+def test_a_body_that_turns_the_stop_into_an_error_of_its_own_is_not_failed(store: JobStore, reporter: Reporter) -> None:
+    job_id = submit(store)
+    stop = Stop()
+
+    def body(_job: Job, _report: Reporter) -> Callable[[], None]:
+        def work() -> None:
+            try:
+                stop.on_signal(signal.SIGTERM, None)
+            except WorkerStopping:
+                raise RuntimeError("interrupted") from None
+
+        return work
+
+    with pytest.raises(WorkerStopping):
+        run_worker(store, reporter, body, stop=stop)
+
+    assert store.job(job_id).state is State.QUEUED
+    assert store.dispatch_events(job_id) == []
+
+
+def test_a_stop_that_comes_while_the_result_is_written_keeps_the_result(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = submit(store), submit(store)
+    stop = Stop()
+    complete = store.complete
+
+    def stopped_before(*arguments: Any, **named: Any) -> bool:
+        stop.on_signal(signal.SIGTERM, None)
+        return complete(*arguments, **named)
+
+    monkeypatch.setattr(store, "complete", stopped_before)
+
+    with pytest.raises(WorkerStopping):
+        run_worker(store, reporter, nothing_to_do, stop=stop, jobs_max=2)
+
+    assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
+
+
+def test_a_result_that_the_queue_never_takes_ends_the_worker_after_a_lease(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(store)
+    monkeypatch.setattr(worker_module, "SETTLE_RETRY_S", 0.05)
+    offered = 0
+
+    def refuse(*_: Any, **__: Any) -> bool:
+        nonlocal offered
+        offered += 1
+        raise DatabaseError("disk I/O error")
+
+    monkeypatch.setattr(store, "complete", refuse)
+
+    with pytest.raises(DatabaseError, match="disk I/O error"):
+        run_worker(store, reporter, nothing_to_do)
+
+    assert offered > 2
+    assert store.job(job_id).state is State.RUNNING
+
+
+def test_a_watch_that_fails_does_not_end_an_idle_worker(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(store)
+    looks = 0
+
+    def any_change(_self: Changes) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise DatabaseError("disk I/O error")
+        return True
+
+    monkeypatch.setattr(Changes, "any", any_change)
+
+    run_worker(store, reporter, nothing_to_do)
+
+    assert store.job(job_id).state is State.COMPLETED
+
+
+def test_the_arming_beat_is_sent_between_the_load_and_the_work(store: JobStore, reporter: Reporter) -> None:
+    submit(store)
+    beats: list[object] = []
+
+    def beat() -> object:
+        return json.loads((reporter.folder / "w1.job.json").read_text())["beat"]
+
+    def body(_job: Job, _report: Reporter) -> Callable[[], None]:
+        beats.append(beat())
+        return lambda: beats.append(beat())
+
+    run_worker(store, reporter, body)
+
+    assert beats[0] is None
+    assert beats[1] is not None
+
+
+def test_a_body_is_found_by_module_and_function() -> None:
+    assert find_body("gpuwarden.cgroup:start_ticks").__name__ == "start_ticks"
+
+
+@pytest.mark.parametrize("target", ["", ":", "gpuwarden.cgroup", "gpuwarden.cgroup:", ":load", "gpuwarden.cgroup:PROC"])
+def test_a_body_that_is_none_is_refused(target: str) -> None:
+    with pytest.raises(BodyError):
+        find_body(target)
