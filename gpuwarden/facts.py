@@ -9,8 +9,10 @@ Pure: text in, values out.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Final
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gpuwarden.errors import GpuwardenError
 
@@ -22,6 +24,8 @@ class FactsError(GpuwardenError):
 @dataclass(frozen=True, kw_only=True)
 class WorkerFacts:
     """One worker, its job and its container, at one moment."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
 
     host: str
     worker: str
@@ -56,7 +60,7 @@ class WorkerFacts:
     gpu_pids: dict[str, list[int] | None] | None
 
 
-_HINTS: Final = get_type_hints(WorkerFacts)
+_FACTS: Final = TypeAdapter(WorkerFacts)
 
 
 def render(facts: WorkerFacts) -> str:
@@ -68,52 +72,17 @@ def parse(text: str) -> WorkerFacts:
     """Read an answer; fields this version does not know are ignored.
 
     Raises:
-        FactsError: a field is missing or of another type.
+        FactsError: a field is missing, of another type, or no finite number; the message names the first.
     """
     try:
-        found: Any = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise FactsError(f"the exporter's evidence is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise FactsError("the exporter's evidence is not a JSON object")
-    values: dict[str, Any] = {}
-    for field in fields(WorkerFacts):
-        if field.name not in found:
-            raise FactsError(f"the exporter's evidence lacks {field.name!r}: is it of another version?")
-        values[field.name] = _checked(field.name, found[field.name])
-    return WorkerFacts(**values)
-
-
-def _checked(name: str, value: Any) -> Any:
-    hint = _HINTS[name]
-    allowed = get_args(hint) if type(None) in get_args(hint) else (hint,)
-    plain = {float: (int, float), int: (int,), str: (str,), bool: (bool,), type(None): (type(None),)}
-    for kind in allowed:
-        if kind in plain:
-            if isinstance(value, plain[kind]) and (kind is bool or not isinstance(value, bool)):
-                return _finite(name, value) if kind is float else value
-        elif isinstance(value, dict) and get_origin(kind) is dict:
-            if all(
-                pids is None or (isinstance(pids, list) and all(type(pid) is int for pid in pids))
-                for pids in value.values()
-            ):
-                return value
-        elif (
-            isinstance(value, list)
-            and get_origin(kind) is list
-            and all(type(entry) in get_args(kind) for entry in value)
-        ):
-            return value
-    shown = f"a {type(value).__name__}" if isinstance(value, list | dict) else ascii(value)[:80]
-    raise FactsError(f"the exporter's evidence has {shown} for {name!r}")
-
-
-def _finite(name: str, value: Any) -> float:
-    """A number that compares: one past every float would make any age look fresh, or any silence long."""
-    if not -1e18 < value < 1e18:
-        raise FactsError(f"the exporter's evidence has {ascii(value)[:80]} for {name!r}")
-    return float(value)
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
+        return _FACTS.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] == "missing":
+            because = f"lacks {name!r}: is it of another version?"
+        elif name:
+            because = f"has {ascii(first['input'])[:80]} for {name!r}: {first['msg']}"
+        else:
+            because = f"cannot be read: {first['msg']}"
+        raise FactsError(f"the exporter's evidence {because}") from None
