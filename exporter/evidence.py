@@ -7,7 +7,7 @@ seconds.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,12 @@ class Thresholds:
 
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
+
+EXTREMES_MAX: Final = 14_400
+"""Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
+
+_DIGITS: Final = 9
+"""Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +67,14 @@ def gpu_use(
 
     Utilisation is known only when every GPU assigned to the container is measured: its processes listed and each of its
     own measured. What a GPU does beyond the processes on its list could be anyone's, so more than idle of it vetoes.
+    A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
+    by CUDA than by the driver, and work seen on another GPU is no idleness.
     """
     if container.gpu_request is None:
         return _unknown_use((), NO_GPU, "no GPU is assigned")
     if readings is None:
-        return _unknown_use((), "source_failed", "the GPU source failed")
-    assigned, missing = _assigned(container.gpu_request, readings.gpus)
+        return _unknown_use((), "source_failed", "no GPU source answers")
+    assigned, missing = _assigned(container.gpu_request, pids or frozenset(), readings.gpus)
     uuids = tuple(gpu.uuid for gpu in assigned) + missing
     if missing:
         return _unknown_use(uuids, "gpu_missing", f"assigned GPU {missing[0]} is not reported")
@@ -89,7 +97,7 @@ def unattributed_ratio(gpu: Gpu) -> float | None:
     known = [process.utilization_ratio for process in gpu.processes]
     if any(ratio is None for ratio in known):
         return None
-    return max(0.0, gpu.utilization_ratio - sum(ratio for ratio in known if ratio is not None))
+    return max(0.0, round(gpu.utilization_ratio - sum(ratio for ratio in known if ratio is not None), _DIGITS))
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
@@ -117,9 +125,9 @@ def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidenc
     if evidence.ram_still_s is None:
         return f"RAM unknown: {evidence.ram_unknown.because if evidence.ram_unknown else 'not measured'}"
     if evidence.gpu_idle_s < silence_s:
-        return f"GPU was busy {evidence.gpu_idle_s:.0f} s ago"
+        return f"GPU was busy or unseen {evidence.gpu_idle_s:.0f} s ago"
     if evidence.ram_still_s < silence_s:
-        return f"RAM moved {evidence.ram_still_s:.0f} s ago"
+        return f"RAM moved or was unseen {evidence.ram_still_s:.0f} s ago"
     return None
 
 
@@ -135,16 +143,16 @@ class ContainerHistory:
 
     def observe(self, container: Container, gpu: GpuUse, ram: RamUse, *, now_s: float) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now."""
-        gap_s = None if self._last_s is None else now_s - self._last_s
-        continuous = gap_s is not None and 0 <= gap_s <= self._thresholds.gap_max_s
+        gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        if not continuous:
+        if not 0 <= gap_s <= self._thresholds.gap_max_s:
+            gap_s = 0.0
             self._idle_since_s = None
             self._ram.forget()
-        if continuous and gap_s is not None:
-            for share in gpu.shares:
-                if share.utilization_ratio is not None:
-                    self._busy_s[share.gpu] = self._busy_s.get(share.gpu, 0.0) + gap_s * share.utilization_ratio
+        for share in gpu.shares:
+            if share.utilization_ratio is not None:
+                # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
+                self._busy_s[share.gpu] = self._busy_s.get(share.gpu, 0.0) + gap_s * share.utilization_ratio
         idle_s = self._idle(gpu.utilization_ratio, now_s)
         still_s = None
         if ram.usage_bytes is None:
@@ -217,6 +225,9 @@ class _StillWindow:
         while self._greatest[0].value - self._least[0].value > self._delta:
             older = self._greatest if self._greatest[0].at_s < self._least[0].at_s else self._least
             start_s = max(start_s, older.popleft().next_s)
+        for queue in (self._greatest, self._least):
+            if len(queue) > EXTREMES_MAX:  # RAM that creeps the same way at every sample
+                start_s = max(start_s, queue.popleft().next_s)
         self._start_s = start_s
         return now_s - start_s
 
@@ -225,13 +236,18 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
     return GpuUse(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, because=because))
 
 
-def _assigned(request: Iterable[str], gpus: tuple[Gpu, ...]) -> tuple[list[Gpu], tuple[str, ...]]:
-    """The host's GPUs that a request names, by `all`, index or UUID, and the names that fit none."""
-    by_name: Mapping[str, Gpu] = {**{str(gpu.index): gpu for gpu in gpus}, **{gpu.uuid: gpu for gpu in gpus}}
-    wanted = list(request)
+def _assigned(request: Iterable[str], pids: frozenset[int], gpus: tuple[Gpu, ...]) -> tuple[list[Gpu], tuple[str, ...]]:
+    """The GPUs that a request names, by `all`, index or UUID, or that list one of the pids; and names that fit none."""
+    wanted = set(request)
     if "all" in wanted:
         return list(gpus), ()
-    return [by_name[name] for name in wanted if name in by_name], tuple(name for name in wanted if name not in by_name)
+    found = [
+        gpu
+        for gpu in gpus
+        if not wanted.isdisjoint((gpu.uuid, str(gpu.index))) or any(each.pid in pids for each in gpu.processes or ())
+    ]
+    known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
+    return found, tuple(sorted(wanted - known))
 
 
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
@@ -242,7 +258,7 @@ def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
     sizes = [process.memory_bytes for process in own]
     return GpuShare(
         gpu=gpu.uuid,
-        utilization_ratio=None if None in ratios else min(1.0, sum(ratio or 0.0 for ratio in ratios)),
+        utilization_ratio=None if None in ratios else min(1.0, round(sum(ratio or 0.0 for ratio in ratios), _DIGITS)),
         memory_bytes=None if None in sizes else sum(size or 0 for size in sizes),
     )
 

@@ -1,12 +1,14 @@
 """`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
 
 import signal
+import sys
 import threading
 from functools import partial
 from typing import Final
 
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from exporter.evidence import Thresholds
@@ -25,7 +27,17 @@ log: Final = structlog.get_logger("exporter")
 
 def command(argv: list[str]) -> int:
     """`gpuwarden exporter`."""
-    settings = CliApp.run(Settings, cli_args=argv)
+    try:
+        settings = CliApp.run(Settings, cli_args=argv)
+    except ValidationError as error:
+        for found in error.errors():
+            name = str(found["loc"][0])
+            print(
+                f"gpuwarden exporter: error: {found['input']!r} will not do for --{name.replace('_', '-')} "
+                f"(or GPUWARDEN_EXPORTER_{name.upper()}): {found['msg']}",
+                file=sys.stderr,
+            )
+        return 2
     logs.configure(level=settings.log_level)
     serve(settings)
     return 0

@@ -99,7 +99,7 @@ class GpuShare:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerEvidence:
-    """One container's figures, and how long it has shown no sign of life, seconds; `None` is unknown, with its reason."""
+    """One container's figures, and for how long it has shown no sign of life, seconds; `None` is unknown."""
 
     container: Container
     shares: tuple[GpuShare, ...]

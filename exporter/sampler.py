@@ -69,11 +69,6 @@ class Sampler:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
 
-    @property
-    def thresholds(self) -> Thresholds:
-        """What this host calls idle and still."""
-        return self._thresholds
-
     def latest(self) -> Snapshot | None:
         """The newest snapshot, however old; `None` before the first."""
         return self._snapshot
@@ -90,7 +85,11 @@ class Sampler:
     def _sample_on(self) -> None:
         next_s = time.monotonic()
         while not self._closing.is_set():
-            self.sample()
+            try:
+                self.sample()
+            except Exception:
+                # The thread must outlive a defect: the snapshot grows old meanwhile, and is published as such.
+                log.exception("this look at the host failed")
             next_s = max(next_s + self._interval_s, time.monotonic())
             self._closing.wait(next_s - time.monotonic())
 
@@ -104,6 +103,7 @@ class Sampler:
         listing = None if docker_source is None else self._ask("docker", docker_source.latest, health)
         now = clock.stamp()
         running = self._running(found_workers, listing)
+        self._forget_unknowns({container.name for container in running.values()}, found_workers)
         self._histories = {
             incarnation: history for incarnation, history in self._histories.items() if incarnation in running
         }
@@ -149,11 +149,18 @@ class Sampler:
                 try:
                     containers.append(processes.container(sighting.pid, sighting.worker.worker))
                 except OSError:
-                    continue
+                    self._unknown[sighting.worker.worker, "processes", "unreadable"] += 1
         by_name: dict[str, Container] = {}
         for container in containers:
-            by_name.setdefault(container.name, container)
+            if by_name.setdefault(container.name, container) is not container:
+                self._unknown[container.name, "processes", "duplicate_name"] += 1
         return {container.incarnation: container for container in by_name.values()}
+
+    def _forget_unknowns(self, running: set[str], found: WorkerReadings | None) -> None:
+        """Drop the counts of what is gone: containers come and go under new names for ever."""
+        names = running.union(() if found is None else (sighting.worker.worker for sighting in found.workers))
+        for key in [key for key in self._unknown if key[0] not in names]:
+            del self._unknown[key]
 
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
         pids, ram = _processes_and_ram(container)
@@ -172,7 +179,10 @@ class Sampler:
         if snapshot.workers.duplicates:
             invalid["duplicate"] = snapshot.workers.duplicates
         if invalid != self._invalid:
-            log.warning("state files cannot be trusted", invalid=invalid, directory=str(self._directory))
+            if invalid:
+                log.warning("state files cannot be trusted", invalid=invalid, directory=str(self._directory))
+            else:
+                log.info("every state file can be trusted again", directory=str(self._directory))
             self._invalid = invalid
         suspected: dict[str, str] = {}
         for sighting in snapshot.workers.workers:
@@ -185,6 +195,8 @@ class Sampler:
                     if sighting.worker.worker not in self._suspected:
                         log.info("silent but not accused", worker=sighting.worker.worker, job_id=job.job_id,
                                  attempt=job.attempt, because=because)  # fmt: skip
+        for worker in self._suspected.keys() - suspected.keys():
+            log.info("no longer suspected", worker=worker)
         self._suspected = suspected
 
 
@@ -194,7 +206,8 @@ def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, Ram
             pids = processes.tree(container.pid)
             return pids, RamUse(usage_bytes=processes.resident_bytes(pids))
         group = cgroup.directory(container.pid)
-        found = None if group is None else cgroup.processes(group)
+        # A container that runs has a process: none means that its group went while it was looked at.
+        found = None if group is None else cgroup.processes(group) or None
         accounted = cgroup.memory_directory(container.pid)
         if accounted is None:
             because = "no memory controller accounts for the container"

@@ -17,6 +17,9 @@ from gpuwarden import __version__, clock
 SNAPSHOT_FRESH_S: Final = 5.0
 """A snapshot older than this is not published as the present, seconds."""
 
+_Outcome = tuple[str, bool, float | None]
+"""A source's or collector's name, whether it did its work, and how long it took, seconds."""
+
 log: Final = structlog.get_logger("exporter")
 
 
@@ -37,7 +40,7 @@ class SnapshotCollector(Collector):
         snapshot = self._latest()
         now = clock.stamp()
         age_s = None if snapshot is None else snapshot.taken.age_s(now)
-        outcomes: list[tuple[str, bool, float]] = []
+        outcomes: list[_Outcome] = []
         if snapshot is not None and age_s is not None and age_s <= SNAPSHOT_FRESH_S:
             outcomes += [(f"source_{each.source}", each.success, each.duration_s) for each in snapshot.sources]
             for name, families in COLLECTORS.items():
@@ -45,16 +48,16 @@ class SnapshotCollector(Collector):
                 try:
                     found = list(families(snapshot))
                     success = True
-                except Exception:  # noqa: BLE001 - one collector failing never fails the scrape; it is published
+                except Exception:
                     log.exception("collector failed", collector=name)
                     found, success = [], False
                 outcomes.append((name, success, time.monotonic() - started_s))
                 yield from found
         yield from self._own(outcomes, age_s)
 
-    def _own(self, outcomes: list[tuple[str, bool, float]], age_s: float | None) -> Iterator[Metric]:
+    def _own(self, outcomes: list[_Outcome], age_s: float | None) -> Iterator[Metric]:
         fresh = age_s is not None and age_s <= SNAPSHOT_FRESH_S
-        outcomes = [*outcomes, ("sampler", fresh, 0.0)]
+        outcomes = [*outcomes, ("sampler", fresh, None)]
         yield gauge(
             "gpuwarden_exporter_info",
             "This exporter and the host it speaks for; always 1.",

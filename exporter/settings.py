@@ -1,11 +1,17 @@
 """The exporter's settings: name, default and help in one place. Options, or GPUWARDEN_EXPORTER_… in the environment."""
 
+import os
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpuwarden.reporter import DEFAULT_DIR
+
+
+def gpuwarden_dir() -> Path:
+    """$GPUWARDEN_DIR, as the worker reads it too, else /run/gpuwarden."""
+    return Path(os.environ.get("GPUWARDEN_DIR", DEFAULT_DIR))
 
 
 class Settings(BaseSettings):
@@ -20,7 +26,9 @@ class Settings(BaseSettings):
         extra="forbid",
     )
 
-    dir: Path = Field(default=DEFAULT_DIR, description="where state files and the host key lie ($GPUWARDEN_DIR)")
+    dir: Path = Field(
+        default_factory=gpuwarden_dir, description="where state files and the host key lie; $GPUWARDEN_DIR sets it too"
+    )
     listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
     port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     docker: str = Field(
@@ -30,9 +38,11 @@ class Settings(BaseSettings):
         default=None,
         description="read GPUs from this file instead of a driver; everything says so (docs/simulated-gpu.md)",
     )
-    sample_interval_s: float = Field(default=1.0, gt=0, le=5, description="time between two looks at the host, seconds")
+    sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="time between two looks at the host, seconds")
     idle_ratio: float = Field(default=0.05, ge=0, lt=1, description="a GPU at or under this share of its time is idle")
     ram_delta_mib: int = Field(default=5120, ge=0, description="RAM that moved by no more than this is still, MiB")
     log_level: str = Field(
-        default="info", pattern="^(debug|info|warning|error)$", description="least severe level logged"
+        default="info",
+        pattern="^(debug|info|warning|error)$",
+        description="least severe level logged: debug, info, warning or error",
     )

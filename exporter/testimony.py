@@ -51,7 +51,10 @@ def _facts(
     )
 
 
-def _driver_pids(snapshot: Snapshot) -> list[int] | None:
-    if snapshot.gpus is None or any(gpu.processes is None for gpu in snapshot.gpus.gpus):
+def _driver_pids(snapshot: Snapshot) -> dict[str, list[int] | None] | None:
+    if snapshot.gpus is None:
         return None
-    return sorted({process.pid for gpu in snapshot.gpus.gpus for process in gpu.processes or ()})
+    return {
+        gpu.uuid: None if gpu.processes is None else sorted(process.pid for process in gpu.processes)
+        for gpu in snapshot.gpus.gpus
+    }

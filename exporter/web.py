@@ -5,7 +5,7 @@ import ipaddress
 import socketserver
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -16,6 +16,7 @@ from exporter.readings import Snapshot
 from exporter.scrape import SNAPSHOT_FRESH_S
 from gpuwarden import clock, facts
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.statefile import Stamp
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -42,8 +43,10 @@ class Pages:
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         """Answer one request."""
         path = environ.get("PATH_INFO", "/")
-        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
-            return _answer(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n")
+        if environ.get("REQUEST_METHOD") != "GET":
+            return _answer(
+                start_response, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n", ("Allow", "GET")
+            )
         if path == "/metrics":
             return list(self._metrics(environ, start_response))
         if path == "/evidence":
@@ -76,7 +79,7 @@ class Pages:
             return _answer(start_response, HTTPStatus.SERVICE_UNAVAILABLE, "no fresh look at this host\n")
         return _answer(start_response, HTTPStatus.OK, "ok\n")
 
-    def _fresh(self, now: Any) -> Snapshot | None:
+    def _fresh(self, now: Stamp) -> Snapshot | None:
         snapshot = self._latest()
         age_s = None if snapshot is None else snapshot.taken.age_s(now)
         return snapshot if age_s is not None and age_s <= SNAPSHOT_FRESH_S else None
@@ -114,6 +117,8 @@ def server(listen: str, port: int, pages: Pages) -> WSGIServer:
         raise PortTakenError(f"cannot listen on {listen}:{port}: {error}") from None
 
 
-def _answer(start_response: "StartResponse", status: HTTPStatus, text: str) -> Iterable[bytes]:
-    start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
+def _answer(
+    start_response: "StartResponse", status: HTTPStatus, text: str, *headers: tuple[str, str]
+) -> Iterable[bytes]:
+    start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8"), *headers])
     return [text.encode()]

@@ -1,14 +1,15 @@
 """Which containers run: Docker's, asked by a thread of its own so that a hung daemon holds up nothing else."""
 
 import contextlib
+import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 import docker
-import requests
-from docker.errors import DockerException
+from docker.constants import DEFAULT_DOCKER_API_VERSION
+from docker.errors import APIError
 
 from exporter.readings import Container
 from gpuwarden import cgroup
@@ -21,6 +22,9 @@ TIMEOUT_S: Final = 5
 
 FRESH_S: Final = 10.0
 """A listing older than this is no longer believed, seconds."""
+
+CDI_GPU: Final = "nvidia.com/gpu="
+"""How `docker run --device` names a GPU, before its index, UUID or `all` (Container Device Interface)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +73,12 @@ class DockerContainers:
             started_s = time.monotonic()
             try:
                 if client is None:
-                    client = docker.APIClient(base_url=self._base_url, timeout=TIMEOUT_S, version="auto")
+                    client = _connect(self._base_url)
                 containers = self._list(client)
                 taken_s = time.monotonic()
                 self._listing = Listing(containers=containers, taken_s=taken_s, duration_s=taken_s - started_s)
-            except (DockerException, requests.RequestException, OSError) as error:
-                self._because = str(error)[:300]
+            except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
+                self._because = f"{type(error).__name__}: {error}"[:300]
                 if client is not None:
                     with contextlib.suppress(Exception):
                         client.close()
@@ -82,15 +86,15 @@ class DockerContainers:
             self._closing.wait(REFRESH_S)
 
     def _list(self, client: docker.APIClient) -> dict[str, Container]:
-        """A container whose first process is unchanged is not inspected again."""
+        """A container whose name and first process are unchanged is not inspected again; one that fails is left out."""
         known: dict[str, tuple[int, int, Container]] = {}
         for row in client.containers():
             full_id: str = row["Id"]
             before = self._known.get(full_id)
-            if before is None or _ticks(before[0]) != before[1]:
+            if before is None or f"/{before[2].name}" not in row["Names"] or _ticks(before[0]) != before[1]:
                 try:
                     fresh = _container(client.inspect_container(full_id))
-                except docker.errors.NotFound:
+                except (APIError, LookupError, TypeError):
                     continue
                 ticks = None if fresh is None else _ticks(fresh.pid)
                 if fresh is None or ticks is None:
@@ -99,6 +103,24 @@ class DockerContainers:
             known[full_id] = before
         self._known = known
         return {full_id: entry[2] for full_id, entry in known.items()}
+
+
+def _connect(base_url: str) -> docker.APIClient:
+    """A client that speaks the daemon's own version of its API.
+
+    The package's client leaves its socket open when the daemon refuses it, and when it is to find the version by itself
+    and gets no answer: once a second for as long as the daemon is away. So both are tried by what is surely closed.
+    """
+    if base_url.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(TIMEOUT_S)
+            probe.connect(base_url.removeprefix("unix://"))
+    first = docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=DEFAULT_DOCKER_API_VERSION)
+    try:
+        version: str = first.version(api_version=False)["ApiVersion"]
+    finally:
+        first.close()
+    return docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=version)
 
 
 def _ticks(pid: int) -> int | None:
@@ -124,10 +146,14 @@ def _container(found: dict[str, Any]) -> Container | None:
 
 
 def _gpu_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """Which GPUs Docker was asked to give: --gpus (device requests), else what the NVIDIA runtime reads."""
+    """Which GPUs Docker was asked to give: --gpus or --device (device requests), else what the NVIDIA runtime reads."""
     for request in found["HostConfig"].get("DeviceRequests") or []:
+        ids = request.get("DeviceIDs") or []
+        by_cdi = tuple(name.removeprefix(CDI_GPU) for name in ids if name.startswith(CDI_GPU))
+        if by_cdi:
+            return by_cdi
         if any("gpu" in group for group in request.get("Capabilities") or []):
-            return tuple(request["DeviceIDs"]) if request.get("DeviceIDs") else ("all",)
+            return tuple(ids) or ("all",)
     for entry in found["Config"].get("Env") or []:
         name, _, value = entry.partition("=")
         if name == "NVIDIA_VISIBLE_DEVICES":

@@ -1,5 +1,6 @@
 """Workers that run in no container: their process tree stands in for one."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,8 @@ from exporter.readings import Container
 from exporter.sources.containers import visible_devices
 from gpuwarden import cgroup, clock
 
-PAGE_BYTES: Final = 4096
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+"""4096 on x86-64, up to 65536 on ARM servers: the unit of /proc/PID/statm (proc_pid_statm(5))."""
 
 
 def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
@@ -26,6 +28,8 @@ def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
         if entry
     )
     devices = environment.get("NVIDIA_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    if devices is not None and devices.strip() == "-1":
+        devices = "none"  # how CUDA is told to see no GPU
     return Container(
         kind="process",
         id=f"process:{pid}:{ticks}",

@@ -12,7 +12,7 @@ Ratios are 0 to 1, sizes bytes, pids the host's. `null`, or a missing field, is 
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from exporter.readings import Gpu, GpuProcess, GpuReadings
 from gpuwarden.errors import GpuwardenError
@@ -46,6 +46,13 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
     gpus: list[_Gpu]
 
+    @field_validator("gpus")
+    @classmethod
+    def _each_once(cls, gpus: list[_Gpu]) -> list[_Gpu]:
+        if len({gpu.uuid for gpu in gpus}) < len(gpus) or len({gpu.index for gpu in gpus}) < len(gpus):
+            raise ValueError("two GPUs share one uuid or index")
+        return gpus
+
 
 def read(path: Path) -> GpuReadings:
     """Read the simulated GPUs.
@@ -59,7 +66,7 @@ def read(path: Path) -> GpuReadings:
         raise SimulationError(f"no simulated GPUs: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise SimulationError(f"{path}: {where}: {first['msg']}") from None
     return GpuReadings(source=SOURCE, gpus=tuple(_gpu(gpu) for gpu in found.gpus))
 

@@ -1,10 +1,14 @@
 """Workers from their state files and locks. Liveness comes from the kernel: F_GETLK names the holder's pid."""
 
+import contextlib
 import fcntl
+import math
 import os
+import stat
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +16,11 @@ from exporter.readings import WorkerReadings, WorkerSighting
 from gpuwarden import cgroup, statefile
 from gpuwarden.statefile import JobFile, StateFileError, WorkerFile
 
-FILES_MAX: Final = 4096
-"""Worker files read in one look; more are counted as errors and left out."""
+FILES_MAX: Final = 64
+"""Worker files read in one folder; more are counted as errors and left out, so that a tenant crowds out itself only."""
+
+ENTRIES_MAX: Final = 4096
+"""Entries looked at in one folder."""
 
 # struct flock of Linux with 64-bit offsets: l_type, l_whence, l_start, l_len, l_pid (fcntl(2)).
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -23,7 +30,7 @@ def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
     """Look at every worker below `$GPUWARDEN_DIR`.
 
     A file that cannot be trusted costs its own worker only. Of two that claim one name, the one whose lock is held is
-    kept, then the one that started first; the other is counted.
+    kept, then the one whose process started first, by the kernel's word; the other is counted.
 
     Raises:
         OSError: the directory itself cannot be read.
@@ -37,32 +44,32 @@ def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
         except StateFileError as error:
             errors[error.reason] += 1
             continue
-        except OSError:
+        except FileNotFoundError:
+            continue  # the worker ended, cleanly, since the folder was listed
+        except (OSError, ValueError):
             errors["unreadable"] += 1
             continue
         name = sighting.worker.worker
         if name in kept:
             duplicates += 1
-            kept[name] = min(kept[name], sighting, key=_precedence)
+            kept[name] = min(kept[name], sighting, key=lambda each: _precedence(each, proc))
         else:
             kept[name] = sighting
     return WorkerReadings(workers=tuple(kept[name] for name in sorted(kept)), errors=errors, duplicates=duplicates)
 
 
 def _worker_files(directory: Path, errors: Counter[str]) -> Iterator[Path]:
-    found = 0
     for folder in sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.is_symlink()):
         try:
-            paths = sorted(folder.glob("*" + statefile.WORKER_SUFFIX))
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in islice(entries, ENTRIES_MAX)]
         except OSError:
             errors["unreadable"] += 1
             continue
-        for path in paths:
-            found += 1
-            if found > FILES_MAX:
-                errors["too_many"] += 1
-            elif not path.name.startswith("."):
-                yield path
+        found = sorted(name for name in names if name.endswith(statefile.WORKER_SUFFIX) and not name.startswith("."))
+        if len(found) > FILES_MAX or len(names) == ENTRIES_MAX:
+            errors["too_many"] += 1
+        yield from (folder / name for name in found[:FILES_MAX])
 
 
 def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
@@ -106,10 +113,10 @@ def _job(path: Path, worker: WorkerFile, errors: Counter[str]) -> JobFile | None
 def _lock(path: Path) -> tuple[bool | None, int | None]:
     """Whether the lock is held, and by which pid of this namespace; `None` for what cannot be told."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = _open(path)
     except FileNotFoundError:
         return False, None
-    except OSError:
+    except (OSError, StateFileError):
         return None, None
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -123,16 +130,36 @@ def _lock(path: Path) -> tuple[bool | None, int | None]:
     return True, pid if pid > 0 else None
 
 
-def _text(path: Path) -> str:
-    """At most one byte more than is valid, never through a link: a tenant writes these files."""
+def _open(path: Path) -> int:
+    """A descriptor of a plain file, never through a link and never waiting: a tenant makes these files.
+
+    Raises:
+        OSError: it cannot be opened.
+        StateFileError: it is a pipe, a socket, a folder or a device.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StateFileError("not_a_file", f"{path} is no plain file")
+    return descriptor
+
+
+def _text(path: Path) -> str:
+    """At most one byte more than is valid is read."""
+    with os.fdopen(_open(path), "rb") as file:
         data = file.read(statefile.SIZE_MAX_BYTES + 1)
+    if len(data) > statefile.SIZE_MAX_BYTES:
+        raise StateFileError("oversized", f"{path} is over {statefile.SIZE_MAX_BYTES} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise StateFileError("not_json", f"{path} is not UTF-8") from None
 
 
-def _precedence(sighting: WorkerSighting) -> tuple[bool, float]:
-    return (not sighting.alive, sighting.worker.started.unix_s)
+def _precedence(sighting: WorkerSighting, proc: Path) -> tuple[bool, float, float]:
+    """What a file says of its start is a claim: another tenant could claim to be older and hide this worker."""
+    ticks = math.inf
+    if sighting.pid is not None:
+        with contextlib.suppress(OSError):
+            ticks = cgroup.start_ticks(sighting.pid, proc=proc)
+    return (not sighting.alive, ticks, sighting.worker.started.unix_s)

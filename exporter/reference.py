@@ -1,0 +1,195 @@
+"""Writes docs/metrics.md and docs/settings-exporter.md from the collectors and the settings.
+
+`python -m exporter.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from exporter.collectors import COLLECTORS
+from exporter.evidence import Thresholds
+from exporter.readings import GpuReadings, Snapshot, WorkerReadings
+from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
+from exporter.settings import Settings
+from gpuwarden import clock
+
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+
+NO_JOB: Final = "the worker runs no job"
+UNKNOWN_AGE: Final = "it was stamped before the last reboot"
+NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
+NO_GPUS: Final = "there is no GPU source, or it failed"
+NOT_MEASURED: Final = "the driver does not say"
+NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
+
+ABSENT: Final[Mapping[str, str]] = {
+    "gpuwarden_worker_info": "the worker ended cleanly, or its file cannot be trusted",
+    "gpuwarden_worker_alive": "the lock cannot be tested",
+    "gpuwarden_worker_heartbeat_age_seconds": UNKNOWN_AGE,
+    "gpuwarden_worker_heartbeat_timestamp_seconds": "as `gpuwarden_worker_info`",
+    "gpuwarden_worker_loop_age_seconds": UNKNOWN_AGE,
+    "gpuwarden_statefiles_invalid": "nothing is wrong with any file",
+    "gpuwarden_workers_duplicate": NO_WORKERS,
+    "gpuwarden_job_info": NO_JOB,
+    "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
+    "gpuwarden_job_budget_seconds": NO_JOB,
+    "gpuwarden_job_phase": NO_JOB,
+    "gpuwarden_job_phase_age_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
+    "gpuwarden_job_steps": NO_JOB,
+    "gpuwarden_job_steps_planned": f"{NO_JOB}, or the job does not say",
+    "gpuwarden_job_step_mean_seconds": f"{NO_JOB}, or it has done fewer than two steps",
+    "gpuwarden_job_step_max_seconds": f"{NO_JOB}, or it has done fewer than two steps",
+    "gpuwarden_job_items": NO_JOB,
+    "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
+    "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
+    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, or the stall condition does not police it",
+    "gpuwarden_job_stall_suspected": f"{NO_JOB}, or the stall condition does not police it",
+    "gpuwarden_container_info": "the container does not run",
+    "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
+    "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
+    "gpuwarden_container_memory_working_set_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
+    "gpuwarden_container_ram_still_seconds": "as `gpuwarden_container_memory_bytes`",
+    "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
+    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_memory_bytes": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",
+    "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
+    "gpuwarden_gpu_info": NO_GPUS,
+    "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
+    "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
+    "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
+    "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
+    "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_exporter_info": "never",
+    "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
+    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
+    "gpuwarden_sample_age_seconds": "before the first look",
+    "gpuwarden_gpu_idle_threshold_ratio": "never",
+    "gpuwarden_ram_still_threshold_bytes": "never",
+}
+"""When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
+
+_UNITS: Final = {"seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write both pages, or with `--check` compare them; 1 when one lags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m exporter.reference", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page lags behind the code")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages (default: %(default)s)")
+    chosen = parser.parse_args(argv)
+    lagging = 0
+    for name, page in (("metrics.md", metrics_page()), ("settings-exporter.md", settings_page())):
+        path: Path = chosen.docs / name
+        if path.exists() and path.read_text(encoding="utf-8") == page:
+            continue
+        if chosen.check:
+            print(f"{path} lags behind the code: python -m exporter.reference", file=sys.stderr)
+            lagging = 1
+        else:
+            path.write_text(page, encoding="utf-8")
+    return lagging
+
+
+def metrics_page() -> str:
+    """docs/metrics.md.
+
+    Raises:
+        KeyError: a series has no line in `ABSENT`.
+    """
+    own = SnapshotCollector(lambda: None, host="", thresholds=Thresholds())
+    rows = [
+        *(row for families in COLLECTORS.values() for row in _rows(families(_empty_snapshot()))),
+        *_rows(own.collect()),
+    ]
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
+            "",
+            "What `/metrics` of the exporter publishes, for each host. Unknown is an absent series, never a zero; a",
+            "measured nothing is a 0. All of a subsystem is absent while its source or collector failed, which",
+            "`gpuwarden_collector_success` tells; all but the exporter's own last rows are absent while the newest",
+            f"look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among these: the scrape",
+            "configuration sets it.",
+            "",
+            "| series | type | labels | unit | meaning | absent when |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def settings_page() -> str:
+    """docs/settings-exporter.md."""
+    return "\n".join(
+        [
+            "# Settings of the exporter",
+            "",
+            "<!-- Written by `python -m exporter.reference`; change exporter/settings.py, not this page. -->",
+            "",
+            "`gpuwarden exporter` takes each as an option or from the environment; an option wins.",
+            "",
+            "| option | environment variable | default | meaning |",
+            "|---|---|---|---|",
+            *_settings(),
+            "",
+        ]
+    )
+
+
+def _settings() -> Iterator[str]:
+    prefix = Settings.model_config.get("env_prefix", "")
+    for name, field in Settings.model_fields.items():
+        default = "/run/gpuwarden" if field.default_factory else field.default
+        shown = "none" if default is None else f"`{default}`"
+        option = f"`--{name.replace('_', '-')}`"
+        yield f"| {option} | `{prefix}{name.upper()}` | {shown} | {_cell(field.description or '')} |"
+
+
+def _rows(families: Iterable[Metric]) -> Iterator[str]:
+    for family in families:
+        if not isinstance(family, GaugeMetricFamily | CounterMetricFamily):
+            raise TypeError(f"{family.name} is a {family.type}: only gauges and counters are described here")
+        name = family.name + ("_total" if isinstance(family, CounterMetricFamily) else "")
+        # The library keeps a family's label names nowhere else while it has no samples.
+        labels = ", ".join(f"`{label}`" for label in family._labelnames)  # noqa: SLF001
+        word = family.name.rpartition("_")[2]
+        unit = _UNITS.get(word) or _unit_of_flag(family) or "count"
+        yield f"| `{name}` | {family.type} | {labels} | {unit} | {_cell(family.documentation)} | {ABSENT[name]} |"
+
+
+def _unit_of_flag(family: Metric) -> str | None:
+    text = family.documentation
+    if "always 1" in text or text.startswith("1 for "):
+        return "1"
+    return "1 or 0" if text.startswith("1 ") else None
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _empty_snapshot() -> Snapshot:
+    """A host where every source answers and nothing runs: each family is there, without samples."""
+    return Snapshot(
+        host="",
+        taken=clock.stamp(),
+        gpus=GpuReadings(source="", gpus=()),
+        workers=WorkerReadings(workers=()),
+        containers=(),
+        sources=(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

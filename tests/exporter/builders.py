@@ -1,0 +1,143 @@
+"""Values with sane defaults: a test says only what it is about."""
+
+from typing import Any
+
+from exporter.readings import (
+    Container,
+    ContainerEvidence,
+    Gpu,
+    GpuProcess,
+    GpuReadings,
+    Snapshot,
+    WorkerReadings,
+    WorkerSighting,
+)
+from gpuwarden.job import JobClass, Phase
+from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+NOW_S = 10_000.0
+UNIX_AT_BOOT_S = 1_700_000_000.0
+DOCKER_ID = "ab" * 32
+MIB = 2**20
+
+
+def ago(seconds: float, *, boot_id: str = BOOT, now_s: float = NOW_S) -> Stamp:
+    """A stamp that many seconds before the frozen present."""
+    at_s = now_s - seconds
+    return Stamp(boottime_s=at_s, boot_id=boot_id, unix_s=UNIX_AT_BOOT_S + at_s)
+
+
+def worker_file(**changes: Any) -> WorkerFile:
+    given: dict[str, Any] = {
+        "worker": "w0",
+        "incarnation": "inc-w0",
+        "queue": "gpu",
+        "pid": 41,
+        "started": ago(900),
+        "heartbeat": ago(2),
+        "loop": ago(300),
+    }
+    return WorkerFile(**(given | changes))
+
+
+def job_file(**changes: Any) -> JobFile:
+    given: dict[str, Any] = {
+        "job_id": 7,
+        "attempt": 1,
+        "worker": "w0",
+        "incarnation": "inc-w0",
+        "job_class": JobClass.GPU,
+        "model": "sdxl",
+        "budget_s": 8100.0,
+        "stall_timeout_s": 120.0,
+        "started": ago(300),
+        "phase": Phase.STEP,
+        "phase_started": ago(200),
+        "beat": ago(3),
+        "step": 12,
+        "steps_total": 30,
+        "step_mean_s": 4.5,
+        "step_max_s": 6.25,
+        "items_done": 0,
+        "items_failed": 0,
+    }
+    return JobFile(**(given | changes))
+
+
+def sighting(**changes: Any) -> WorkerSighting:
+    given: dict[str, Any] = {
+        "worker": worker_file(),
+        "job": job_file(),
+        "alive": True,
+        "pid": 4001,
+        "container_id": DOCKER_ID,
+    }
+    return WorkerSighting(**(given | changes))
+
+
+def container(**changes: Any) -> Container:
+    given: dict[str, Any] = {
+        "kind": "docker",
+        "id": DOCKER_ID,
+        "name": "worker-0",
+        "incarnation": f"{DOCKER_ID}@2024-05-01T10:00:00.000000001Z",
+        "pid": 4001,
+        "gpu_request": ("all",),
+        "image": "worker:1",
+    }
+    return Container(**(given | changes))
+
+
+def process(pid: int = 4001, utilization_ratio: float | None = 0.0, memory_bytes: int | None = 0) -> GpuProcess:
+    return GpuProcess(pid=pid, utilization_ratio=utilization_ratio, memory_bytes=memory_bytes)
+
+
+def gpu(index: int = 0, *processes: GpuProcess, **changes: Any) -> Gpu:
+    """A GPU of which nothing is unattributed, unless said otherwise."""
+    given: dict[str, Any] = {
+        "uuid": f"GPU-{index}",
+        "index": index,
+        "name": "Test GPU",
+        "utilization_ratio": sum(each.utilization_ratio or 0.0 for each in processes),
+        "memory_used_bytes": sum(each.memory_bytes or 0 for each in processes),
+        "memory_size_bytes": 16384 * MIB,
+        "processes": processes,
+    }
+    return Gpu(**(given | changes))
+
+
+def gpus(*found: Gpu) -> GpuReadings:
+    return GpuReadings(source="test", gpus=found)
+
+
+def evidence(**changes: Any) -> ContainerEvidence:
+    given: dict[str, Any] = {
+        "container": container(),
+        "shares": (),
+        "gpus": ("GPU-0",),
+        "gpu_idle_s": 500.0,
+        "gpu_unknown": None,
+        "busy_s": {},
+        "ram_bytes": 2048 * MIB,
+        "ram_anon_bytes": 1024 * MIB,
+        "ram_working_set_bytes": 1536 * MIB,
+        "ram_still_s": 500.0,
+        "ram_unknown": None,
+    }
+    return ContainerEvidence(**(given | changes))
+
+
+def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
+    given: dict[str, Any] = {
+        "host": "box-1",
+        "taken": ago(0),
+        "gpus": gpus(gpu(0)),
+        "workers": WorkerReadings(workers=sightings),
+        "containers": (evidence(),),
+        "sources": (),
+    }
+    return Snapshot(**(given | changes))
+
+
+NO_WORKERS = WorkerReadings(workers=())

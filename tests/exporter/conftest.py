@@ -1,0 +1,121 @@
+"""A host's folder with real workers in it, an exporter's log, and a Docker engine."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+import exporter.sampler
+from deploy.engine import Engine, NoEngine, docker_engine
+
+WORKER = """
+import sys
+from pathlib import Path
+from gpuwarden.job import JobClass
+from gpuwarden.reporter import Reporter
+directory, worker, subdirectory, job_id = sys.argv[1:]
+with Reporter(Path(directory), worker=worker, queue="gpu", subdirectory=subdirectory, heartbeat_s=0.05) as reporter:
+    if job_id:
+        reporter.start_job(job_id=int(job_id), attempt=1, job_class=JobClass.GPU, model="sdxl", budget_s=8100.0,
+                           stall_timeout_s=120.0)
+    print(reporter.incarnation, flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A worker that runs as a process of its own; it ends cleanly when its standard input is closed."""
+
+    process: subprocess.Popen[str]
+    incarnation: str
+    folder: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+StartWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """$GPUWARDEN_DIR of a host called box-1."""
+    directory = tmp_path / "gpuwarden"
+    directory.mkdir()
+    (directory / "host").write_text("box-1\n")
+    return directory
+
+
+@pytest.fixture
+def start_worker(house: Path) -> Iterator[StartWorker]:
+    """Start a worker that uses the real reporter: `start_worker("w0", folder="w0", job_id=7, env={...})`."""
+    started: list[Worker] = []
+
+    def start(
+        name: str, *, folder: str | None = None, job_id: int | None = None, env: dict[str, str] | None = None
+    ) -> Worker:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(house), name, folder or name, str(job_id or "")],
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        worker = Worker(process=process, incarnation=process.stdout.readline().strip(), folder=house / (folder or name))
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        if worker.process.returncode is None:
+            worker.kill()
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
+    """What the sampler logs."""
+    capture = LogCapture()
+    monkeypatch.setattr(exporter.sampler, "log", structlog.wrap_logger(None, processors=[capture]))
+    return capture
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name: a Unix socket's path has 108 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="gw-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The Docker engine of this host, or a private one."""
+    with docker_engine(tmp_path_factory.mktemp("engine")) as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        yield found
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[docker.DockerClient]:
+    """A client of `engine`, closed afterwards."""
+    client = docker.DockerClient(base_url=engine.base_url)
+    yield client
+    client.close()

@@ -1,0 +1,126 @@
+"""The golden scrape: one literal snapshot, and the text that is published of it.
+
+`python -m tests.exporter.golden` writes golden.prom anew; look at the difference before it is committed.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from exporter import scrape
+from exporter.evidence import Thresholds
+from exporter.readings import GpuShare, Snapshot, SourceHealth, Unknown, WorkerReadings
+from exporter.scrape import SnapshotCollector
+from gpuwarden.job import JobClass, Phase
+from gpuwarden.statefile import Stamp
+from tests.exporter import builders as build
+
+PATH = Path(__file__).with_name("golden.prom")
+OTHER_ID = "cd" * 32
+
+SNAPSHOT = build.snapshot(
+    gpus=build.gpus(
+        build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03),
+        build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
+    ),
+    workers=WorkerReadings(
+        workers=(
+            # Armed and silent, with a measured idle of 0 s: suspected.
+            build.sighting(job=build.job_file(beat=build.ago(130), items_done=2, items_failed=1)),
+            # A video job, not armed and not policed, on a GPU that is lost.
+            build.sighting(
+                worker=build.worker_file(worker="w1", incarnation="inc-w1"),
+                job=build.job_file(
+                    job_id=8, worker="w1", incarnation="inc-w1", job_class=JobClass.GPU_VIDEO, model=None,
+                    budget_s=1800.0, stall_timeout_s=0.0, phase=Phase.LOAD, beat=None, step=0, steps_total=None,
+                    step_mean_s=None, step_max_s=None,
+                ),
+                pid=4002,
+                container_id=OTHER_ID,
+            ),
+            # Died with its job.
+            build.sighting(
+                worker=build.worker_file(worker="w2", incarnation="inc-w2"),
+                job=build.job_file(job_id=9, worker="w2", incarnation="inc-w2"),
+                alive=False,
+                pid=None,
+                container_id=None,
+            ),
+            # In no container, without a job, last seen before a reboot; its lock cannot be tested.
+            build.sighting(
+                worker=build.worker_file(
+                    worker="w3", incarnation="inc-w3", queue='odd "queue"\\', heartbeat=build.ago(5, boot_id="before")
+                ),
+                job=None,
+                alive=None,
+                pid=4003,
+                container_id=None,
+            ),
+        ),
+        errors={"not_json": 1},
+        duplicates=1,
+    ),
+    containers=(
+        build.evidence(
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB),),
+            gpu_idle_s=0.0,
+            busy_s={"GPU-0": 61.5},
+        ),
+        build.evidence(
+            container=build.container(id=OTHER_ID, name="worker-1", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z"),
+            shares=(
+                GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
+                GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None),
+            ),
+            gpu_idle_s=None,
+            gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
+            busy_s={"GPU-0": 0.0},
+            ram_still_s=0.0,
+        ),
+        build.evidence(
+            container=build.container(
+                kind="process", id="process:4003:77", name="w3", incarnation="process:4003:77@boot", pid=4003,
+                gpu_request=None, image=None,
+            ),
+            gpus=(),
+            gpu_idle_s=None,
+            ram_bytes=None,
+            ram_anon_bytes=None,
+            ram_working_set_bytes=None,
+            ram_still_s=None,
+            ram_unknown=Unknown(reason="unreadable", because="gone"),
+        ),
+    ),
+    sources=(
+        SourceHealth(source="workers", success=True, duration_s=0.002),
+        SourceHealth(source="gpu", success=True, duration_s=0.001),
+        SourceHealth(source="docker", success=False, duration_s=5.0),
+    ),
+    unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
+)  # fmt: skip
+
+
+def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
+    """The text of one scrape, its clocks stopped at `now`, or at half a second after the snapshot."""
+    frozen = now or build.ago(-0.5)
+    registry = CollectorRegistry()
+    with (
+        patch.object(scrape, "clock", SimpleNamespace(stamp=lambda: frozen)),
+        patch.object(scrape, "time", SimpleNamespace(monotonic=lambda: 0.0)),
+        patch.object(scrape, "__version__", "0.0.0"),
+    ):
+        registry.register(SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds()))
+        return generate_latest(registry).decode()
+
+
+def main() -> int:
+    """Write golden.prom."""
+    PATH.write_text(scraped(SNAPSHOT), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

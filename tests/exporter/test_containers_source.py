@@ -1,0 +1,430 @@
+"""Docker's containers: what an inspection tells, a daemon that hangs or talks nonsense, and a real one."""
+
+import json
+import re
+import signal
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from deploy.engine import Engine
+from deploy.image import worker_image
+from exporter.evidence import Thresholds
+from exporter.readings import ContainerEvidence
+from exporter.sampler import Sampler
+from exporter.sources import containers
+from exporter.sources.containers import DockerContainers, Listing, _container, visible_devices
+from gpuwarden import cgroup
+from tests.exporter import builders as build
+from tests.exporter.conftest import StartWorker
+from tests.exporter.waiting import until
+
+ALLOCATES = """
+import signal
+def allocate(*_):
+    held.append(b"x" * (64 << 20))
+    print("allocated", flush=True)
+held = []
+signal.signal(signal.SIGUSR1, allocate)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def inspected(
+    *,
+    running: bool = True,
+    pid: int = 4001,
+    env: list[str] | None = None,
+    requests: list[dict[str, Any]] | None = None,
+    started_at: str = "2024-05-01T10:00:00.000000001Z",
+) -> dict[str, Any]:
+    """What `docker inspect` answers, of the fields that matter here (Docker Engine API, ContainerInspect)."""
+    return {
+        "Id": build.DOCKER_ID,
+        "Name": "/worker-0",
+        "State": {"Running": running, "Pid": pid, "StartedAt": started_at},
+        "Config": {"Image": "worker:1", "Env": env},
+        "HostConfig": {"DeviceRequests": requests},
+    }
+
+
+def test_an_inspection_names_the_container_its_incarnation_and_its_first_process() -> None:
+    assert _container(inspected()) == build.container(gpu_request=None)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(inspected(running=False, pid=0), id="exited"),
+        pytest.param(inspected(running=True, pid=0), id="started, without a process yet"),
+    ],
+)
+def test_a_container_that_does_not_run_is_none(found: dict[str, Any]) -> None:
+    assert _container(found) is None
+
+
+GPUS_ALL = {"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+GPUS_TWO = {"Driver": "", "Count": 2, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+GPUS_NAMED = {"Driver": "nvidia", "Count": 0, "DeviceIDs": ["0", "GPU-1"], "Capabilities": [["gpu", "utility"]]}
+CDI_NAMED = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1"]}
+CDI_ALL = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=all"], "Capabilities": None}
+CDI_OTHER = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["example.com/card=0"], "Capabilities": None}
+NO_GPU = {"Driver": "", "Count": 1, "DeviceIDs": ["7"], "Capabilities": [["tpu"]]}
+
+
+@pytest.mark.parametrize(
+    ("found", "request_"),
+    [
+        pytest.param(inspected(), None, id="nothing asked for"),
+        pytest.param(inspected(requests=[GPUS_ALL]), ("all",), id="--gpus all"),
+        pytest.param(
+            inspected(requests=[GPUS_TWO]), ("all",), id="--gpus 2: which two is not told, so all are looked at"
+        ),
+        pytest.param(inspected(requests=[GPUS_NAMED]), ("0", "GPU-1"), id="--gpus device=0,GPU-1"),
+        pytest.param(inspected(requests=[CDI_NAMED]), ("0", "GPU-1"), id="--device nvidia.com/gpu=0, by CDI"),
+        pytest.param(inspected(requests=[CDI_ALL]), ("all",), id="--device nvidia.com/gpu=all, by CDI"),
+        pytest.param(inspected(requests=[CDI_OTHER]), None, id="another maker's device by CDI"),
+        pytest.param(inspected(requests=[NO_GPU]), None, id="a device that is no GPU"),
+        pytest.param(inspected(env=["A=1", "NVIDIA_VISIBLE_DEVICES=1"]), ("1",), id="the NVIDIA runtime's variable"),
+        pytest.param(
+            inspected(requests=[GPUS_NAMED], env=["NVIDIA_VISIBLE_DEVICES=all"]),
+            ("0", "GPU-1"),
+            id="the request outdoes the variable that every CUDA image sets",
+        ),
+    ],
+)
+def test_the_gpus_that_docker_was_asked_to_give(found: dict[str, Any], request_: tuple[str, ...] | None) -> None:
+    container = _container(found)
+
+    assert container is not None
+    assert container.gpu_request == request_
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("all", ("all",)),
+        ("0", ("0",)),
+        ("0,1", ("0", "1")),
+        (" 0 , GPU-1 ,", ("0", "GPU-1")),
+        ("none", None),
+        ("void", None),
+        ("", None),
+        (" , ", None),
+    ],
+)
+def test_the_forms_of_nvidia_visible_devices(value: str, names: tuple[str, ...] | None) -> None:
+    assert visible_devices(value) == names
+
+
+# Daemons that misbehave
+
+Answer = Callable[[str], Any]
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self.answer = answer
+        super().__init__(str(path), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, _Server)
+        answer = self.server.answer(self.path)
+        status, body = answer if isinstance(answer, tuple) else (200, answer)
+        content = json.dumps(body).encode()
+        with suppress(BrokenPipeError):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        """Nothing to say."""
+
+
+@contextmanager
+def daemon(folder: Path, answer: Answer) -> Iterator[str]:
+    """Something that listens where a Docker daemon would, and answers with what `answer` makes of the path."""
+    path = folder / "docker.sock"
+    with _Server(path, answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield f"unix://{path}"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def asked(base_url: str) -> Iterator[DockerContainers]:
+    source = DockerContainers(base_url)
+    source.start()
+    yield source
+    source.close()
+    assert not source._thread.is_alive()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask often and give up soon."""
+    monkeypatch.setattr(containers, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(containers, "REFRESH_S", 0.02)
+    monkeypatch.setattr(containers, "FRESH_S", 0.5)
+
+
+def because_of(source: DockerContainers) -> str:
+    """Why there is no listing; nothing where there is one."""
+    try:
+        source.latest()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def listing_of(source: DockerContainers) -> Listing | None:
+    with suppress(OSError):
+        return source.latest()
+    return None
+
+
+def a_daemon(*rows: dict[str, Any], inspect: Any = None) -> Answer:
+    """Answers for a daemon with these containers."""
+
+    def answer(path: str) -> Any:
+        if path.endswith("/version"):
+            return {"ApiVersion": "1.41", "Version": "20.10.24"}
+        if path.partition("?")[0].endswith("/containers/json"):
+            return list(rows)
+        return inspect(path.split("/")[-2]) if callable(inspect) else inspect
+
+    return answer
+
+
+def row(full_id: str = build.DOCKER_ID, name: str = "worker-0") -> dict[str, Any]:
+    return {"Id": full_id, "Names": [f"/{name}"]}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_daemon_that_accepts_and_never_answers_is_reported_and_the_other_sources_stand(
+    short_path: Path, house: Path, start_worker: StartWorker
+) -> None:
+    silence = threading.Event()
+    start_worker("w0")
+
+    with daemon(short_path, lambda _: silence.wait(20)) as url, asked(url) as source:
+        because = until(lambda: found if "timed out" in (found := because_of(source)) else None)
+        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+        snapshot = sampler.sample()
+        silence.set()
+
+    assert because.startswith(f"Docker at {url} does not answer: ")
+    assert {each.source: each.success for each in snapshot.sources} == {"workers": True, "docker": False}
+    assert snapshot.workers is not None
+    assert [each.worker.worker for each in snapshot.workers.workers] == ["w0"]
+    assert [each.container.kind for each in snapshot.containers] == ["process"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_daemon_that_is_not_there_is_reported_and_found_once_it_comes(short_path: Path) -> None:
+    with asked(f"unix://{short_path}/docker.sock") as source:
+        assert "No such file" in until(lambda: found if "not asked yet" not in (found := because_of(source)) else None)
+
+        with daemon(short_path, a_daemon()):
+            assert until(lambda: listing_of(source)).containers == {}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_listing_that_grows_old_is_no_longer_believed(short_path: Path) -> None:
+    hang, silence = threading.Event(), threading.Event()
+    whole = a_daemon()
+
+    def answer(path: str) -> Any:
+        if hang.is_set():
+            silence.wait(20)
+        return whole(path)
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        until(lambda: listing_of(source))
+        hang.set()
+        assert "timed out" in until(lambda: because_of(source))
+        hang.clear()
+        silence.set()
+        assert until(lambda: listing_of(source)).containers == {}
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        pytest.param(lambda _: "nonsense", id="a text"),
+        pytest.param(lambda _: {"message": "no"}, id="an object"),
+        pytest.param(lambda _: (500, {"message": "no"}), id="an error"),
+        pytest.param(a_daemon({"nothing": "known"}), id="rows without an id"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_daemon_that_talks_nonsense_is_reported_and_asked_again(nonsense: Answer, short_path: Path) -> None:
+    sane = threading.Event()
+
+    def answer(path: str) -> Any:
+        return (a_daemon() if sane.is_set() else nonsense)(path)
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        until(lambda: "not asked yet" not in because_of(source))
+        assert "does not answer" in because_of(source)
+
+        sane.set()
+
+        assert until(lambda: listing_of(source)).containers == {}
+
+
+@pytest.mark.parametrize(
+    "inspection",
+    [
+        pytest.param((404, {"message": "gone"}), id="gone since the listing"),
+        pytest.param((500, {"message": "broken"}), id="an error"),
+        pytest.param({"Id": "half"}, id="nonsense"),
+        pytest.param(inspected(running=False, pid=0), id="exited since the listing"),
+        pytest.param(inspected(pid=2**22 + 1), id="its first process is gone"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_container_that_cannot_be_inspected_costs_itself_only(
+    inspection: Any, short_path: Path, start_worker: StartWorker
+) -> None:
+    good, bad = "aa" * 32, "bb" * 32
+    whole = inspected(pid=start_worker("w0").pid) | {"Id": good, "Name": "/good"}
+    answer = a_daemon(
+        row(bad, "bad"), row(good, "good"), inspect=lambda full_id: whole if full_id == good else inspection
+    )
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        found = until(lambda: listing_of(source))
+
+    assert [container.name for container in found.containers.values()] == ["good"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_unchanged_container_is_inspected_once_and_a_renamed_one_again(
+    short_path: Path, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0").pid
+    name = ["first"]
+    inspections: list[str] = []
+
+    def answer(path: str) -> Any:
+        if path.endswith(f"{build.DOCKER_ID}/json"):
+            inspections.append(path)
+        return a_daemon(row(name=name[0]), inspect=inspected(pid=pid) | {"Name": f"/{name[0]}"})(path)
+
+    def name_seen() -> str | None:
+        found = listing_of(source)
+        return next(iter(found.containers.values())).name if found else None
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        first = until(lambda: listing_of(source))
+        until(lambda: (found := listing_of(source)) and found.taken_s > first.taken_s)
+        assert len(inspections) == 1
+
+        name[0] = "second"
+
+        until(lambda: name_seen() == "second")
+
+
+# A real daemon
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_is_listed_restarted_as_another_incarnation_and_its_ram_read(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    command = ["python3", "-c", ALLOCATES]
+    real = client.containers.run(image, command, detach=True, network_mode="none", environment={"A": "1"})
+    with asked(engine.base_url) as source:
+        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+
+        def seen(*, started_at: str) -> ContainerEvidence | None:
+            for each in sampler.sample().containers:
+                if each.container.incarnation == f"{real.id}@{started_at}" and each.ram_bytes is not None:
+                    return each
+            return None
+
+        try:
+            until(lambda: b"ready" in real.logs())
+            real.reload()
+            first = until(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            real.kill(signal.SIGUSR1)
+            until(lambda: b"allocated" in real.logs())
+            grown = until(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            real.restart(timeout=0)
+            real.reload()
+            second = until(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+        finally:
+            real.remove(force=True)
+
+    assert (first.container.kind, first.container.id, first.container.name) == ("docker", real.id, real.name)
+    assert first.container.image == image
+    assert re.fullmatch(rf"{real.id}@20\d\d-.*Z", first.container.incarnation)
+    assert first.container.gpu_request is None
+    assert grown.ram_bytes is not None
+    assert first.ram_bytes is not None
+    assert 60 * build.MIB < grown.ram_bytes - first.ram_bytes < 80 * build.MIB
+    assert second.container.id == first.container.id
+    assert second.container.incarnation != first.container.incarnation
+    assert second.container.pid != first.container.pid
+    assert second.ram_still_s == 0.0
+
+
+@pytest.mark.needs_docker
+def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    package = Path(cgroup.__file__).parent
+    image = worker_image(client, extra={"/app/gpuwarden": package})
+    script = (
+        "import sys, time; from pathlib import Path; from gpuwarden.reporter import Reporter\n"
+        "Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    (house / "slot").mkdir()
+    real = client.containers.run(
+        image,
+        ["python3", "-c", script],
+        detach=True,
+        network_mode="none",
+        volumes={str(house / "slot"): {"bind": "/run/gpuwarden/slot", "mode": "rw"}},
+    )
+    with asked(engine.base_url) as source:
+        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+
+        def place() -> ContainerEvidence | None:
+            snapshot = sampler.sample()
+            assert snapshot.workers is not None
+            return next(filter(None, map(snapshot.container_of, snapshot.workers.workers)), None)
+
+        try:
+            until(lambda: b"ready" in real.logs())
+            found = until(place)
+            real.kill(signal.SIGKILL)
+            until(lambda: [each.alive for each in (sampler.sample().workers or build.NO_WORKERS).workers] == [False])
+        finally:
+            real.remove(force=True)
+
+    assert found.container.id == real.id

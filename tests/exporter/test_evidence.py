@@ -1,0 +1,396 @@
+"""From samples to durations: what is idle, what is still, and for how long that is known."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter import evidence
+from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds, gpu_use
+from exporter.readings import ContainerEvidence, Gpu, GpuReadings, GpuShare, Unknown
+from tests.exporter import builders as build
+
+THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
+OWN = frozenset({4001, 4002})
+OTHER_PID = 9999
+
+Sample = tuple[float, float | None, int | None]
+"""Seconds since the sample before, GPU utilisation, RAM."""
+
+
+def use(utilization_ratio: float | None) -> GpuUse:
+    share = GpuShare(gpu="GPU-0", utilization_ratio=utilization_ratio, memory_bytes=0)
+    unknown = Unknown(reason="not_listed", because="said so") if utilization_ratio is None else None
+    return GpuUse(gpus=("GPU-0",), shares=(share,), utilization_ratio=utilization_ratio, unknown=unknown)
+
+
+def ram(usage_bytes: int | None) -> RamUse:
+    return RamUse(usage_bytes=usage_bytes)
+
+
+def observed(*samples: Sample, thresholds: Thresholds = THRESHOLDS) -> ContainerEvidence:
+    """The evidence after the last of these samples."""
+    history, now_s = ContainerHistory(thresholds), 1000.0
+    for gap_s, utilization_ratio, usage_bytes in samples:
+        now_s += gap_s
+        last = history.observe(build.container(), use(utilization_ratio), ram(usage_bytes), now_s=now_s)
+    return last
+
+
+# Idle durations
+
+
+@pytest.mark.parametrize(
+    ("samples", "idle_s"),
+    [
+        pytest.param([(0, 0.0, 1)], 0.0, id="the first idle sample starts it: nothing is known of the time before"),
+        pytest.param([(0, 0.0, 1), (1, 0.0, 1), (2, 0.05, 1)], 3.0, id="at the idle ratio is idle"),
+        pytest.param([(0, 0.0, 1), (1, 0.051, 1)], 0.0, id="over the idle ratio is busy"),
+        pytest.param([(0, 0.9, 1), (1, 0.0, 1), (1, 0.0, 1)], 1.0, id="it starts at the first idle sample after busy"),
+        pytest.param([(0, 0.0, 1), (9 / 2, 0.0, 1), (1, 0.9, 1), (1, 0.0, 1)], 0.0, id="one busy sample resets it"),
+        pytest.param([(0, 0.0, 1), (1, None, 1)], None, id="while unknown it does not exist"),
+        pytest.param([(0, 0.0, 1), (1, None, 1), (1, 0.0, 1), (1, 0.0, 1)], 1.0, id="after unknown it starts anew"),
+        pytest.param([(0, 0.0, 1), (5, 0.0, 1)], 5.0, id="a gap of the greatest length is no gap"),
+        pytest.param([(0, 0.0, 1), (5.01, 0.0, 1), (1, 0.0, 1)], 1.0, id="a longer gap starts it anew"),
+        pytest.param([(0, 0.0, 1), (1, 0.0, 1), (8 * 3600, 0.0, 1)], 0.0, id="a night's suspension is no idleness"),
+        pytest.param([(0, 0.0, 1), (-1, 0.0, 1)], 0.0, id="a clock that runs backwards proves nothing"),
+    ],
+)
+def test_a_gpu_is_idle_for_as_long_as_it_was_seen_idle(samples: list[Sample], idle_s: float | None) -> None:
+    assert observed(*samples).gpu_idle_s == idle_s
+
+
+samples_of_a_life = st.lists(
+    st.tuples(
+        st.sampled_from([0.5, 1.0, 1.0, 1.0, 5.0, 5.25, 3600.0]),
+        st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.5, None]),
+        st.one_of(st.none(), st.integers(0, 300)),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def continuous_tail(samples: list[Sample]) -> int:
+    """Index of the first sample after the last gap."""
+    return max((i for i in range(1, len(samples)) if samples[i][0] > THRESHOLDS.gap_max_s), default=0)
+
+
+@given(samples_of_a_life)
+def test_the_idle_duration_is_the_time_back_to_the_first_of_the_unbroken_idle_samples(samples: list[Sample]) -> None:
+    first = len(samples)
+    while first > continuous_tail(samples) and (ratio := samples[first - 1][1]) is not None and ratio <= 0.05:
+        first -= 1
+    span_s = sum(gap_s for gap_s, _, _ in samples[first + 1 :])
+    expected = None if samples[-1][1] is None else span_s
+
+    assert observed(*samples).gpu_idle_s == expected
+
+
+@given(samples_of_a_life)
+def test_the_still_duration_is_the_longest_window_up_to_now_within_the_delta(samples: list[Sample]) -> None:
+    values = [value for _, _, value in samples]
+    first = len(samples)
+    while first > continuous_tail(samples) and (value := values[first - 1]) is not None:
+        window = [each for each in (value, *values[first:]) if each is not None]
+        if max(window) - min(window) > THRESHOLDS.ram_delta_bytes:
+            break
+        first -= 1
+    expected = None if values[-1] is None else sum(gap_s for gap_s, _, _ in samples[first + 1 :])
+
+    assert observed(*samples).ram_still_s == expected
+
+
+# RAM
+
+
+@pytest.mark.parametrize(
+    ("values", "still_s"),
+    [
+        pytest.param([0, 0, 0, 0], 3, id="static"),
+        pytest.param([0, 100, 0, 100], 3, id="moving by the delta exactly is still"),
+        pytest.param([0, 50, 101], 1, id="greatest less least over the whole window, not from one look to the next"),
+        pytest.param([300, 250, 200, 150], 2, id="falling counts as moving"),
+        pytest.param([0, 0, 500, 500, 500], 2, id="a jump starts it anew"),
+        pytest.param([0, 500, 0], 0, id="a peak that has gone still moved it"),
+        pytest.param([0, 500, 0, 0, 0], 2, id="once the peak is out of the window it is still again"),
+    ],
+)
+def test_ram_is_still_for_as_long_as_greatest_less_least_is_within_the_delta(values: list[int], still_s: int) -> None:
+    assert observed(*((1.0, 0.0, value) for value in values)).ram_still_s == still_s
+
+
+def test_ram_that_creeps_for_ever_costs_bounded_memory_and_tells_too_short_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evidence, "EXTREMES_MAX", 10)
+    rising = [(1.0, 0.0, value) for value in range(100)]
+    falling = [(1.0, 0.0, value) for value in reversed(range(100))]
+
+    assert observed(*rising).ram_still_s == observed(*falling).ram_still_s == 9.0
+
+
+def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
+    samples: list[Sample] = [(0, 0.0, 1), (1, 0.0, 1), (1, 0.0, None), (1, 0.0, 1), (1, 0.0, 1)]
+
+    assert observed(*samples[:3]).ram_still_s is None
+    assert observed(*samples).ram_still_s == 1.0
+
+
+# Busy counters
+
+
+def test_busy_time_adds_up_measured_samples_from_an_explicit_zero() -> None:
+    assert observed((0, 0.9, 1)).busy_s == {"GPU-0": 0.0}
+    assert observed((0, 0.9, 1), (1, 0.5, 1), (2, 0.25, 1)).busy_s == {"GPU-0": 1.0}
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param([(0, 0.5, 1), (1, 0.5, 1), (1, None, 1)], id="an unknown sample"),
+        pytest.param([(0, 0.5, 1), (1, 0.5, 1), (3600, 0.5, 1)], id="a gap"),
+    ],
+)
+def test_busy_time_does_not_grow_over(samples: list[Sample]) -> None:
+    assert observed(*samples).busy_s == {"GPU-0": 0.5}
+
+
+@given(samples_of_a_life)
+def test_a_busy_counter_never_falls_and_never_outruns_the_clock(samples: list[Sample]) -> None:
+    before = 0.0
+    for count in range(1, len(samples) + 1):
+        busy_s = observed(*samples[:count]).busy_s.get("GPU-0", 0.0)
+        assert before <= busy_s <= sum(gap_s for gap_s, _, _ in samples[1:count]) + 1e-9
+        before = busy_s
+
+
+# Attribution
+
+
+def attributed(
+    *found: Gpu, request: tuple[str, ...] | None = ("all",), pids: frozenset[int] | None = OWN
+) -> tuple[float | None, str | None]:
+    """The container's utilisation, or the reason why it is unknown."""
+    result = gpu_use(build.container(gpu_request=request), pids, GpuReadings(source="test", gpus=found), THRESHOLDS)
+    return result.utilization_ratio, result.unknown.reason if result.unknown else None
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param([build.gpu(0)], (0.0, None), id="a container on no list is a measured 0"),
+        pytest.param([build.gpu(0, build.process(OTHER_PID, 0.9))], (0.0, None), id="another's work is not its own"),
+        pytest.param(
+            [build.gpu(0, build.process(4001, 0.2), build.process(4002, 0.3), build.process(OTHER_PID, 0.4))],
+            (0.5, None),
+            id="its processes are summed",
+        ),
+        pytest.param(
+            [build.gpu(0, build.process(4001, 0.8), build.process(4002, 0.9), utilization_ratio=1.0)],
+            (1.0, None),
+            id="a sum over 1 is 1",
+        ),
+        pytest.param(
+            [build.gpu(0), build.gpu(1, build.process(4001, 0.7))], (0.7, None), id="the greatest of its GPUs counts"
+        ),
+        pytest.param(
+            [build.gpu(0), build.gpu(1, processes=None)],
+            (None, "not_listed"),
+            id="one of two GPUs unlisted is unknown",
+        ),
+        pytest.param(
+            [build.gpu(0), build.gpu(1, build.process(4001, None))],
+            (None, "not_measured"),
+            id="an unmeasured process of its own is unknown",
+        ),
+        pytest.param(
+            [build.gpu(0, build.process(OTHER_PID, None))],
+            (None, "not_measured"),
+            id="an unmeasured process of another could hide its own child",
+        ),
+        pytest.param([build.gpu(0, utilization_ratio=None)], (None, "not_measured"), id="an unmeasured GPU is unknown"),
+        pytest.param(
+            [build.gpu(0, utilization_ratio=0.06)], (None, "unattributed"), id="unattributed over idle could be its"
+        ),
+        pytest.param([build.gpu(0, utilization_ratio=0.05)], (0.0, None), id="unattributed at idle does not veto"),
+        pytest.param(
+            [build.gpu(0, build.process(OTHER_PID, 0.85), utilization_ratio=0.9)],
+            (0.0, None),
+            id="0.90 - 0.85 is not over 0.05",
+        ),
+        pytest.param([], (None, "gpu_missing"), id="a host without GPUs measures none"),
+    ],
+)
+def test_utilisation_of_a_container_with_all_gpus(found: list[Gpu], expected: tuple[float | None, str | None]) -> None:
+    assert attributed(*found) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param(("all",), (0.25, None), id="all"),
+        pytest.param(("0",), (0.25, None), id="by index"),
+        pytest.param(("GPU-0",), (0.25, None), id="by UUID"),
+        pytest.param(("0", "GPU-0", "0"), (0.25, None), id="one GPU named three times is one GPU"),
+        pytest.param(("0", "7"), (None, "gpu_missing"), id="one that is not reported"),
+        pytest.param(("GPU-0", "MIG-1"), (None, "gpu_missing"), id="a partition that is not reported"),
+        pytest.param(None, (None, "no_gpu"), id="none"),
+    ],
+)
+def test_the_gpus_of_a_container_are_those_it_asked_for(
+    request_: tuple[str, ...] | None, expected: tuple[float | None, str | None]
+) -> None:
+    mine, another = build.process(4001, 0.25), build.process(OTHER_PID, 0.9)
+
+    assert attributed(build.gpu(0, mine), build.gpu(1, another), request=request_) == expected
+
+
+def test_a_gpu_named_twice_has_one_share() -> None:
+    found = gpu_use(build.container(gpu_request=("0", "GPU-0")), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    assert found.gpus == ("GPU-0",)
+    assert len(found.shares) == 1
+
+
+def test_work_seen_on_another_gpu_than_asked_for_is_no_idleness() -> None:
+    elsewhere = build.gpu(1, build.process(4001, 0.9))
+
+    assert attributed(build.gpu(0), elsewhere, request=("0",)) == (0.9, None)
+    assert attributed(build.gpu(0), build.gpu(1, build.process(OTHER_PID, 0.9)), request=("0",)) == (0.0, None)
+
+
+def test_unknown_processes_make_the_utilisation_unknown() -> None:
+    assert attributed(build.gpu(0), pids=None) == (None, "processes_unknown")
+
+
+def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
+    found = gpu_use(build.container(), OWN, None, THRESHOLDS)
+
+    assert found.utilization_ratio is None
+    assert found.unknown == Unknown(reason="source_failed", because="no GPU source answers")
+
+
+def test_an_unknown_says_which_gpu_and_why() -> None:
+    lost = build.gpu(1, processes=None, unknown="GPU is lost")
+
+    found = gpu_use(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
+
+    assert found.gpus == ("GPU-0", "GPU-1")
+    assert found.unknown == Unknown(reason="not_listed", because="GPU-1: GPU is lost")
+    assert found.shares[1] == GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None)
+
+
+def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
+    known = build.gpu(0, build.process(4001, 0.0, 10), build.process(4002, 0.0, 20), build.process(OTHER_PID, 0.0, 40))
+    unknown = build.gpu(1, build.process(4001, 0.0, None))
+
+    found = gpu_use(build.container(), OWN, build.gpus(known, unknown), THRESHOLDS)
+
+    assert [share.memory_bytes for share in found.shares] == [30, None]
+
+
+@pytest.mark.parametrize(
+    ("found", "ratio", "size"),
+    [
+        pytest.param(
+            build.gpu(0, build.process(1, 0.25, 10), utilization_ratio=0.75, memory_used_bytes=30), 0.5, 20, id="rest"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
+            0.0,
+            0,
+            id="never < 0",
+        ),
+        pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
+        pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
+        pytest.param(build.gpu(0, utilization_ratio=None, memory_used_bytes=None), None, None, id="no figure"),
+    ],
+)
+def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, size: int | None) -> None:
+    assert evidence.unattributed_ratio(found) == ratio
+    assert evidence.unattributed_bytes(found) == size
+
+
+percents = st.integers(0, 100).map(lambda percent: percent / 100)
+
+
+@given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
+def test_a_known_utilisation_accounts_for_the_gpu_to_within_idle(
+    processes: list[tuple[int, float]], total: float
+) -> None:
+    found = build.gpu(0, *(build.process(pid, ratio) for pid, ratio in processes), utilization_ratio=total)
+
+    own, reason = attributed(found)
+
+    listed = sum(ratio for _, ratio in processes)
+    assert (own is None) == (reason == "unattributed") == (round(total - listed, 9) > THRESHOLDS.idle_ratio)
+    if own is not None:
+        assert own == pytest.approx(min(1.0, sum(ratio for pid, ratio in processes if pid in OWN)))
+
+
+# Suspicion: A5, with 120 s of silence
+
+UNKNOWN = Unknown(reason="not_listed", because="GPU is lost")
+NO_RAM = Unknown(reason="no_controller", because="no memory controller")
+
+
+@pytest.mark.parametrize(
+    ("seen", "because"),
+    [
+        pytest.param(build.evidence(gpu_idle_s=120.0, ram_still_s=120.0), None, id="GPU idle and RAM static is wedged"),
+        pytest.param(
+            build.evidence(gpu_idle_s=500.0, ram_still_s=2.0),
+            "RAM moved or was unseen 2 s ago",
+            id="GPU idle and RAM moving is loading, decoding or staging",
+        ),
+        pytest.param(
+            build.evidence(gpu_idle_s=0.0, ram_still_s=500.0),
+            "GPU was busy or unseen 0 s ago",
+            id="GPU busy and RAM static is a slow step",
+        ),
+        pytest.param(
+            build.evidence(gpu_idle_s=0.0, ram_still_s=0.0),
+            "GPU was busy or unseen 0 s ago",
+            id="GPU busy and RAM moving is a slow step",
+        ),
+        pytest.param(
+            build.evidence(gpu_idle_s=119.9, ram_still_s=500.0),
+            "GPU was busy or unseen 120 s ago",
+            id="GPU idle not for long enough",
+        ),
+        pytest.param(
+            build.evidence(gpu_idle_s=500.0, ram_still_s=119.9),
+            "RAM moved or was unseen 120 s ago",
+            id="RAM still not for long enough",
+        ),
+        pytest.param(
+            build.evidence(gpu_idle_s=None, gpu_unknown=UNKNOWN),
+            "GPU unknown: GPU is lost",
+            id="GPU unknown is not idle",
+        ),
+        pytest.param(build.evidence(gpu_idle_s=None), "GPU unknown: not measured", id="GPU unknown without a word"),
+        pytest.param(
+            build.evidence(ram_still_s=None, ram_unknown=NO_RAM), "RAM unknown: no memory controller", id="RAM unknown"
+        ),
+        pytest.param(build.evidence(ram_still_s=None), "RAM unknown: not measured", id="RAM unknown without a word"),
+        pytest.param(None, "its container is unknown", id="container unknown"),
+    ],
+)
+def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
+    seen: ContainerEvidence | None, because: str | None
+) -> None:
+    found = evidence.suspicion(build.job_file(stall_timeout_s=120.0), 120.0, seen)
+
+    assert found == because
+
+
+@pytest.mark.parametrize(
+    ("stall_timeout_s", "beat_age_s"),
+    [
+        pytest.param(120.0, 119.9, id="it beat in time"),
+        pytest.param(120.0, None, id="it is not armed"),
+        pytest.param(0.0, 9999.0, id="the stall condition does not police it"),
+    ],
+)
+def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float | None) -> None:
+    assert evidence.suspicion(build.job_file(stall_timeout_s=stall_timeout_s), beat_age_s, None) is None

@@ -1,0 +1,402 @@
+"""One look at the host: real workers, real process trees, sources that fail alone."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import LogCapture
+
+from exporter.evidence import Thresholds
+from exporter.readings import ContainerEvidence, Gpu, GpuProcess, GpuReadings, Snapshot
+from exporter.sampler import Sampler
+from exporter.sources import processes, simulated
+from exporter.sources.containers import Listing
+from gpuwarden import cgroup, clock, statefile
+from gpuwarden.statefile import Stamp
+from tests.exporter import builders as build
+from tests.exporter.conftest import StartWorker, Worker
+from tests.exporter.waiting import until
+
+
+class Docker:
+    """A listing, or the error that takes its place."""
+
+    def __init__(self, *containers: Any, error: Exception | None = None) -> None:
+        self.listing: Any = Listing(containers={each.id: each for each in containers}, taken_s=0.0, duration_s=0.0)
+        self.error = error
+
+    def latest(self) -> Listing:
+        if self.error:
+            raise self.error
+        found: Listing = self.listing
+        return found
+
+
+def sampler(house: Path, **changes: Any) -> Sampler:
+    given: dict[str, Any] = {"host": "box-1", "containers": None, "gpus": None, "thresholds": Thresholds()}
+    return Sampler(directory=house, **(given | changes))
+
+
+def simulate(folder: Path, *gpus: dict[str, Any]) -> Callable[[], GpuReadings]:
+    path = folder / "gpus.json"
+    path.write_text(json.dumps({"gpus": gpus}))
+    return partial(simulated.read, path)
+
+
+def health(snapshot: Snapshot) -> dict[str, bool]:
+    return {each.source: each.success for each in snapshot.sources}
+
+
+def only(snapshot: Snapshot) -> ContainerEvidence:
+    (found,) = snapshot.containers
+    return found
+
+
+def report_job(worker: Worker, *, beat_age_s: float) -> None:
+    """Write its job file for it, last beaten that long ago."""
+    now = clock.stamp()
+
+    def ago(seconds: float) -> Stamp:
+        return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
+
+    job = build.job_file(
+        worker="w0", incarnation=worker.incarnation, started=ago(300), phase_started=ago(300), beat=ago(beat_age_s)
+    )
+    (worker.folder / "w0.job.json").write_text(statefile.render(job))
+
+
+def test_a_worker_in_no_container_is_seen_by_its_process_tree(
+    house: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker("w0", job_id=7)
+    busy = {"pid": worker.pid, "utilization_ratio": 0.75, "memory_bytes": 1024}
+    gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.75, "processes": [busy]})
+
+    snapshot = sampler(house, gpus=gpus).sample()
+
+    found = only(snapshot)
+    assert (found.container.kind, found.container.name, found.container.pid) == ("process", "w0", worker.pid)
+    assert (found.gpus, found.gpu_idle_s, found.shares[0].utilization_ratio) == (("GPU-sim-0",), 0.0, 0.75)
+    assert found.ram_bytes is not None
+    assert found.ram_bytes > build.MIB
+    assert found.ram_still_s == 0.0
+    assert snapshot.workers is not None
+    assert snapshot.container_of(snapshot.workers.workers[0]) is found
+    assert health(snapshot) == {"workers": True, "gpu": True}
+
+
+def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+    start_worker("w0")
+    gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.0, "processes": []})
+    look = sampler(house, gpus=gpus)
+
+    first, second = look.sample(), look.sample()
+
+    between_s = second.taken.boottime_s - first.taken.boottime_s
+    assert (only(second).gpu_idle_s, only(second).ram_still_s) == (between_s, between_s)
+
+
+def test_a_worker_started_anew_starts_its_durations_anew(
+    house: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.0, "processes": []})
+    look = sampler(house, gpus=gpus)
+    first = start_worker("w0")
+    before = [look.sample(), look.sample()][-1]
+    first.end()
+    start_worker("w0")
+
+    after = look.sample()
+
+    assert only(before).gpu_idle_s != 0.0
+    assert only(after).gpu_idle_s == only(after).ram_still_s == 0.0
+    assert only(after).container.incarnation != only(before).container.incarnation
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus"),
+    [
+        pytest.param({}, ("GPU-0", "GPU-1"), id="neither variable is set: it sees every GPU"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, ("GPU-1",), id="CUDA_VISIBLE_DEVICES"),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-0"}, ("GPU-0",), id="NVIDIA_VISIBLE_DEVICES"
+        ),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "-1"}, (), id="-1 hides every GPU"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, (), id="so does nothing"),
+    ],
+)
+def test_the_gpus_of_a_worker_in_no_container_are_those_its_environment_names(
+    environment: dict[str, str],
+    gpus: tuple[str, ...],
+    house: Path,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    start_worker("w0", env=environment)
+
+    found = only(sampler(house, gpus=lambda: build.gpus(build.gpu(0), build.gpu(1))).sample())
+
+    assert found.gpus == gpus
+    assert (found.gpu_idle_s is None) == (gpus == ())
+
+
+def test_a_process_tree_holds_children_of_every_thread_and_their_ram_is_summed(tmp_path: Path) -> None:
+    def shape(pid: int, *, pages: int, children: dict[int, str]) -> None:
+        for thread, listed in children.items():
+            task = tmp_path / str(pid) / "task" / str(thread)
+            task.mkdir(parents=True)
+            (task / "children").write_text(listed)
+        (tmp_path / str(pid) / "statm").write_text(f"{pages * 2} {pages} 1 1 0 1 0\n")
+
+    shape(1, pages=10, children={1: "2 ", 11: "3 4 "})
+    shape(2, pages=20, children={2: "", 21: "1 "})
+    shape(3, pages=40, children={3: ""})
+
+    assert processes.tree(1, proc=tmp_path) == {1, 2, 3, 4}
+    assert processes.resident_bytes({1, 2, 3, 4}, proc=tmp_path) == 70 * processes.PAGE_BYTES
+    with pytest.raises(OSError, match="none of the worker's processes can be read"):
+        processes.resident_bytes({4}, proc=tmp_path)
+
+
+# Sources that fail
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(OSError("the driver is gone"), id="an error of the system"),
+        pytest.param(simulated.SimulationError("no simulated GPUs"), id="an error of ours"),
+        pytest.param(RuntimeError("a defect"), id="a defect"),
+    ],
+)
+def test_a_failing_gpu_source_makes_gpus_unknown_and_costs_nothing_else(
+    error: Exception, house: Path, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+
+    def fail() -> GpuReadings:
+        raise error
+
+    snapshot = sampler(house, gpus=fail, containers=Docker()).sample()
+
+    assert health(snapshot) == {"workers": True, "gpu": False, "docker": True}
+    assert snapshot.gpus is None
+    assert only(snapshot).gpu_idle_s is None
+    assert only(snapshot).ram_bytes is not None
+
+
+def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:
+    worker = start_worker("w0")
+    docker = Docker(build.container(pid=worker.pid))
+
+    snapshot = sampler(house / "nowhere", containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
+
+    assert health(snapshot) == {"workers": False, "gpu": True, "docker": True}
+    assert snapshot.workers is None
+    assert only(snapshot).container.name == "worker-0"
+
+
+def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house: Path, logged: LogCapture) -> None:
+    docker = Docker(error=OSError("it hangs"))
+    look = sampler(house, containers=docker)
+
+    look.sample()
+    look.sample()
+    docker.error = None
+    look.sample()
+
+    assert [(each["event"], each.get("because")) for each in logged.entries] == [
+        ("source failed", "it hangs"),
+        ("source answers again", None),
+    ]
+
+
+def test_an_idle_duration_starts_anew_when_its_gpu_was_unknown_for_a_look(
+    house: Path, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+    answers: list[GpuReadings | None] = [build.gpus(build.gpu(0)), build.gpus(build.gpu(0)), None]
+
+    def ask() -> GpuReadings:
+        found = answers.pop(0) if answers else build.gpus(build.gpu(0))
+        if found is None:
+            raise OSError("lost")
+        return found
+
+    look = sampler(house, gpus=ask)
+
+    idle_s = [only(look.sample()).gpu_idle_s for _ in range(4)]
+
+    assert idle_s[1] is not None
+    assert idle_s[1] > 0.0
+    assert idle_s[2:] == [None, 0.0]
+
+
+def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house: Path, logged: LogCapture) -> None:
+    docker = Docker()
+    whole = docker.listing
+    docker.listing = replace(whole, containers=None)
+    look = sampler(house, containers=docker, interval_s=0.01)
+    look.start()
+    until(lambda: any(each["event"] == "this look at the host failed" for each in logged.entries))
+    assert look.latest() is None
+
+    docker.listing = whole
+    first = until(look.latest)
+    until(lambda: look.latest() is not first)
+    look.close()
+
+    last = look.latest()
+    time.sleep(0.05)  # five intervals in which a thread that had not ended would look again
+    assert look.latest() is last
+
+
+# Unknowns are counted
+
+
+def test_what_is_unknown_is_counted_by_reason_for_as_long_as_its_container_runs(
+    house: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker("w0")
+    lost = Gpu(
+        uuid="GPU-0", index=0, name="", utilization_ratio=None, memory_used_bytes=None, memory_size_bytes=None,
+        processes=None,
+    )  # fmt: skip
+    look = sampler(house, gpus=lambda: build.gpus(lost))
+    assert look.sample().unknown == {("w0", "gpu", "not_listed"): 1}
+    assert look.sample().unknown == {("w0", "gpu", "not_listed"): 2}
+
+    worker.end()
+
+    assert look.sample().unknown == {}
+
+
+def test_a_container_without_a_gpu_has_nothing_unknown(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "none"})
+
+    assert sampler(house).sample().unknown == {}
+
+
+def test_a_container_whose_first_process_is_gone_is_unknown_in_everything(house: Path) -> None:
+    gone = build.container(pid=2**22 + 1)
+
+    snapshot = sampler(house, containers=Docker(gone), gpus=lambda: build.gpus(build.gpu(0))).sample()
+
+    found = only(snapshot)
+    assert (found.ram_bytes, found.ram_still_s, found.gpu_idle_s) == (None, None, None)
+    assert snapshot.unknown == {("worker-0", "gpu", "processes_unknown"): 1, ("worker-0", "ram", "unreadable"): 1}
+
+
+def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker("w0")
+    group = house / "group"
+    group.mkdir()
+    (group / "cgroup.procs").write_text(f"{worker.pid}\n")
+    monkeypatch.setattr(cgroup, "directory", lambda _: group)
+    monkeypatch.setattr(cgroup, "memory_directory", lambda _: None)
+    docker = Docker(build.container(name="w0", pid=worker.pid))
+
+    snapshot = sampler(house, containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
+
+    assert (only(snapshot).gpu_idle_s, only(snapshot).ram_bytes) == (0.0, None)
+    assert snapshot.unknown["w0", "ram", "no_controller"] == 1
+
+
+def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "directory", lambda _: house / "gone")
+    docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
+
+    snapshot = sampler(house, containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
+
+    assert only(snapshot).gpu_idle_s is None
+    assert snapshot.unknown["w0", "gpu", "processes_unknown"] == 1
+
+
+def test_of_two_containers_with_one_name_the_second_is_left_out_and_counted(
+    house: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker("w0")
+    docker = Docker(build.container(name="w0", pid=worker.pid, gpu_request=None))
+
+    snapshot = sampler(house, containers=docker).sample()
+
+    assert only(snapshot).container.kind == "docker"
+    assert snapshot.unknown == {("w0", "processes", "duplicate_name"): 1}
+
+
+def test_a_worker_whose_process_cannot_be_looked_at_is_counted(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not ours to look at")
+
+    monkeypatch.setattr(processes, "container", refuse)
+    start_worker("w0")
+
+    snapshot = sampler(house).sample()
+
+    assert snapshot.containers == ()
+    assert snapshot.unknown == {("w0", "processes", "unreadable"): 1}
+
+
+# What is told in the log (A4)
+
+
+def test_a_silent_job_with_a_sign_of_life_is_logged_once_and_once_more_when_it_beats(
+    house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    worker = start_worker("w0")
+    busy = GpuProcess(pid=worker.pid, utilization_ratio=0.9, memory_bytes=0)
+    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, busy)))
+
+    report_job(worker, beat_age_s=200)
+    look.sample()
+    look.sample()
+    report_job(worker, beat_age_s=1)
+    look.sample()
+
+    assert [
+        {key: each.get(key) for key in ("event", "worker", "job_id", "attempt", "because")} for each in logged.entries
+    ] == [
+        {"event": "silent but not accused", "worker": "w0", "job_id": 7, "attempt": 1,
+         "because": "GPU was busy or unseen 0 s ago"},
+        {"event": "no longer suspected", "worker": "w0", "job_id": None, "attempt": None, "because": None},
+    ]  # fmt: skip
+
+
+def test_state_files_that_turn_bad_and_good_again_are_logged(house: Path, logged: LogCapture) -> None:
+    bad = house / "slot" / "w0.worker.json"
+    bad.parent.mkdir()
+    bad.write_text("{")
+    look = sampler(house)
+
+    look.sample()
+    look.sample()
+    bad.unlink()
+    look.sample()
+
+    assert [(each["log_level"], each["event"], each.get("invalid")) for each in logged.entries] == [
+        ("warning", "state files cannot be trusted", {"not_json": 1}),
+        ("info", "every state file can be trusted again", None),
+    ]
+
+
+def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> None:
+    for folder in ("a", "b"):
+        (house / folder).mkdir()
+        (house / folder / "w0.worker.json").write_text(statefile.render(build.worker_file()))
+
+    sampler(house).sample()
+
+    assert logged.entries[0]["invalid"] == {"duplicate": 1}

@@ -1,0 +1,281 @@
+"""What Prometheus is given: the golden scrape, what is absent, and collectors that fail alone."""
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+import structlog
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import LogCapture
+
+from deploy import parts
+from exporter import scrape
+from exporter.collectors import COLLECTORS, jobs
+from exporter.evidence import Thresholds
+from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
+from tests.exporter import builders as build
+from tests.exporter import golden
+
+Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def series(text: str) -> Series:
+    """Every sample by its name and labels; a series that is there twice is a defect."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"{key} is there twice"
+            found[key] = sample.value
+    return found
+
+
+def values(text: str, name: str, **labels: str) -> list[float]:
+    """The values of a series whose labels include these."""
+    return [
+        value
+        for (found, given), value in series(text).items()
+        if found == name and labels.items() <= dict(given).items()
+    ]
+
+
+def hot(text: str) -> set[str]:
+    """The names of the series about workers, jobs, containers and GPUs."""
+    about = ("gpuwarden_worker", "gpuwarden_job", "gpuwarden_container", "gpuwarden_gpu_")
+    return {name for name, _ in series(text) if name.startswith(about) and "threshold" not in name}
+
+
+# Golden
+
+
+def test_the_scrape_is_the_golden_one() -> None:
+    """After a change that is meant: `python -m tests.exporter.golden`, and read the difference."""
+    assert golden.scraped(golden.SNAPSHOT) == golden.PATH.read_text(encoding="utf-8")
+
+
+def test_the_golden_scrape_holds_every_family_with_a_sample() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(golden.PATH.read_text())}
+    published = {family.name for collect in COLLECTORS.values() for family in collect(golden.SNAPSHOT)}
+
+    assert published <= families.keys()
+    assert [name for name, family in families.items() if not family.samples] == []
+
+
+@pytest.mark.needs_parts
+def test_promtool_finds_nothing_to_say_about_the_golden_scrape() -> None:
+    promtool = parts.find("promtool")
+
+    checked = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=golden.PATH.read_text(),
+        env=parts.env_for_parts(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+@pytest.mark.needs_parts
+def test_promtool_would_complain_of_a_counter_by_a_wrong_name() -> None:
+    checked = subprocess.run(
+        [parts.find("promtool"), "check", "metrics"],
+        input="# HELP wrong_things A counter.\n# TYPE wrong_things counter\nwrong_things 1\n",
+        env=parts.env_for_parts(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checked.returncode != 0
+
+
+def test_no_sample_carries_a_timestamp() -> None:
+    for line in golden.PATH.read_text().splitlines():
+        assert line.startswith("#") or len(line.rpartition("}")[2].split()) <= 2
+
+
+# Absent, zero, there
+
+
+def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
+    text = golden.scraped(golden.SNAPSHOT)
+
+    assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-0") == [0.0]
+    assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-1") == []
+    assert values(text, "gpuwarden_container_gpu_utilization_ratio", container="worker-1", gpu="GPU-0") == [0.0]
+    assert values(text, "gpuwarden_container_gpu_utilization_ratio", container="worker-1", gpu="GPU-1") == []
+    assert values(text, "gpuwarden_container_gpu_memory_bytes", container="worker-1", gpu="GPU-1") == []
+    assert values(text, "gpuwarden_container_gpu_busy_seconds_total", container="worker-1") == [0.0]
+    assert values(text, "gpuwarden_container_memory_bytes", container="w3") == []
+    assert values(text, "gpuwarden_gpu_utilization_ratio", gpu="GPU-1") == []
+    assert values(text, "gpuwarden_worker_alive", worker="w3") == []
+    assert values(text, "gpuwarden_worker_heartbeat_age_seconds", worker="w3") == []
+
+
+def test_beat_series_are_absent_until_the_job_is_armed() -> None:
+    def beats(sighting: WorkerSighting) -> list[str]:
+        text = golden.scraped(build.snapshot(sighting))
+        return sorted({name for name, _ in series(text) if "_beat_" in name})
+
+    assert beats(build.sighting(job=build.job_file(beat=None))) == []
+    assert beats(build.sighting(job=build.job_file(beat=build.ago(3)))) == [
+        "gpuwarden_job_beat_age_seconds",
+        "gpuwarden_job_beat_timestamp_seconds",
+    ]
+
+
+def test_a_beat_of_before_the_reboot_has_a_time_and_no_age() -> None:
+    beaten = build.sighting(job=build.job_file(beat=build.ago(3, boot_id="before")))
+
+    text = golden.scraped(build.snapshot(beaten))
+
+    assert values(text, "gpuwarden_job_beat_age_seconds") == []
+    assert len(values(text, "gpuwarden_job_beat_timestamp_seconds")) == 1
+
+
+def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected() -> None:
+    text = golden.scraped(golden.SNAPSHOT)
+
+    assert values(text, "gpuwarden_job_budget_seconds", worker="w1") == [1800.0]
+    assert values(text, "gpuwarden_job_stall_timeout_seconds", worker="w1") == []
+    assert values(text, "gpuwarden_job_stall_suspected", worker="w1") == []
+
+
+def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is_not() -> None:
+    silent = build.sighting(job=build.job_file(beat=build.ago(130)))
+
+    def suspected(idle_s: float) -> list[float]:
+        text = golden.scraped(build.snapshot(silent, containers=(build.evidence(gpu_idle_s=idle_s),)))
+        return values(text, "gpuwarden_job_stall_suspected")
+
+    assert (suspected(5.0), suspected(500.0)) == ([1.0], [0.0])
+
+
+def test_a_dead_worker_is_published_with_its_job_and_no_container() -> None:
+    text = golden.scraped(golden.SNAPSHOT)
+
+    assert values(text, "gpuwarden_worker_alive", worker="w2", container="") == [0.0]
+    assert values(text, "gpuwarden_job_info", worker="w2", job_id="9") == [1.0]
+
+
+def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
+    running = build.snapshot(build.sighting(), unknown={("worker-0", "gpu", "not_listed"): 1})
+    idle = build.snapshot(build.sighting(job=None))
+    empty = build.snapshot(containers=())
+
+    assert {"gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
+    assert not {name for name in hot(golden.scraped(idle)) if name.startswith("gpuwarden_job_")}
+    assert hot(golden.scraped(idle)) >= {"gpuwarden_worker_info", "gpuwarden_container_info"}
+    assert {name for name in hot(golden.scraped(empty)) if not name.startswith("gpuwarden_gpu_")} == {
+        "gpuwarden_workers_duplicate"
+    }
+
+
+def test_job_id_attempt_and_incarnations_stand_on_info_series_alone() -> None:
+    churning = {"job_id", "attempt", "incarnation", "container_id", "container_incarnation"}
+
+    for name, labels in series(golden.PATH.read_text()):
+        assert name.endswith("_info") or not churning & dict(labels).keys()
+
+
+def test_gpu_memory_adds_up_from_its_parts() -> None:
+    text = golden.scraped(golden.SNAPSHOT)
+
+    attributed = sum(values(text, "gpuwarden_container_gpu_memory_bytes", gpu="GPU-0"))
+    rest = values(text, "gpuwarden_gpu_unattributed_memory_bytes", gpu="GPU-0")
+    assert [attributed + sum(rest)] == values(text, "gpuwarden_gpu_memory_used_bytes", gpu="GPU-0")
+
+
+# Failing, stale
+
+
+@pytest.fixture
+def scrape_logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
+    """What a scrape logs."""
+    capture = LogCapture()
+    monkeypatch.setattr(scrape, "log", structlog.wrap_logger(None, processors=[capture]))
+    return capture
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_a_failing_collector_costs_its_own_series_only_and_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch, scrape_logged: LogCapture
+) -> None:
+    def fail(_: Snapshot) -> Iterable[Metric]:
+        raise RuntimeError("a defect")
+        yield
+
+    whole = golden.scraped(golden.SNAPSHOT)
+    own = {
+        f"{family.name}{'_total' if family.type == 'counter' else ''}" for family in COLLECTORS[name](golden.SNAPSHOT)
+    }
+    monkeypatch.setattr(scrape, "COLLECTORS", {**COLLECTORS, name: fail})
+
+    text = golden.scraped(golden.SNAPSHOT)
+
+    assert hot(whole) - hot(text) == own & hot(whole)
+    assert values(text, "gpuwarden_collector_success", collector=name) == [0.0]
+    assert sum(values(text, "gpuwarden_collector_success")) == sum(values(whole, "gpuwarden_collector_success")) - 1
+    assert [(each["event"], each["collector"]) for each in scrape_logged.entries] == [("collector failed", name)]
+
+
+@pytest.mark.usefixtures("scrape_logged")
+def test_a_collector_that_fails_half_way_publishes_no_half() -> None:
+    broken = replace(golden.SNAPSHOT, workers=WorkerReadings(workers=(build.sighting(), None)))  # type: ignore[arg-type]
+
+    text = golden.scraped(broken)
+
+    assert {name for name in hot(text) if name.startswith(("gpuwarden_worker_", "gpuwarden_job_"))} == set()
+    assert values(text, "gpuwarden_collector_success", collector="workers") == [0.0]
+    assert values(text, "gpuwarden_collector_success", collector="containers") == [1.0]
+
+
+def test_a_failed_source_is_published_by_name() -> None:
+    sources = (SourceHealth(source="docker", success=False, duration_s=5.0),)
+
+    text = golden.scraped(build.snapshot(sources=sources))
+
+    assert values(text, "gpuwarden_collector_success", collector="source_docker") == [0.0]
+    assert values(text, "gpuwarden_collector_duration_seconds", collector="source_docker") == [5.0]
+
+
+def test_without_workers_there_are_no_worker_and_job_series() -> None:
+    text = golden.scraped(build.snapshot(workers=None))
+
+    assert {name for name in hot(text) if not name.startswith(("gpuwarden_gpu_", "gpuwarden_container_"))} == set()
+    assert list(jobs.families(build.snapshot(workers=None))) == []
+
+
+def test_without_gpu_readings_there_are_no_gpu_series() -> None:
+    text = golden.scraped(build.snapshot(gpus=None))
+
+    assert {name for name in hot(text) if name.startswith("gpuwarden_gpu_")} == set()
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "age_s", "published"),
+    [
+        pytest.param(golden.SNAPSHOT, 5.0, True, id="at the bound it is fresh"),
+        pytest.param(golden.SNAPSHOT, 5.01, False, id="past it it is stale"),
+        pytest.param(None, 0.0, False, id="before the first look"),
+    ],
+)
+def test_a_snapshot_is_published_only_while_it_is_fresh(
+    snapshot: Snapshot | None, age_s: float, published: bool
+) -> None:
+    text = golden.scraped(snapshot, now=build.ago(-age_s))
+
+    assert bool(hot(text)) == published
+    assert values(text, "gpuwarden_collector_success", collector="sampler") == [float(published)]
+    assert values(text, "gpuwarden_sample_age_seconds") == ([] if snapshot is None else [pytest.approx(age_s)])
+    assert values(text, "gpuwarden_exporter_info", nodename="box-1") == [1.0]
+
+
+def test_registering_takes_no_look() -> None:
+    assert (
+        list(scrape.SnapshotCollector(lambda: pytest.fail("asked"), host="", thresholds=Thresholds()).describe()) == []
+    )

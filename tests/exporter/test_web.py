@@ -1,0 +1,397 @@
+"""The exporter's pages, by a real server; and the whole program, as a process of its own."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter import testimony, web
+from exporter.evidence import Thresholds
+from exporter.readings import Snapshot, Unknown
+from exporter.scrape import SnapshotCollector
+from gpuwarden import __version__, clock, facts
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.statefile import Stamp
+from tests.exporter import builders as build
+from tests.exporter.conftest import StartWorker
+from tests.exporter.waiting import until
+
+Answer = tuple[int, str, dict[str, str]]
+"""Status, body, headers."""
+
+
+def get(port: int, path: str, *, method: str = "GET") -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(), dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+@contextmanager
+def served(latest: Callable[[], Snapshot | None]) -> Iterator[int]:
+    """The port of a server of this snapshot."""
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(latest, host="box-1", thresholds=Thresholds()))
+    with web.server("127.0.0.1", 0, web.Pages(registry, latest)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def now(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as if it were taken now, its stamps of this boot."""
+    return replace(snapshot, taken=clock.stamp())
+
+
+def live(*sightings: Any, **changes: Any) -> Callable[[], Snapshot]:
+    return lambda: now(build.snapshot(*sightings, **changes))
+
+
+# Pages
+
+
+def test_metrics_are_what_prometheus_reads() -> None:
+    with served(live(build.sighting())) as port:
+        status, text, headers = get(port, "/metrics")
+
+    assert (status, headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
+    assert "gpuwarden_worker_alive" in {family.name for family in text_string_to_metric_families(text)}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        pytest.param("/evidence?worker=w0", 200, '"worker": "w0"', id="a worker"),
+        pytest.param("/evidence?worker=nobody", 404, "no such worker", id="a worker that is not seen"),
+        pytest.param("/evidence", 400, "ask for one worker", id="nobody"),
+        pytest.param("/evidence?worker=", 400, "ask for one worker", id="an empty name"),
+        pytest.param("/evidence?worker=w0&worker=w1", 400, "ask for one worker", id="two workers"),
+        pytest.param("/evidence?container=w0", 400, "ask for one worker", id="something else"),
+        pytest.param("/healthz", 200, "ok", id="health"),
+        pytest.param("/", 200, "/metrics", id="the front page"),
+        pytest.param("/nowhere", 404, "no such page", id="no page"),
+    ],
+)
+def test_a_page_answers(path: str, status: int, says: str) -> None:
+    with served(live(build.sighting())) as port:
+        found, text, _ = get(port, path)
+
+    assert found == status
+    assert says in text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/healthz", "/"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
+def test_nothing_but_get_is_answered(method: str, path: str) -> None:
+    with served(live(build.sighting())) as port:
+        status, _, headers = get(port, path, method=method)
+
+    assert (status, headers["Allow"]) == (405, "GET")
+
+
+def stale() -> Snapshot:
+    taken = clock.stamp()
+    return build.snapshot(build.sighting(), taken=replace(taken, boottime_s=taken.boottime_s - 5.5))
+
+
+@pytest.mark.parametrize(
+    ("latest", "path"),
+    [
+        pytest.param(lambda: None, "/evidence?worker=w0", id="evidence before the first look"),
+        pytest.param(lambda: None, "/healthz", id="health before the first look"),
+        pytest.param(stale, "/evidence?worker=w0", id="evidence of a look long ago"),
+        pytest.param(stale, "/healthz", id="health of a look long ago"),
+        pytest.param(live(workers=None), "/evidence?worker=w0", id="evidence while the worker source fails"),
+    ],
+)
+def test_without_a_fresh_look_there_is_no_answer(latest: Callable[[], Snapshot | None], path: str) -> None:
+    with served(latest) as port:
+        status, text, _ = get(port, path)
+
+    assert (status, text) == (503, "no fresh look at this host\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "status"), [("127.0.0.1", "200"), ("127.8.9.10", "200"), ("::1", "200"), ("10.0.0.7", "403")]
+)
+def test_evidence_is_given_to_this_host_alone(address: str, status: str) -> None:
+    said: list[str] = []
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    environ |= {"PATH_INFO": "/evidence", "QUERY_STRING": "worker=w0", "REMOTE_ADDR": address}
+
+    def start_response(status: str, *_: Any) -> Any:
+        said.append(status)
+
+    web.Pages(CollectorRegistry(), live(build.sighting()))(environ, start_response)
+
+    assert said[0].split()[0] == status
+
+
+def test_a_client_that_sends_nothing_holds_up_nobody() -> None:
+    with served(live()) as port, socket.create_connection(("127.0.0.1", port)):
+        assert get(port, "/healthz")[0] == 200
+
+
+def test_a_port_in_use_is_named() -> None:
+    with served(live()) as port, pytest.raises(web.PortTakenError, match=rf"127\.0\.0\.1:{port} is in use.*--port"):
+        web.server("127.0.0.1", port, web.Pages(CollectorRegistry(), lambda: None))
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(web.PortTakenError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        web.server("192.0.2.1", 0, web.Pages(CollectorRegistry(), lambda: None))
+
+
+# Testimony
+
+
+def told_of(snapshot: Snapshot) -> WorkerFacts:
+    """The facts about w0, two seconds after the look."""
+    found = testimony.about("w0", snapshot, now=build.ago(-2))
+    assert found is not None
+    return found
+
+
+def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire() -> None:
+    seen = build.evidence(gpu_idle_s=130.0, ram_still_s=140.0)
+    gpus = build.gpus(build.gpu(0, build.process(4001), build.process(12)), build.gpu(1, build.process(4001)))
+
+    told = told_of(build.snapshot(build.sighting(), containers=(seen,), gpus=gpus))
+
+    assert told == WorkerFacts(
+        host="box-1", worker="w0", sample_age_s=2.0, alive=True, worker_incarnation="inc-w0", heartbeat_age_s=2.0,
+        container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
+        container_incarnation=build.container().incarnation, job_id=7, attempt=1, phase="step", step=12,
+        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0, gpus=["GPU-0"], gpu_simulated=False,
+        gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
+        gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]},
+    )  # fmt: skip
+    assert facts.parse(facts.render(told)) == told
+
+
+def test_unknown_facts_are_null_and_explained() -> None:
+    seen = build.evidence(
+        gpu_idle_s=None,
+        gpu_unknown=Unknown(reason="not_listed", because="GPU-0: GPU is lost"),
+        ram_bytes=None,
+        ram_still_s=None,
+        ram_unknown=Unknown(reason="unreadable", because="gone"),
+    )
+
+    told = told_of(
+        build.snapshot(
+            build.sighting(job=None), containers=(seen,), gpus=build.gpus(build.gpu(0), build.gpu(1, processes=None))
+        )
+    )
+
+    assert (told.gpu_idle_s, told.gpu_unknown) == (None, "GPU-0: GPU is lost")
+    assert (told.ram_still_s, told.ram_unknown) == (None, "gone")
+    assert (told.job_id, told.attempt, told.beat_age_s) == (None, None, None)
+    assert told.gpu_pids == {"GPU-0": [], "GPU-1": None}
+    assert facts.parse(facts.render(told)) == told
+
+
+def test_a_dead_worker_has_facts_without_a_container() -> None:
+    told = told_of(build.snapshot(build.sighting(alive=False, pid=None, container_id=None), gpus=None))
+
+    assert (told.alive, told.container, told.gpus, told.gpu_idle_s) == (False, None, None, None)
+    assert (told.gpu_simulated, told.gpu_pids) == (None, None)
+    assert facts.parse(facts.render(told)) == told
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "at"),
+    [
+        pytest.param(build.snapshot(), build.ago(0), id="a worker that is not seen"),
+        pytest.param(build.snapshot(workers=None), build.ago(0), id="no worker source"),
+        pytest.param(build.snapshot(build.sighting()), build.ago(0, boot_id="another"), id="a look of another boot"),
+    ],
+)
+def test_there_are_no_facts_of(snapshot: Snapshot, at: Stamp) -> None:
+    assert testimony.about("w0", snapshot, now=at) is None
+
+
+# The program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """`gpuwarden exporter` as a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Exit status and the rest of its log."""
+        self.process.send_signal(number)
+        _, log = self.process.communicate(timeout=20)
+        return self.process.returncode, log
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "gpuwarden", "exporter", *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without settings of ours that a developer may have in it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")} | more
+
+
+def run(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit status and standard error of an exporter that is to end by itself."""
+    done = subprocess.run(
+        command(*arguments), env=environment(**(env or {})), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def simulation(tmp_path: Path) -> Path:
+    path = tmp_path / "gpus.json"
+    gpu = {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.0, "processes": []}
+    path.write_text(json.dumps({"gpus": [gpu]}))
+    return path
+
+
+@pytest.fixture
+def program(house: Path, simulation: Path) -> Iterator[Exporter]:
+    """An exporter without Docker and with a simulated GPU, ready."""
+    process = subprocess.Popen(
+        command("--dir", house, "--docker", "none", "--simulate-gpu", simulation, "--port", 0,
+                "--sample-interval-s", 0.05),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stderr
+    entry: dict[str, Any] = {}
+    while entry.get("event") != "exporter ready":
+        line = process.stderr.readline()
+        assert line, process.communicate()
+        entry = json.loads(line)
+    yield Exporter(process=process, port=entry["port"])
+    if process.returncode is None:
+        process.kill()
+        process.communicate()
+
+
+def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter, start_worker: StartWorker) -> None:
+    worker = start_worker("w0", job_id=7)
+
+    def answer() -> WorkerFacts | None:
+        status, text, _ = get(program.port, "/evidence?worker=w0")
+        return facts.parse(text) if status == 200 else None
+
+    told = until(answer)
+    _, text, _ = get(program.port, "/metrics")
+
+    assert (told.host, told.alive, told.job_id, told.gpu_simulated) == ("box-1", True, 7, True)
+    assert told.worker_incarnation == worker.incarnation
+    assert 'gpuwarden_worker_alive{container="w0",worker="w0"} 1.0' in text
+    assert 'gpuwarden_gpu_info{gpu="GPU-sim-0",index="0",name="Simulated GPU",source="simulated"} 1.0' in text
+    assert f'gpuwarden_exporter_info{{nodename="box-1",version="{__version__}"}} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_ends_in_good_order_on(number: signal.Signals, program: Exporter) -> None:
+    status, log = program.stop(number)
+
+    assert status == 0
+    assert json.loads(log.splitlines()[-1])["event"] == "exporter stopped"
+
+
+def test_a_simulation_file_that_turns_bad_makes_gpus_unknown_and_a_whole_one_known_again(
+    program: Exporter, simulation: Path
+) -> None:
+    whole = simulation.read_text()
+
+    def gpu_source_is(success: bool) -> bool:
+        text = get(program.port, "/metrics")[1]
+        flag = f'gpuwarden_collector_success{{collector="source_gpu"}} {float(success)}' in text
+        return flag and ("gpuwarden_gpu_info{" in text) == success
+
+    until(lambda: gpu_source_is(True))
+    simulation.write_text(whole[:10])
+    until(lambda: gpu_source_is(False))
+    simulation.write_text(whole)
+    until(lambda: gpu_source_is(True))
+
+    assert program.stop()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "says"),
+    [
+        pytest.param(["--nonsense"], {}, "usage: gpuwarden exporter", id="an option that is none"),
+        pytest.param(["--port", "abc"], {}, "'abc' will not do for --port", id="a port that is no number"),
+        pytest.param(["--port", "70000"], {}, "'70000' will not do for --port", id="a port past the last"),
+        pytest.param(["--log-level", "loud"], {}, "'loud' will not do for --log-level", id="an unknown level"),
+        pytest.param(["--idle-ratio", "5"], {}, "'5' will not do for --idle-ratio", id="a percentage for a ratio"),
+        pytest.param(
+            ["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="so long that nothing adds up"
+        ),
+        pytest.param(
+            [], {"GPUWARDEN_EXPORTER_PORT": "x"}, "(or GPUWARDEN_EXPORTER_PORT)", id="a bad environment variable"
+        ),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(arguments: list[str], env: dict[str, str], says: str) -> None:
+    status, error = run(*arguments, env=env)
+
+    assert status == 2
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+
+    assert run("--dir", missing) == (
+        1,
+        f"gpuwarden exporter: {missing} does not exist: make it, with this host's name in {missing}/host\n",
+    )
+
+
+def test_the_directory_is_the_one_that_workers_are_told(tmp_path: Path) -> None:
+    status, error = run(env={"GPUWARDEN_DIR": str(tmp_path / "nowhere")})
+
+    assert status == 1
+    assert f"{tmp_path}/nowhere does not exist" in error
+
+
+def test_a_missing_host_key_is_named_in_one_line(tmp_path: Path) -> None:
+    status, error = run("--dir", tmp_path)
+
+    assert status == 1
+    assert error.startswith(f"gpuwarden exporter: no host key at {tmp_path}/host")
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_ends_the_program_with_one_line(house: Path) -> None:
+    with served(live()) as port:
+        status, error = run("--dir", house, "--docker", "none", "--port", port)
+
+    assert status == 1
+    assert error == f"gpuwarden exporter: 127.0.0.1:{port} is in use: stop what listens there, or give another --port\n"
