@@ -39,18 +39,19 @@ def container_id(pid: int, *, proc: Path = PROC) -> str | None:
 
 
 def memory_directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
-    """Where the memory of a process's cgroup is accounted; `None` where no memory controller covers it.
+    """Where the memory of a process's container is accounted; `None` where no memory controller covers it.
+
+    For a process in no container it is its own cgroup. Groups that a container made inside itself count as its own.
 
     Raises:
         OSError: the process is gone.
     """
     unified: Path | None = None
-    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in _groups(pid, proc):
         if "memory" in controllers.split(","):
-            return root / "memory" / path.lstrip("/")
+            return root / "memory" / path
         if not controllers:
-            unified = root / path.lstrip("/")
+            unified = root / path
     return unified if unified is not None and (unified / "memory.current").exists() else None
 
 
@@ -75,18 +76,22 @@ def memory(directory: Path) -> Memory:
 
 
 def directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
-    """A directory that lists the processes of a process's cgroup: the unified hierarchy's, else the memory one's.
+    """A directory that lists the processes of a process's container: where memory is accounted, else the unified one.
+
+    In this order, because on hybrid hosts some runtimes leave their containers' unified group at the daemon's.
 
     Raises:
         OSError: the process is gone.
     """
-    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, path = line.split(":", 2)
+    accounted = memory_directory(pid, proc=proc, root=root)
+    if accounted is not None and (accounted / "cgroup.procs").exists():
+        return accounted
+    for controllers, path in _groups(pid, proc):
         if not controllers:
-            for candidate in (root / path.lstrip("/"), root / "unified" / path.lstrip("/")):
+            for candidate in (root / path, root / "unified" / path):
                 if (candidate / "cgroup.procs").exists():
                     return candidate
-    return memory_directory(pid, proc=proc, root=root)
+    return None
 
 
 def processes(group: Path) -> frozenset[int]:
@@ -104,6 +109,16 @@ def processes(group: Path) -> frozenset[int]:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
                 raise
     return frozenset(pids)
+
+
+def _groups(pid: int, proc: Path) -> list[tuple[str, str]]:
+    """A process's cgroups as (controllers, path from the root), each cut off below its container's own group."""
+    found = []
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        own = _CONTAINER_ID.search(path)
+        found.append((controllers, (path[: own.end()] if own else path).strip("/")))
+    return found
 
 
 def start_ticks(pid: int, *, proc: Path = PROC) -> int:

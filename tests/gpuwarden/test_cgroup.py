@@ -139,13 +139,25 @@ def test_version_1_accounts_memory_in_its_own_hierarchy(proc: Path, root: Path) 
     assert cgroup.directory(PID, proc=proc, root=root) == place
 
 
-def test_the_hybrid_accounts_in_version_1_and_lists_in_version_2(proc: Path, root: Path) -> None:
-    belongs(proc, "4:hugetlb,memory:/docker/1", "1:name=systemd:/docker/1", "0::/docker/1")
+def test_the_hybrid_lists_where_it_accounts_for_the_unified_group_may_be_the_daemons(proc: Path, root: Path) -> None:
+    belongs(proc, "4:hugetlb,memory:/docker/1", "1:name=systemd:/docker/1", "0::/system.slice/containerd.service")
     accounted = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
-    listed = group(root / "unified/docker/1", cgroup_procs=f"{PID}\n")
+    group(root / "unified/system.slice/containerd.service", cgroup_procs=f"1\n2\n{PID}\n")
 
     assert cgroup.memory_directory(PID, proc=proc, root=root) == accounted
-    assert cgroup.directory(PID, proc=proc, root=root) == listed
+    assert cgroup.directory(PID, proc=proc, root=root) == accounted
+
+
+@pytest.mark.parametrize("place", ["/docker/{id}", "/system.slice/docker-{id}.scope"])
+def test_groups_that_a_container_made_inside_itself_count_as_its_own(proc: Path, root: Path, place: str) -> None:
+    own = place.format(id="a" * 64)
+    belongs(proc, f"0::{own}/workers/one")
+    accounted = group(root / own.strip("/"), memory_current="7\n", cgroup_procs="")
+    group(accounted / "workers/one", memory_current="5\n", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.memory_directory(PID, proc=proc, root=root) == accounted
+    assert cgroup.directory(PID, proc=proc, root=root) == accounted
+    assert cgroup.processes(accounted) == {PID}
 
 
 def test_the_hybrid_without_its_unified_mount_lists_in_version_1(proc: Path, root: Path) -> None:
