@@ -1,0 +1,90 @@
+"""`python -m bench`: every measurement of one run, in one table."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from bench import chain, jobqueue, scrape, step, webhook
+from bench.figures import BenchError, Figure, Place, progress, table
+from deploy.chain import CHECKOUT, ChainError
+from deploy.parts import PartMissing
+from gpuwarden import logs
+from gpuwarden.errors import GpuwardenError
+
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; 1 when something did not work at all, and never because it was slow."""
+    parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
+        "step": step.measure,
+        "exporter": lambda places: scrape.measure(places[0]),
+        "webhook": webhook.measure,
+        "queue": jobqueue.measure,
+        "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
+    }
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", metavar="PARTS", default=",".join(parts), help="of %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="wedges played through the chain (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
+    arguments = parser.parse_args(argv)
+    chosen = arguments.only.split(",")
+    if unknown := [name for name in chosen if name not in parts]:
+        parser.error(f"no part is called {unknown[0]!r}: there are {', '.join(parts)}")
+    if arguments.rounds < 1:
+        parser.error(f"{arguments.rounds} rounds will not do: 1 or more")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    logs.configure(level="error")
+    conditions = _conditions()
+    places = _places()
+    figures: list[Figure] = []
+    try:
+        for name in chosen:
+            figures += parts[name](places)
+    except (BenchError, ChainError, PartMissing, GpuwardenError) as error:
+        progress(f"cannot go on: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for place in places:
+            shutil.rmtree(place.folder, ignore_errors=True)
+        if figures:
+            print(", ".join(f"{name}: {value}" for name, value in conditions.items()))
+            print(table(figures))
+    if arguments.json is not None:
+        found = {"conditions": conditions, "figures": [asdict(each) for each in figures]}
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _places() -> list[Place]:
+    """The disk of this checkout first, then memory where there is such a folder."""
+    disk = CHECKOUT / ".work"
+    disk.mkdir(exist_ok=True)
+    places = [Place(name="disk", folder=Path(tempfile.mkdtemp(prefix="bench-", dir=disk)))]
+    if MEMORY.is_dir():
+        places.append(Place(name="tmpfs", folder=Path(tempfile.mkdtemp(prefix="gpuwarden-bench-", dir=MEMORY))))
+    return places
+
+
+def _conditions() -> dict[str, str]:
+    return {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "kernel": platform.release(),
+        "Python": platform.python_version(),
+        "load average at the start": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""How long a wedge lasts once it may be called one: real Prometheus, Alertmanager, exporter, remediator and workers.
+
+The clock starts when the condition becomes true: the last beat in the job's file plus the silence it is allowed. It is
+read at the ledger's own times. The private engine, or none, is the demonstration's; so is the job.
+"""
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from bench.figures import BenchError, Figure, Place, figure, progress, until
+from deploy.demo.body import Script
+from deploy.engine import Engine, NoEngine, docker_engine
+from deploy.simulator import Slot
+from deploy.stage import FAST, Stage, stage
+from gpuwarden import statefile
+from gpuwarden.job import State
+from remediator.plan import Outcome
+
+SAMPLE_S: Final = 1.0  # the exporter's default
+SILENCE_S: Final = 3.0
+GRACE_S: Final = 2.0
+ROUND_S: Final = 60.0
+ROUNDS_A_STAGE: Final = 5
+"""Prometheus scrapes and evaluates at fixed offsets: a new stage draws new ones, so that no lucky pair decides."""
+
+WORKER: Final = "gpuwarden-bench-a"
+SLOTS: Final = (Slot(worker=WORKER, gpus=("GPU-sim-a",)),)
+# Steps over a second apart: every beat is written, and the last one in the file is the last there was.
+SCRIPT: Final = Script(picture="bench", load_s=0.5, steps=3, step_s=1.1, wedge_attempts=1, wedge_after_step=2)
+ACCEPTED: Final = "webhook accepted"
+STOPPED: Final = "{where} stopped"
+ENTRIES: Final = {
+    "confirmed on the host, intents written": "decided begin",
+    "job fenced": "did fence",
+    STOPPED: "did stop",
+    "seen dead": "saw free: dead",
+    "job requeued": "did requeue",
+    "{where} started again": "did start",
+}
+
+
+_Wedge = dict[str, float]
+"""One job that wedged and was mended: seconds from the condition to each link."""
+
+
+def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
+    """One job a round, one at a time."""
+    found: list[_Wedge] = []
+    with docker_engine(place.folder) as engine:
+        where = "container" if isinstance(engine, Engine) else "process"
+        while len(found) < rounds:
+            work = place.folder / f"stage-{len(found)}"
+            found += _play(work, engine, begun=len(found), rounds=rounds)
+            shutil.rmtree(work)
+    base_s = SAMPLE_S + FAST.scrape_s + FAST.evaluate_s
+    against = f"{SAMPLE_S:g} s sample + {FAST.scrape_s} s scrape + {FAST.evaluate_s} s evaluation"
+    for name in found[0]:
+        measured, what = [each[name] for each in found], f"wedged to {name.format(where=where)}"
+        yield figure("chain", what, "s", measured, base=base_s, against=against)
+    waits = [each[STOPPED] - each[ACCEPTED] for each in found]
+    yield figure("chain", f"accepted to {where} stopped", "s", waits, base=GRACE_S, against=f"{GRACE_S:g} s stop grace")
+
+
+def _play(work: Path, engine: Engine | NoEngine, *, begun: int, rounds: int) -> Iterator[_Wedge]:
+    with stage(work, engine, SLOTS, armed=True, stop_grace_s=GRACE_S) as scene:
+        scene.start_workers()
+        for number in range(begun, min(rounds, begun + ROUNDS_A_STAGE)):
+            progress(f"chain, wedge {number + 1} of {rounds}")
+            yield _wedge(scene)
+
+
+def _wedge(scene: Stage) -> _Wedge:
+    job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=SILENCE_S)
+    path = scene.chain.directory / WORKER / f"{WORKER}{statefile.JOB_SUFFIX}"
+    last_beat_at = 0.0
+
+    def mended() -> bool:
+        nonlocal last_beat_at
+        scene.chain.check()
+        last_beat_at = max(last_beat_at, _beat_at(path, job_id))
+        return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.open_episodes()
+
+    until(mended, within_s=ROUND_S, what=f"job {job_id} is mended and done")
+    story = next((each for each in scene.ledger.stories() if each.job_id == job_id), None)
+    whole = scene.ledger.story(story.episode_id) if story else None
+    if whole is None or whole.outcome != Outcome.MENDED or not last_beat_at:
+        raise BenchError(f"job {job_id} was done without being mended:\n{scene.chain.log_tail('execute')}")
+    true_at = last_beat_at + SILENCE_S
+    first = {f"{entry.act} {entry.step}": entry.at for entry in reversed(whole.entries)}
+    progress(f"  {next(entry.because for entry in whole.entries if entry.step == 'begin')}")
+    times = {ACCEPTED: _accepted_at(scene.chain.ledger_url, whole.episode_id)}
+    times.update({name: first[each] for name, each in ENTRIES.items()})
+    return {name: at - true_at for name, at in times.items()}
+
+
+def _beat_at(path: Path, job_id: int) -> float:
+    """When the job's first attempt last beat, Unix time; 0 before it did, and for what is not its file."""
+    try:
+        found = statefile.parse_job(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return 0.0
+    return found.beat.unix_s if (found.job_id, found.attempt) == (job_id, 1) and found.beat else 0.0
+
+
+def _accepted_at(ledger_url: str, episode_id: int) -> float:
+    """When the webhook made the episode's first alert durable; the account only tells when it was taken up."""
+    with closing(sqlite3.connect(ledger_url.removeprefix("sqlite:///"))) as ledger:
+        query = "SELECT min(received_at) FROM alerts WHERE episode_id = ?"
+        return float(ledger.execute(query, (episode_id,)).fetchone()[0])

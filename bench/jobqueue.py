@@ -1,0 +1,82 @@
+"""How many jobs one SQLite queue hands out and takes back, a second, with every commit synced."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from typing import Final
+
+from bench.figures import BenchError, Figure, Place, figure, progress
+from gpuwarden.jobstore import JobStore, Submission
+
+JOBS: Final = 400
+PROCESSES: Final = (1, 4)
+ROUNDS: Final = 3
+ROUND_S: Final = 60.0
+
+_Lap = tuple[float, float, list[float]]
+"""When a process began and ended, monotonic seconds, and how long each of its jobs took, milliseconds."""
+
+
+def measure(places: list[Place]) -> Iterator[Figure]:
+    """A job is one claim and one completion: two transactions that write."""
+    for place in places:
+        base: float | None = None
+        for processes in PROCESSES:
+            progress(f"queue on {place.name}, {processes} process(es)")
+            rounds = [_round(place, f"queue-{processes}-{number}.db", processes) for number in range(ROUNDS)]
+            what = f"{processes} process(es), {place.name}"
+            rates = [rate for rate, _ in rounds]
+            median = statistics.median(rates)
+            yield Figure(
+                part="queue",
+                what=f"claims and completes, {what}",
+                unit="jobs/s",
+                median=median,
+                worst=min(rates),
+                count=ROUNDS,
+                ratio=median / base if base else None,
+                against="1 process",
+            )
+            base = base or median
+            yield figure("queue", f"one job, {what}", "ms", [each for _, laps in rounds for each in laps])
+
+
+def _round(place: Place, name: str, processes: int) -> tuple[float, list[float]]:
+    url = f"sqlite:///{place.folder / name}"
+    store = JobStore.open(url)
+    for _ in range(JOBS):
+        store.submit(Submission(queue="bench"), now=time.time())
+    store.close()
+    context = get_context("spawn")
+    barrier = context.Barrier(processes)
+    laps: list[_Lap] = []
+    running = []
+    for number in range(processes):
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_drain, args=(url, f"worker-{number}", barrier, theirs), daemon=True)
+        child.start()
+        running.append((child, ours))
+    for child, ours in running:
+        if not ours.poll(ROUND_S):
+            raise BenchError(f"a process did not drain its share of {JOBS} jobs in {ROUND_S:.0f} s")
+        laps.append(ours.recv())
+        child.join()
+    each = [took for lap in laps for took in lap[2]]
+    return len(each) / (max(lap[1] for lap in laps) - min(lap[0] for lap in laps)), each
+
+
+def _drain(url: str, worker: str, barrier: Barrier, answer: "Connection[_Lap, _Lap]") -> None:
+    store = JobStore.open(url)
+    took_ms: list[float] = []
+    barrier.wait(ROUND_S)
+    began_s = now_s = time.monotonic()
+    while job := store.claim("bench", host="bench", worker=worker, incarnation=worker, now=time.time()):
+        if not store.complete(job.job_id, attempt=job.attempt, incarnation=worker, now=time.time()):
+            raise BenchError(f"job {job.job_id} was not taken back")
+        before_s, now_s = now_s, time.monotonic()
+        took_ms.append((now_s - before_s) * 1000)
+    answer.send((began_s, now_s, took_ms))
+    store.close()

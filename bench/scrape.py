@@ -1,0 +1,93 @@
+"""What watching a host costs: one look at it, one scrape, and the exporter's memory and CPU, by number of workers."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import httpx
+from prometheus_client import CollectorRegistry, generate_latest
+
+from bench.crowd import crowd
+from bench.figures import Figure, Place, figure, progress, took_ms, until
+from deploy.chain import Chain, Plan
+from exporter.evidence import Thresholds
+from exporter.sampler import Sampler
+from exporter.scrape import SnapshotCollector
+from exporter.sources import simulated
+
+COUNTS: Final = (10, 100, 500)
+LOOKS: Final = 15
+ALONE_S: Final = 8.0
+"""How long the exporter only samples, while its CPU time is taken, seconds."""
+
+_Found = tuple[str, str, list[float]]
+"""What was measured, its unit, and the measurements."""
+
+
+def measure(place: Place) -> Iterator[Figure]:
+    """The parts in this process, then the whole through a running `gpuwarden exporter`."""
+    base: dict[str, float] = {}
+    for count in COUNTS:
+        progress(f"exporter, {count} workers")
+        work = place.folder / f"exporter-{count}"
+        chain = Chain(Plan(work=work, host="bench", docker=None, simulate_gpu=work / "gpus.json"))
+        try:
+            with crowd(chain.directory, work / "gpus.json", count):
+                for what, unit, found in (*_parts(chain.directory, work / "gpus.json"), *_whole(chain)):
+                    first = base.get(what)
+                    base.setdefault(what, statistics.median(found))
+                    against = f"{COUNTS[0]} workers"
+                    yield figure("exporter", f"{count} workers: {what}", unit, found, base=first, against=against)
+        finally:
+            chain.stop("exporter")
+            chain.http.close()
+
+
+def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
+    thresholds = Thresholds()
+    sampler = Sampler(
+        host="bench",
+        directory=directory,
+        containers=None,
+        gpus=partial(simulated.read, simulation),
+        thresholds=thresholds,
+    )
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(sampler.latest, host="bench", thresholds=thresholds))
+    looks, reads, renders = [], [], []
+    for _ in range(LOOKS):
+        looks += took_ms(sampler.sample, count=1)
+        reads.append(sum(each.duration_s * 1000 for each in sampler.sample().sources if each.source == "workers"))
+        renders += took_ms(lambda: generate_latest(registry), count=1)
+    yield "one look, Sampler.sample()", "ms", looks
+    yield "of that, state files and locks", "ms", reads
+    yield "one scrape rendered", "ms", renders
+    yield "size of it", "KiB", [len(generate_latest(registry)) / 1024]
+
+
+def _whole(chain: Chain) -> Iterator[_Found]:
+    def seen() -> bool:
+        with suppress(httpx.HTTPError):
+            return chain.http.get(f"{chain.exporter_url}/healthz").is_success
+        return False
+
+    chain.start_exporter()
+    until(seen, within_s=30, what="the exporter answers")
+    yield "one scrape over HTTP", "ms", took_ms(lambda: _series(chain), count=LOOKS)
+    before, started_s = _series(chain), time.monotonic()
+    time.sleep(ALONE_S)
+    after, passed_s = _series(chain), time.monotonic() - started_s
+    cpu_s = after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
+    yield "CPU, sampling every second", "% of a core", [100 * cpu_s / passed_s]
+    yield "resident memory", "MiB", [after["process_resident_memory_bytes"] / 2**20]
+
+
+def _series(chain: Chain) -> dict[str, float]:
+    """The series without labels, by name."""
+    text = chain.http.get(f"{chain.exporter_url}/metrics").raise_for_status().text
+    pairs = (line.split(" ", 1) for line in text.splitlines() if line.startswith("process_"))
+    return {name: float(value) for name, value in pairs}
