@@ -5,6 +5,7 @@ Values only. Unknown is `None` with its reason beside it; a measured nothing is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpuwarden.statefile import JobFile, Stamp, WorkerFile
 
@@ -138,9 +139,14 @@ class Snapshot:
 
     def container_of(self, sighting: WorkerSighting) -> ContainerEvidence | None:
         """The container a worker lives in, or its own process tree."""
-        for evidence in self.containers:
-            if evidence.container.id == sighting.container_id:
-                return evidence
-            if evidence.container.kind == "process" and evidence.container.pid == sighting.pid:
-                return evidence
-        return None
+        by_id, by_pid = self._places
+        if sighting.container_id is not None:
+            return by_id.get(sighting.container_id)
+        return None if sighting.pid is None else by_pid.get(sighting.pid)
+
+    @cached_property
+    def _places(self) -> tuple[Mapping[str, ContainerEvidence], Mapping[int, ContainerEvidence]]:
+        """Containers by id, and process trees by the pid of their worker: asked several times for each worker."""
+        by_id = {each.container.id: each for each in self.containers}
+        trees = (each for each in self.containers if each.container.kind == "process")
+        return by_id, {each.container.pid: each for each in trees}

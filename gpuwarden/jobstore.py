@@ -251,12 +251,16 @@ class JobStore:
 
     # --- what a trip does: fence, then requeue or fail
 
-    def fence(self, job_id: int, *, attempt: int, trip: Trip, now: float) -> bool:
-        """Take the job from `attempt`: from now on nothing of that attempt is accepted and nobody claims the job."""
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+        """Take the job from an attempt: from now on nothing of that attempt is accepted and nobody claims the job.
+
+        False unless `incarnation` holds it: what a worker's state files say of another worker's job moves nothing.
+        """
         take = _move(
             Move.FENCE,
             JOBS.c.job_id == job_id,
             JOBS.c.attempt == attempt,
+            JOBS.c.claimed_by == incarnation,
             because=f"{trip}: fenced",
             lease_expires_at=now,
         )

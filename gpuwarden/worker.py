@@ -14,6 +14,7 @@ import argparse
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -276,10 +277,14 @@ def find_body(target: str) -> Body:
         BodyError: there is no such module or function.
     """
     module, _, name = target.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # the installed command has its own folder there instead
     try:
         body: Body = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise BodyError(f"no job body at {target!r} ({error}): give module:function, importable from here") from None
+        raise BodyError(
+            f"no job body at {target!r} ({error}): give module:function, importable from here or PYTHONPATH"
+        ) from None
     if not callable(body):
         raise BodyError(f"{target!r} is {type(body).__name__}, not a function that loads a job and returns its work")
     return body

@@ -44,12 +44,14 @@ class DockerContainers:
         self._listing: Listing | None = None
         self._because = "not asked yet"
         self._known: dict[str, tuple[int, int, Container]] = {}
+        self._asked = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._refresh_on, name="docker", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to ask; returns with the first answer, or after a second without one."""
         self._thread.start()
+        self._asked.wait(REFRESH_S)
 
     def close(self) -> None:
         """Stop asking."""
@@ -83,6 +85,7 @@ class DockerContainers:
                     with contextlib.suppress(Exception):
                         client.close()
                 client = None
+            self._asked.set()
             self._closing.wait(REFRESH_S)
 
     def _list(self, client: docker.APIClient) -> dict[str, Container]:

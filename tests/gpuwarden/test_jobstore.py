@@ -48,7 +48,7 @@ def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: 
 def fenced(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)
-    assert store.fence(job.job_id, attempt=job.attempt, trip=Trip.STALL, now=NOW + 1)
+    assert store.fence(job.job_id, attempt=job.attempt, incarnation="i1", trip=Trip.STALL, now=NOW + 1)
     return job
 
 
@@ -226,8 +226,8 @@ def test_a_fence_of_another_attempt_is_refused(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
-    assert not store.fence(job.job_id, attempt=2, trip=Trip.BUDGET, now=NOW)
-    assert not store.fence(job.job_id, attempt=0, trip=Trip.BUDGET, now=NOW)
+    assert not store.fence(job.job_id, attempt=2, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert not store.fence(job.job_id, attempt=0, incarnation="i1", trip=Trip.BUDGET, now=NOW)
 
     assert store.job(job.job_id) == job
 
@@ -307,11 +307,21 @@ def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStor
     watch.close()
 
 
+def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store: JobStore) -> None:
+    submit(store)
+    job = claim(store, "holder")
+
+    assert not store.fence(job.job_id, attempt=1, incarnation="liar", trip=Trip.STALL, now=NOW)
+
+    assert store.job(job.job_id) == job
+    assert store.fence(job.job_id, attempt=1, incarnation="holder", trip=Trip.STALL, now=NOW)
+
+
 def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
     submit(store)
     job = claim(store)
     assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
-    store.fence(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fence(job.job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
     assert not store.requeue(job.job_id, attempt=2, trip=Trip.STALL)
 
     assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
@@ -381,7 +391,7 @@ def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(
     assert claim(store, "i0").job_id == done
     store.complete(done, attempt=1, incarnation="i0", now=NOW)
     assert [claim(store, name).job_id for name in ("i1", "i2")] == [tripped, running]
-    store.fence(tripped, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fence(tripped, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
     store.fail(tripped, attempt=1, because="stall", now=NOW)
     assert store.run_state("r1") == "running"
 
@@ -674,9 +684,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(claim=claims)
     def fence(self, claim: Claim) -> None:
-        job = self.model[claim.job_id]
-        legal = job.state is State.RUNNING and job.attempt == claim.attempt
-        assert legal is self.store.fence(claim.job_id, attempt=claim.attempt, trip=Trip.STALL, now=self.now)
+        legal = self.stands(claim)
+        assert legal is self.store.fence(
+            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, trip=Trip.STALL, now=self.now
+        )
         if legal:
             self.move(claim.job_id, Move.FENCE)
 

@@ -232,7 +232,8 @@ def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf(
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
-    assert store.fence(job_id, attempt=1, trip=Trip.STALL, now=1)
+    holder = store.job(job_id).claimed_by or ""
+    assert store.fence(job_id, attempt=1, incarnation=holder, trip=Trip.STALL, now=1)
 
     assert process.wait(timeout=8) == 77
     assert store.job(job_id).state is State.FENCING
@@ -465,7 +466,7 @@ def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Re
 
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
         def work() -> None:
-            store.fence(job.job_id, attempt=job.attempt, trip=Trip.BUDGET, now=1)
+            store.fence(job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1)
 
         return work
 
