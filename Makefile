@@ -5,7 +5,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test check bench up setup lock fmt clean
+# Modules that decide and compute without any I/O: every branch of them is tested.
+PURE := gpuwarden/job.py,gpuwarden/statefile.py,exporter/evidence.py,exporter/testimony.py,remediator/alert.py,remediator/plan.py,remediator/remedies/*
+
+.PHONY: help demo test check ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,7 +39,15 @@ check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m dashboards.render --check
+	@$(BIN)/python -m exporter.reference --check
+	@$(BIN)/python -m remediator.reference --check
 	@$(BIN)/python -m deploy.check
+
+ci: check  ## what CI runs: the checks, the tests without a single skip, coverage of the pure modules
+	@$(MAKE) --no-print-directory test PYTEST_ARGS="--no-skips --cov --cov-report= $(PYTEST_ARGS)"
+	@$(BIN)/python -m coverage report --include='$(PURE)' --fail-under=100 --precision=1
+	@$(BIN)/python -m coverage report --format=total | sed 's/^/coverage of everything, branches included: /; s/$$/ %/'
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench

@@ -131,7 +131,7 @@ class Chain:
                 *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
                 *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
                 *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
-                *("--armed", str(armed).lower()),
+                "--armed" if armed else "--no-armed",
                 *processes,
             ],
         )

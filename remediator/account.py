@@ -5,7 +5,12 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.errors import GpuwardenError
 from remediator.ledger import Ledger, Story
@@ -14,7 +19,7 @@ from remediator.ledger import Ledger, Story
 def command(argv: list[str]) -> int:
     """`gpuwarden ledger`."""
     arguments = _parser().parse_args(argv)
-    ledger = Ledger.open(arguments.ledger)
+    ledger = _existing(arguments.ledger)
     try:
         return {"list": _list, "show": _show, "refused": _refused}[arguments.what](ledger, arguments)
     finally:
@@ -22,16 +27,34 @@ def command(argv: list[str]) -> int:
 
 
 def lines(story: Story) -> list[str]:
-    """One episode as text: a heading, then a line an entry with its time since the episode opened."""
+    """One episode as text: a heading, then a line an entry with its time since the episode opened.
+
+    Names and sentences hold what labels and jobs said: nothing of it reaches a terminal but what can be printed.
+    """
     job = "no job" if story.job_id is None else f"job {story.job_id} attempt {story.attempt}"
     heading = (
-        f"episode {story.episode_id}: {story.trip} of {story.worker} on {story.host}, {job}: "
-        f"{story.outcome or 'open'}" + (f" ({story.because})" if story.because else "")
+        f"episode {story.episode_id}: {story.trip} of {_plain(story.worker)} on {story.host}, {job}: "
+        f"{story.outcome or 'open'}" + (f" ({_plain(story.because)})" if story.because else "")
     )
     return [heading] + [
-        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {entry.step:18} {entry.because}"
+        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {entry.step:18} {_plain(entry.because)}"
         for entry in story.entries
     ]
+
+
+def _plain(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _existing(url: str) -> Ledger:
+    """Open a ledger that is there: who mistypes its name is told so, and is not shown a new and empty one."""
+    with suppress(ArgumentError):  # Ledger.open says it better
+        database = make_url(url).database
+        if database and not Path(database).exists():
+            raise GpuwardenError(
+                f"there is no ledger at {database}: is --ledger or $GPUWARDEN_REMEDIATOR_LEDGER right?"
+            )
+    return Ledger.open(url)
 
 
 def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
@@ -60,7 +83,7 @@ def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"at": at, "reason": reason, "because": because, "labels": dict(labels)}))
         else:
-            print(f"{_when(at)}  {reason:14} {because}")
+            print(f"{_when(at)}  {reason:14} {_plain(because)}")
     return 0
 
 
@@ -70,9 +93,12 @@ def _when(at: float) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
-    found = os.environ.get("GPUWARDEN_LEDGER")
+    found = os.environ.get("GPUWARDEN_REMEDIATOR_LEDGER")
     parser.add_argument(
-        "--ledger", default=found, required=found is None, help="the ledger's database URL, or $GPUWARDEN_LEDGER"
+        "--ledger",
+        default=found,
+        required=found is None,
+        help="the ledger's database URL, or $GPUWARDEN_REMEDIATOR_LEDGER",
     )
     what = parser.add_subparsers(dest="what", required=True, metavar="list|show|refused")
     for name, help_text in (("list", "the newest episodes"), ("show", "one episode"), ("refused", "refused alerts")):

@@ -57,14 +57,18 @@ def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
         raise PayloadError("an Alertmanager payload was wanted: a JSON object with a list `alerts`")
     alerts: list[Alert] = []
     refusals: list[Refusal] = []
-    for position, found in enumerate(payload["alerts"]):
-        outcome = _one(found) if position < ALERTS_MAX else f"more than {ALERTS_MAX} alerts in one payload"
+    for position, found in enumerate(payload["alerts"][:ALERTS_MAX]):
+        outcome = _one(found)
         if isinstance(outcome, Alert):
             alerts.append(outcome)
         else:
             refusals.append(
                 Refusal(reason="malformed", because=f"alert {position}: {outcome}", fingerprint="", labels={})
             )
+    excess = len(payload["alerts"]) - ALERTS_MAX
+    if excess > 0:  # one refusal for all of them: a body of nothing else must not become a million rows
+        because = f"{excess} alerts after the first {ALERTS_MAX} of one payload: set max_alerts in Alertmanager"
+        refusals.append(Refusal(reason="too_many", because=because, fingerprint="", labels={}))
     return alerts, refusals
 
 
@@ -102,9 +106,9 @@ def _one(found: Any) -> Alert | str:
     if isinstance(annotations, str):
         return f"annotations: {annotations}"
     fingerprint, starts_at = found.get("fingerprint"), found.get("startsAt")
-    if not isinstance(fingerprint, str) or not 0 < len(fingerprint) <= 64:
+    if not isinstance(fingerprint, str) or not 0 < len(fingerprint) <= 64 or not _is_unicode(fingerprint):
         return "no fingerprint: Alertmanager sends one since 0.19"
-    if not isinstance(starts_at, str) or len(starts_at) > 64:
+    if not isinstance(starts_at, str) or len(starts_at) > 64 or not _is_unicode(starts_at):
         return "no startsAt"
     return Alert(
         fingerprint=fingerprint,
@@ -125,7 +129,18 @@ def _texts(found: Any) -> dict[str, str] | str:
             return f"{_short(name)} is not text"
         if len(name) > TEXT_MAX or len(value) > TEXT_MAX:
             return f"{_short(name)} has {max(len(name), len(value))} characters; {TEXT_MAX} are accepted"
+        if not _is_unicode(name) or not _is_unicode(value):
+            return f"{_short(name)} holds half a surrogate pair, which is no text"
     return dict(found)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be stored: JSON can spell lone surrogates, which no database or URL takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,7 @@ Alertmanager cuts a receiver off after ten seconds and calls again while it stil
 transaction. What it retries is 5xx alone: a database that does not answer is a 503, and nothing is lost.
 """
 
+import asyncio
 import hmac
 import json
 import time
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from starlette.requests import ClientDisconnect
 
 from gpuwarden import __version__
 from gpuwarden.database import DatabaseError
@@ -25,6 +27,12 @@ from remediator.ledger import Ledger
 from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
+
+UNAUTHENTICATED_S: Final = 60.0
+"""Unauthenticated calls are logged at most this often, seconds: anyone can make them."""
+
+BODY_TIMEOUT_S: Final = 10.0
+"""How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
 
 
 class LedgerCollector(Collector):
@@ -99,24 +107,26 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
         ("reason",),
         registry=registry,
     )
-    for reason in ("unauthenticated", "oversized", "malformed", "ledger"):
+    for reason in ("unauthenticated", "oversized", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
+
+    next_word_s = 0.0
 
     def authenticated(authorization: Annotated[str, Header()] = "") -> None:
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
             rejected.labels("unauthenticated").inc()
+            nonlocal next_word_s
+            if time.monotonic() >= next_word_s:
+                next_word_s = time.monotonic() + UNAUTHENTICATED_S
+                log.warning("webhook calls without the token", because="is Alertmanager's credentials_file this one?")
             raise HTTPException(401, "a bearer token is wanted", headers={"WWW-Authenticate": "Bearer"})
 
     @app.post("/api/v1/alerts", status_code=202, dependencies=[Depends(authenticated)])
     async def receive(request: Request) -> dict[str, int]:
         """Alertmanager's webhook."""
-        body = await _body(request, body_max_bytes)
-        if body is None:
-            rejected.labels("oversized").inc()
-            log.warning("webhook body refused", because=f"over {body_max_bytes} bytes")
-            raise HTTPException(413, f"the body is over {body_max_bytes} bytes; set max_alerts in Alertmanager")
+        body = await _body(request, body_max_bytes, rejected)
         try:
             found, refusals = alerts.parse(json.loads(body))
         except (ValueError, RecursionError, alerts.PayloadError) as error:
@@ -153,13 +163,19 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
     return app
 
 
-async def _body(request: Request, limit: int) -> bytes | None:
-    """The whole body; `None` as soon as it is over the limit, whatever it claims its length to be."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+async def _body(request: Request, limit: int, rejected: Counter) -> bytes:
+    """The whole body, unless it is over the limit (whatever it claims its length to be) or does not come."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    rejected.labels("oversized").inc()
+                    log.warning("webhook body refused", because=f"over {limit} bytes")
+                    raise HTTPException(413, f"the body is over {limit} bytes; set max_alerts in Alertmanager")
+    except (TimeoutError, ClientDisconnect):
+        rejected.labels("incomplete").inc()
+        log.warning("webhook body refused", because=f"not whole within {BODY_TIMEOUT_S:g} s")
+        raise HTTPException(408, f"the whole body is wanted within {BODY_TIMEOUT_S:g} s") from None
+    return bytes(body)

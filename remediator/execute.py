@@ -9,12 +9,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
 import structlog
+from sqlalchemy import make_url
 
 from gpuwarden.database import DatabaseError
 from gpuwarden.errors import GpuwardenError
@@ -26,7 +27,7 @@ from remediator.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Outcome, Stage
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
-from remediator.witness import Witness
+from remediator.witness import Witness, WorkerUnseenError
 
 log: Final = structlog.get_logger("executor")
 
@@ -73,6 +74,7 @@ class Executor:
         self._hands = hands
         self._pace = pace
         self._waits: dict[int, str] = {}
+        self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
         self._started_at = time.time()
         self._closing = threading.Event()
@@ -91,6 +93,8 @@ class Executor:
                     now_s = time.monotonic()
                     if changes.any() or now_s >= next_look_s:
                         next_look_s = now_s + self._pace.look_again_s
+                        self._beat()
+                        changes.any()  # our own beat is no news; whatever came before it is read now
                         self.look(pool)
                     if now_s >= next_tend_s:
                         next_tend_s = now_s + self._pace.tend_s
@@ -106,7 +110,30 @@ class Executor:
         changes.close()
 
     def look(self, pool: ThreadPoolExecutor) -> None:
-        """Take the new alerts and give every open episode its turn."""
+        """Take the new alerts, and give every open episode that is not at work its turn.
+
+        A container that is slow to stop holds up its own episode only.
+        """
+        self._collect()
+        while self._ledger.take_new(now=time.time()):
+            pass
+        episodes = [episode for episode in self._ledger.open_episodes() if episode.host == self._host]
+        for closed in set(self._waits).difference(each.episode_id for each in episodes):
+            del self._waits[closed]
+        for episode in episodes:
+            if episode.episode_id not in self._at_work:
+                self._at_work[episode.episode_id] = pool.submit(self._work, episode)
+
+    def _collect(self) -> None:
+        """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
+        for episode_id, work in list(self._at_work.items()):
+            if work.done():
+                del self._at_work[episode_id]
+                if (error := work.exception()) is not None:
+                    self._errors += 1
+                    log.error("unexpected error", episode=episode_id, exc_info=error)
+
+    def _beat(self) -> None:
         self._ledger.beat(
             host=self._host,
             pid=os.getpid(),
@@ -115,11 +142,6 @@ class Executor:
             errors=self._errors,
             now=time.time(),
         )
-        while self._ledger.take_new(now=time.time()):
-            pass
-        episodes = [episode for episode in self._ledger.open_episodes() if episode.host == self._host]
-        self._waits = {each.episode_id: self._waits.get(each.episode_id, "") for each in episodes}
-        list(pool.map(self._work, episodes))
 
     def _tend(self) -> None:
         try:
@@ -128,7 +150,11 @@ class Executor:
             log.warning("the queue does not answer", because=str(error))
 
     def _work(self, episode: Episode | None) -> None:
-        """Step one episode until it waits, closes, or has had its share."""
+        """Step one episode until it waits, closes, or has had its share.
+
+        An act that is decided twice in a row did not take: it is tried again at the loop's pace, not at once.
+        """
+        acted: type[plan.Step] | None = None
         try:
             for _ in range(STEPS_MAX):
                 if episode is None or self._closing.is_set():
@@ -138,6 +164,11 @@ class Executor:
                     self._wait(episode, step)
                     return
                 self._waits[episode.episode_id] = ""
+                if not isinstance(step, plan.Advance):
+                    if acted is type(step):
+                        self._closing.wait(self._pace.look_again_s)
+                        return
+                    acted = type(step)
                 self._perform(episode, step)
                 episode = self._ledger.episode(episode.episode_id)
         except GpuwardenError as error:
@@ -154,7 +185,7 @@ class Executor:
 
     def _facts(self, episode: Episode) -> Facts:
         unknown: list[str] = []
-        evidence = self._evidence(episode, unknown)
+        evidence, worker_ended = self._evidence(episode, unknown)
         container, container_known = self._container(episode, evidence, unknown)
         job, job_known = self._job(episode, unknown)
         return Facts(
@@ -167,15 +198,16 @@ class Executor:
             container_known=container_known,
             job=job,
             job_known=job_known,
+            worker_ended=worker_ended,
             unknown="; ".join(unknown),
         )
 
-    def _evidence(self, episode: Episode, unknown: list[str]) -> WorkerFacts | None:
+    def _evidence(self, episode: Episode, unknown: list[str]) -> tuple[WorkerFacts | None, bool]:
         try:
-            return self._hands.witness.about(episode.worker, host=self._host)
+            return self._hands.witness.about(episode.worker, host=self._host), False
         except GpuwardenError as error:
             unknown.append(str(error))
-            return None
+            return None, isinstance(error, WorkerUnseenError)
 
     def _container(
         self, episode: Episode, evidence: WorkerFacts | None, unknown: list[str]
@@ -240,7 +272,8 @@ class Executor:
             raise AssertionError("a settle without a job was decided")
         queue, now = self._hands.queue, time.time()
         if isinstance(step, plan.Fence):
-            if not queue.fence(job_id, attempt=attempt, trip=episode.trip, now=now):
+            holder: str = intent.data["incarnation"]
+            if not queue.fence(job_id, attempt=attempt, incarnation=holder, trip=episode.trip, now=now):
                 job = queue.job(job_id)
                 if job is None or job.state is not State.FENCING or job.attempt != attempt:
                     return  # the job moved meanwhile; the next look decides anew
@@ -259,13 +292,15 @@ class Executor:
         actuator = self._hands.actuators[intent.data["kind"]]
         handle: str = intent.data["handle"]
         if isinstance(step, plan.Start):
-            self._advance(episode, intent, Stage.STARTING, "start", step.because, act="decided")
-            self._try(episode, "start", lambda: actuator.start(handle))
+            if self._advance(episode, intent, Stage.STARTING, "start", step.because, act="decided"):
+                self._try(episode, "start", lambda: actuator.start(handle))
             return
         before = actuator.look(handle)
         if before is None or before.incarnation != intent.key:
             return  # it ended or was restarted since the facts were read: that incarnation is over
-        data = {"pids": sorted(before.pids), "cgroup": before.cgroup}
+        # What it had at the first try counts too: a process may leave its cgroup before the driver lets go of it.
+        had = intent.data.get("pids", [])
+        data = {"pids": sorted(before.pids.union(had)), "cgroup": before.cgroup or intent.data.get("cgroup")}
         if self._advance(episode, intent, Stage.STOPPING, "stop", step.because, act="decided", data=data):
             self._clear_ghost(episode)
             self._try(episode, "stop", lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
@@ -322,9 +357,14 @@ def take_lock(ledger_url: str) -> IO[str]:
 
     Raises:
         AlreadyExecutingError: another one is; the message says which process.
+        GpuwardenError: the lock file cannot be opened.
     """
-    path = Path(ledger_url.partition("///")[2] + ".executor.lock")
-    file = path.open("a+", encoding="ascii")
+    ledger = Path(make_url(ledger_url).database or "").resolve()  # one file, one lock, however the URL spells it
+    path = ledger.with_name(ledger.name + ".executor.lock")
+    try:
+        file = path.open("a+", encoding="ascii")
+    except OSError as error:
+        raise GpuwardenError(f"the executor's lock {path} cannot be opened ({error}): let this user write it") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Engine, Row, and_, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, and_, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from gpuwarden.database import Changes, open_database, reading, writing
@@ -87,7 +87,7 @@ class Ledger:
 
     def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
         """Make a payload durable: all of it, or DatabaseError and none."""
-        rows = [_row(alert, now) | {"state": "new"} for alert in alerts]
+        rows = [_row(alert, now) | {"state": "new", "reason": None, "because": None} for alert in alerts]
         rows += [
             {
                 "received_at": now,
@@ -103,8 +103,8 @@ class Ledger:
             for refusal in refusals
         ]
         with writing(self._engine) as connection:
-            for row in rows:
-                connection.execute(insert(ALERTS).values(**row))
+            if rows:
+                connection.execute(insert(ALERTS), rows)
 
     def take_new(self, *, now: float) -> int:
         """Tie each new alert to its worker's open episode, or open one; how many were taken.
@@ -153,11 +153,17 @@ class Ledger:
         A settle that another episode already owes stays with it: the free stands on its own.
         """
         with writing(self._engine) as connection:
-            data = {"kind": step.container_kind, "handle": step.container_handle, "name": step.container_name}
+            data = {
+                "kind": step.container_kind,
+                "handle": step.container_handle,
+                "name": step.container_name,
+                "gpus": list(step.gpus),
+            }
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return False
             if step.settle_key is not None:
-                _promise(connection, episode, Kind.SETTLE, step.settle_key, {}, now)
+                holder = {"incarnation": step.worker_incarnation}
+                _promise(connection, episode, Kind.SETTLE, step.settle_key, holder, now)
             _write(connection, episode.episode_id, "decided", "begin", step.because, now)
             return True
 
@@ -173,12 +179,18 @@ class Ledger:
         now: float,
         data: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Move an intent from the stage it was read at; false when somebody else moved it first."""
+        """Move an intent from the stage it was read at; false when somebody else moved it first.
+
+        One that is abandoned while it was only planned gives its key back: nothing was done under it, and the same
+        target may come to need it after all.
+        """
+        unused = stage is Stage.ABANDONED and intent.stage is Stage.PLANNED
         move = (
             update(INTENTS)
             .where(INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage)
             .values(
                 stage=stage,
+                key=f"{intent.key} (unused {intent.intent_id})" if unused else intent.key,
                 entered_at=INTENTS.c.entered_at if stage is intent.stage else now,
                 data={**intent.data, **(data or {})},
             )
@@ -201,7 +213,10 @@ class Ledger:
             _write(connection, episode_id, "would", "act", because, now)
 
     def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
-        """The episode is over."""
+        """The episode is over. Firing alerts that accuse another attempt than its own go back to the inbox.
+
+        They came while it was open, and Alertmanager does not send them again within hours.
+        """
         with writing(self._engine) as connection:
             closed = (
                 update(EPISODES)
@@ -210,6 +225,7 @@ class Ledger:
             )
             if connection.execute(closed).rowcount == 1:
                 _write(connection, episode_id, "decided", f"close: {outcome}", because, now)
+                _hand_back(connection, episode_id)
 
     # --- for people and metrics
 
@@ -302,15 +318,37 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], now: float)
             trip=labels["trip"],
             host=labels["host"],
             worker=labels["worker"],
-            incarnation=labels.get("incarnation") or None,
-            job_id=_number(labels.get("job_id")),
-            attempt=_number(labels.get("attempt")),
+            **_accused(labels),
             opened_at=now,
             would_act=False,
         )
         .returning(EPISODES.c.episode_id)
     )
     return opened
+
+
+def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
+    """Which incarnation and attempt an alert speaks of; the names are those of the columns."""
+    return {
+        "incarnation": labels.get("incarnation") or None,
+        "job_id": _number(labels.get("job_id")),
+        "attempt": _number(labels.get("attempt")),
+    }
+
+
+def _hand_back(connection: Connection, episode_id: int) -> None:
+    episode = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
+    for alert in connection.execute(select(ALERTS).where(ALERTS.c.alert_id.in_(_newest(episode_id)), ALERTS.c.firing)):
+        if any(getattr(episode, name) != value for name, value in _accused(alert.labels).items()):
+            connection.execute(
+                update(ALERTS).where(ALERTS.c.alert_id == alert.alert_id).values(state="new", episode_id=None)
+            )
+
+
+def _newest(episode_id: int) -> Select[tuple[int]]:
+    """The newest alert of each series that is tied to an episode."""
+    newest = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == episode_id)
+    return newest.group_by(ALERTS.c.fingerprint)
 
 
 def _number(text: str | None) -> int | None:
@@ -356,9 +394,8 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         )
         for found in connection.execute(select(INTENTS).where(INTENTS.c.episode_id == row.episode_id))
     }
-    newest = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == row.episode_id)
-    by_series = newest.group_by(ALERTS.c.fingerprint)
-    firing = connection.scalar(select(func.count()).where(ALERTS.c.alert_id.in_(by_series), ALERTS.c.firing))
+    newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
+    firing = connection.scalar(select(func.count()).where(newest, ALERTS.c.firing))
     return Episode(
         episode_id=row.episode_id,
         remedy=row.remedy,

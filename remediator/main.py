@@ -2,12 +2,17 @@
 
 import argparse
 import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import structlog
 import uvicorn
-from pydantic_settings import CliApp
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp
 
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
@@ -39,10 +44,20 @@ def command(argv: list[str]) -> int:
     )
     parser.add_argument("role", choices=("serve", "execute"), help="which of the two this process is")
     role = parser.parse_args(argv[:1]).role
-    if role == "serve":
-        serve(CliApp.run(ServeSettings, cli_args=argv[1:]))
+    try:
+        wanted: ServeSettings | ExecuteSettings = (
+            CliApp.run(ServeSettings, cli_args=argv[1:])
+            if role == "serve"
+            else CliApp.run(ExecuteSettings, cli_args=argv[1:])
+        )
+    except ValidationError as error:
+        for line in _complaints(error, ServeSettings if role == "serve" else ExecuteSettings):
+            print(f"gpuwarden remediator {role}: error: {line}", file=sys.stderr)
+        return 2
+    if isinstance(wanted, ServeSettings):
+        serve(wanted)
     else:
-        execute(CliApp.run(ExecuteSettings, cli_args=argv[1:]))
+        execute(wanted)
     return 0
 
 
@@ -56,29 +71,16 @@ def serve(settings: ServeSettings) -> None:
     host = host_key(settings.dir)
     token = _token(settings.token_file)
     ledger = Ledger.open(settings.ledger)
-    app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=settings.listen,
-            port=settings.port,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
-    )
-    log.info("remediator ready", host=host, listen=settings.listen, port=settings.port, version=__version__)
     try:
-        server.run()
-    except SystemExit as end:  # uvicorn's way of saying that it could not bind; it has logged nothing of use
-        if not server.started and end.code:
-            raise GpuwardenError(
-                f"cannot listen on {settings.listen}:{settings.port}: is it in use? Give another --port"
-            ) from None
-        raise
+        app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes)
+        server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+        with _listening(settings.listen, settings.port) as listener:
+            port = listener.getsockname()[1]
+            log.info("remediator ready", host=host, listen=settings.listen, port=port, version=__version__)
+            server.run(sockets=[listener])
     finally:
         ledger.close()
-        log.info("remediator stopped")
+    log.info("remediator stopped")
 
 
 def execute(settings: ExecuteSettings) -> None:
@@ -128,6 +130,43 @@ def execute(settings: ExecuteSettings) -> None:
         ledger.close()
         lock.close()
         log.info("executor stopped")
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does it, but a signal that was obeyed is not raised once more: being told to end is no failure."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, port), family=family, backlog=2048)
+        # Made anew from its descriptor, it knows that it is TCP: asyncio turns Nagle's delay off for such sockets only,
+        # and with it on every answer waits 40 ms for the client's acknowledgement.
+        return socket.socket(fileno=server.detach())
+    except OSError as error:
+        because = (error.strerror or str(error)).partition(" (while")[0]  # Python says the address once more there
+        raise GpuwardenError(
+            f"cannot listen on {address}:{port} ({because}): stop what listens there, or give another --port"
+        ) from None
+
+
+def _complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
+    """What is wrong with the settings, a line each."""
+    for found in error.errors():
+        name = str(found["loc"][0])
+        option = f"--{name.replace('_', '-')} (or GPUWARDEN_REMEDIATOR_{name.upper()})"
+        if found["type"] == "missing":
+            yield f"{option} is wanted: {settings.model_fields[name].description}"
+        else:
+            yield f"{found['input']!r} will not do for {option}: {found['msg']}"
 
 
 def _token(path: Path) -> str:

@@ -46,8 +46,8 @@ class Outcome(StrEnum):
 class Intent:
     """One thing that was promised: written before anything is done, and kept to its end.
 
-    `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's handle and kind, and
-    once it is stopping the pids and cgroup it had.
+    `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle and
+    GPUs, and once it is stopping the pids and cgroup it had; that of a settle the worker incarnation that held the job.
     """
 
     intent_id: int
@@ -99,11 +99,12 @@ class ContainerState:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """One job as its queue has it now."""
+    """One job as its queue has it now. `claimed_by` is the worker incarnation that holds it."""
 
     job_id: int
     attempt: int
     state: State
+    claimed_by: str | None
     watchdog_retries: int
     retried: bool
 
@@ -120,7 +121,11 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`."""
+    """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`.
+
+    `worker_ended` is set where the exporter did answer, from a fresh look, and sees no such worker: one that ended
+    cleanly took its files away, while one that died or was killed leaves them.
+    """
 
     now: float
     armed: bool
@@ -131,6 +136,7 @@ class Facts:
     container_known: bool
     job: JobFacts | None
     job_known: bool
+    worker_ended: bool = False
     unknown: str = ""
 
 
@@ -159,14 +165,19 @@ class WouldAct:
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """Write the two intents. `settle_key` is `None` where the container runs no job of the queue."""
+    """Write the two intents. `settle_key` is `None` where the container runs no job of the queue.
+
+    `worker_incarnation` is the worker that local evidence saw: nobody else's job is settled on its account.
+    """
 
     free_key: str
     container_kind: str
     container_handle: str
     container_name: str
     settle_key: str | None
+    worker_incarnation: str
     because: str
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

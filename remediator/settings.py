@@ -1,9 +1,10 @@
 """The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
 
+import os
 from pathlib import Path
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
 
 from gpuwarden.job import WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import DEFAULT_DIR
@@ -20,11 +21,20 @@ def _config(program: str) -> SettingsConfigDict:
     )
 
 
+def _gpuwarden_dir() -> Path:
+    """$GPUWARDEN_DIR, as the worker and the exporter read it too, else /run/gpuwarden."""
+    return Path(os.environ.get("GPUWARDEN_DIR", DEFAULT_DIR))
+
+
 class _Common(BaseSettings):
-    dir: Path = Field(default=DEFAULT_DIR, description="where this host's key lies ($GPUWARDEN_DIR)")
+    dir: Path = Field(
+        default_factory=_gpuwarden_dir, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
+    )
     ledger: str = Field(description="the ledger's database URL, as in sqlite:////var/lib/gpuwarden/ledger.db")
     log_level: str = Field(
-        default="info", pattern="^(debug|info|warning|error)$", description="least severe level logged"
+        default="info",
+        pattern="^(debug|info|warning|error)$",
+        description="least severe level logged: debug, info, warning or error",
     )
 
 
@@ -34,7 +44,7 @@ class ServeSettings(_Common):
     model_config = _config("gpuwarden remediator serve")
 
     listen: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=9836, ge=1, le=65535, description="port to listen on")
+    port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     token_file: Path = Field(description="file with the bearer token that Alertmanager sends; 16 characters or more")
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
 
@@ -44,7 +54,9 @@ class ExecuteSettings(_Common):
 
     model_config = _config("gpuwarden remediator execute")
 
-    armed: bool = Field(default=False, description="act; without it everything is a dry run that only records")
+    armed: CliImplicitFlag[bool] = Field(
+        default=False, description="act; without it everything is a dry run, which only records"
+    )
     queue: str = Field(description="the job queue's database URL, as in sqlite:////var/lib/gpuwarden/queue.db")
     exporter: str = Field(default="http://127.0.0.1:9835", description="this host's own exporter")
     docker: str = Field(
@@ -56,11 +68,15 @@ class ExecuteSettings(_Common):
     stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="between SIGTERM and SIGKILL, seconds")
     evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="older evidence confirms nothing, seconds")
     settle_bound_s: float = Field(
-        default=60.0, gt=0, description="a fenced job is settled this long after even if its process was not seen dead"
+        default=60.0,
+        gt=0,
+        le=86400,
+        description="a fenced job is settled this long after, even if its process was not seen dead, seconds",
     )
     free_bound_s: float = Field(
         default=120.0,
         gt=0,
+        le=86400,
         description="after this long without progress a free is given up and a person told, seconds",
     )
     retries_max: int = Field(

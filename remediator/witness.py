@@ -16,6 +16,10 @@ class WitnessError(GpuwardenError):
     """The exporter gave no usable answer; so nothing is known, and nothing is done."""
 
 
+class WorkerUnseenError(WitnessError):
+    """The exporter answered from a fresh look at the host, and sees no such worker."""
+
+
 class Witness:
     """A client of one exporter's `/evidence`. Safe to share between threads."""
 
@@ -31,12 +35,15 @@ class Witness:
         """The facts about one worker of this host.
 
         Raises:
-            WitnessError: no answer, no such worker, or an answer that speaks of another host.
+            WorkerUnseenError: no such worker is seen.
+            WitnessError: no answer, or one that cannot be read or speaks of another host.
         """
         try:
             answer = self._client.get(f"{self._url}/evidence", params={"worker": worker})
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise WorkerUnseenError(f"the exporter at {self._url} sees no worker {worker!r} on this host")
         if answer.status_code != httpx.codes.OK:
             raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
         try:

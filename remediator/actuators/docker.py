@@ -36,6 +36,10 @@ class DockerActuator:
         state = found["State"]
         running = bool(state.get("Running") or state.get("Restarting")) and bool(state.get("Pid"))
         group = _group(state["Pid"]) if running else (Path(cgroup) if cgroup else None)
+        try:
+            pids: frozenset[int] = frozenset() if group is None else cgroups.processes(group)
+        except OSError as error:
+            raise ActuatorError(f"the processes of container {handle} cannot be listed: {error}") from error
         return ContainerState(
             kind="docker",
             handle=found["Id"],
@@ -43,7 +47,7 @@ class DockerActuator:
             incarnation=f"{found['Id']}@{state['StartedAt']}",
             running=running,
             managed=(found["Config"].get("Labels") or {}).get(LABEL) == "true",
-            pids=frozenset() if group is None else cgroups.processes(group),
+            pids=pids,
             cgroup=None if group is None else str(group),
         )
 

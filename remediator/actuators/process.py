@@ -16,10 +16,11 @@ import os
 import signal
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -32,7 +33,7 @@ KILL_WAIT_S: Final = 5.0
 
 class _Command(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    argv: list[str]
+    argv: list[str] = Field(min_length=1)
     env: dict[str, str] = {}
     pid_file: Path
     log_file: Path
@@ -49,7 +50,7 @@ class ProcessActuator:
     def __init__(self, path: Path) -> None:
         try:
             self._commands = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).worker
-        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
             raise GpuwardenError(f"the file of supervised workers {path} cannot be used: {error}") from None
 
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002 - a process has none
@@ -66,25 +67,16 @@ class ProcessActuator:
             incarnation="" if found is None else f"process:{found[0]}:{found[1]}@{clock.boot_id()}",
             running=running,
             managed=True,
-            pids=_session(found[0]) if found is not None else frozenset(),
+            pids=_session(*found) if found is not None else frozenset(),
             cgroup=None,
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """See `Actuator.stop`. SIGTERM, then SIGKILL, to everything in the process's session."""
+        """See `Actuator.stop`. SIGTERM, then SIGKILL, to what is left of its session, with or without its leader."""
         command = self._command(handle)
         found = _recorded(command.pid_file)
-        if found is None or not _runs(*found):
-            return
-        for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
-            for pid in _session(found[0]):
-                _signal(pid, number)
-            deadline_s = time.monotonic() + wait_s
-            while time.monotonic() < deadline_s:
-                if not _session(found[0]):
-                    return
-                time.sleep(POLL_S)
-        raise ActuatorError(f"worker {handle} (pid {found[0]}) does not die")
+        if found is not None and not _end(*found, grace_s=grace_s):
+            raise ActuatorError(f"worker {handle} (pid {found[0]}) does not die")
 
     def start(self, handle: str) -> None:
         """See `Actuator.start`."""
@@ -103,13 +95,19 @@ class ProcessActuator:
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them, and a child would inherit that
             )
-            record = f"{pid} {cgroup.start_ticks(pid)}\n"
+        except (OSError, ValueError) as error:
+            raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
+        ticks = 0
+        try:
+            ticks = cgroup.start_ticks(pid)
             scratch = command.pid_file.with_suffix(".new")
-            scratch.write_text(record, encoding="ascii")
+            scratch.write_text(f"{pid} {ticks}\n", encoding="ascii")
             scratch.replace(command.pid_file)
         except OSError as error:
-            raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
+            _end(pid, ticks, grace_s=0.0)  # what is on no record would be started a second time
+            raise ActuatorError(f"worker {handle} cannot be put on record, and was ended: {error}") from None
 
     def _command(self, handle: str) -> _Command:
         try:
@@ -120,10 +118,10 @@ class ProcessActuator:
 
 def _recorded(pid_file: Path) -> tuple[int, int] | None:
     try:
-        pid, ticks = pid_file.read_text(encoding="ascii").split()
-        return int(pid), int(ticks)
+        pid, ticks = (int(word) for word in pid_file.read_text(encoding="ascii").split())
     except (OSError, ValueError):
         return None
+    return (pid, ticks) if pid > 1 else None
 
 
 def _runs(pid: int, ticks: int) -> bool:
@@ -134,9 +132,34 @@ def _runs(pid: int, ticks: int) -> bool:
         return False
 
 
-def _session(leader: int) -> frozenset[int]:
-    """The living processes of a session."""
+def _end(leader: int, ticks: int, *, grace_s: float) -> bool:
+    """SIGTERM, then after `grace_s` SIGKILL, to every process of a session; false when some outlive it."""
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
+        for pid in _session(leader, ticks):
+            _signal(pid, number)
+        deadline_s = time.monotonic() + wait_s
+        while left := _session(leader, ticks):
+            if time.monotonic() >= deadline_s:
+                break
+            if number is signal.SIGKILL:  # also what was forked while the session was listed
+                for pid in left:
+                    _signal(pid, number)
+            time.sleep(POLL_S)
+        else:
+            return True
+    return False
+
+
+def _session(leader: int, ticks: int) -> frozenset[int]:
+    """The living processes of the session that one process led, itself included.
+
+    The kernel gives a pid to nobody else while a session bears it. So a leader of that pid with another start means
+    that the session is over, and that what bears its number now is a stranger's.
+    """
     _reap(leader)
+    with suppress(OSError):
+        if cgroup.start_ticks(leader) != ticks:
+            return frozenset()
     found: set[int] = set()
     for entry in cgroup.PROC.iterdir():
         if entry.name.isdigit():
@@ -168,7 +191,5 @@ def _reap(pid: int) -> None:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # gone meanwhile, or somebody else's: then it shows as left
         os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -15,8 +15,8 @@ class Queue(Protocol):
     def job(self, job_id: int) -> JobFacts | None:
         """The job as it is now; `None` when the queue has none of that id."""
 
-    def fence(self, job_id: int, *, attempt: int, trip: Trip, now: float) -> bool:
-        """Take the job from the attempt; false when it was no longer that attempt's."""
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+        """Take the job from the attempt; false when it was not, or no longer, that attempt's and incarnation's."""
 
     def requeue(self, job_id: int, *, attempt: int, trip: Trip) -> bool:
         """Queue the fenced job again; false when it was no longer fenced."""

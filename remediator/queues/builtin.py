@@ -21,13 +21,14 @@ class BuiltinQueue:
             job_id=found.job_id,
             attempt=found.attempt,
             state=found.state,
+            claimed_by=found.claimed_by,
             watchdog_retries=found.watchdog_retries,
             retried=found.job_class.retried,
         )
 
-    def fence(self, job_id: int, *, attempt: int, trip: Trip, now: float) -> bool:
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
         """Running to fencing."""
-        return self._store.fence(job_id, attempt=attempt, trip=trip, now=now)
+        return self._store.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
 
     def requeue(self, job_id: int, *, attempt: int, trip: Trip) -> bool:
         """Fencing to queued."""

@@ -1,8 +1,10 @@
 """Remedy `restart_worker`: free the container of a worker that is wedged, and settle the job it held.
 
-Order: confirm from the host's own exporter, write both intents, fence, confirm once more, stop, see it dead, requeue or
-fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. Pure.
+Order: confirm from the host's own exporter, write both intents, confirm and fence, confirm and stop, see it dead,
+requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. Pure.
 """
+
+from collections.abc import Sequence
 
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import MOVES, Move, State, Trip
@@ -36,7 +38,7 @@ def decide(facts: Facts) -> Step:
         if step is not None:
             return step
     if not free.over:
-        return _free(facts, free, settle)
+        return _free(facts, free)
     if settle is not None and not settle.over:
         return Wait(
             reason="bound",
@@ -104,7 +106,9 @@ def _consider(facts: Facts) -> Step:
         container_handle=container.handle,
         container_name=container.name,
         settle_key=None if episode.job_id is None else f"{episode.job_id}/{episode.attempt}",
+        worker_incarnation=evidence.worker_incarnation,
         because=figures,
+        gpus=tuple(evidence.gpus or ()),
     )
 
 
@@ -124,8 +128,13 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because="the queue has no such job")
     ours = job.attempt == attempt
     if settle.stage is Stage.PLANNED:
-        if ours and (job.state in MOVES[Move.FENCE].sources or job.state is State.FENCING):
-            return Fence(because=f"attempt {attempt} is wedged; nothing of it is accepted from here on")
+        if ours and job.state is State.FENCING:
+            return Fence(because=f"attempt {attempt} is fenced already; nothing of it is accepted any more")
+        if ours and job.state in MOVES[Move.FENCE].sources:
+            if job.claimed_by != settle.data["incarnation"]:
+                because = f"attempt {attempt} is held by another worker than the one that is wedged"
+                return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=because)
+            return _fence_if_still_wedged(facts, free, settle)
         return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=_over(job.state, job.attempt, attempt))
     if not ours or job.state is not State.FENCING:
         return Advance(
@@ -144,29 +153,43 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
     return Fail(because=f"{facts.episode.trip}: all {facts.limits.retries_max} retries are used ({ground})")
 
 
-def _free(facts: Facts, free: Intent, settle: Intent | None) -> Step:
-    """The free's next step."""
+def _fence_if_still_wedged(facts: Facts, free: Intent, settle: Intent) -> Step:
+    """A fence ends its attempt as surely as a stop does, so it too needs what is true now: time may have passed."""
+    if facts.container_known and not _is_up(facts, free):
+        wedged, figures = True, _ended(facts)
+    else:
+        wedged, figures = _still_wedged(facts, free)
+    if not wedged:
+        if facts.now - settle.entered_at >= facts.limits.free_bound_s:
+            return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
+        return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
+    if not facts.armed:
+        return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
+    return Fence(because=f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on")
+
+
+def _free(facts: Facts, free: Intent) -> Step:
+    """The free's next step. What is seen dead comes here only once its settle is over, and so starts after it."""
     if not facts.container_known:
         return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
     waited_s = facts.now - free.entered_at
     late = waited_s >= facts.limits.free_bound_s
     container = facts.container
     gone = container is None
-    same = container is not None and container.incarnation == free.key and container.running
     if free.stage is Stage.PLANNED:
-        if not same:
+        if not _is_up(facts, free):
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=_ended(facts))
-        return _stop_if_still_wedged(facts, late=late)
+        return _stop_if_still_wedged(facts, free, late=late)
     if free.stage is Stage.STOPPING:
-        return _see_dead(facts, free, same=same, late=late)
+        return _see_dead(facts, free, late=late)
     if free.stage is Stage.DEAD:
-        if settle is not None and not settle.over:
-            return Wait(reason="settle_first", because="the container starts once its job is settled")
         if gone:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
         if container is not None and container.running:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
-        return Start(because="its job is settled")
+        settle = facts.episode.settle
+        settled = settle is not None and settle.stage is Stage.DONE
+        return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
     if container is not None and container.running:
         return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} runs again")
     if gone or late:
@@ -174,52 +197,91 @@ def _free(facts: Facts, free: Intent, settle: Intent | None) -> Step:
     return Start(because="it does not run yet")
 
 
-def _stop_if_still_wedged(facts: Facts, *, late: bool) -> Step:
+def _stop_if_still_wedged(facts: Facts, free: Intent, *, late: bool) -> Step:
     """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
     evidence = facts.evidence
-    if evidence is None:
-        wedged, figures = False, f"no local evidence: {facts.unknown}"
-    elif evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        wedged, figures = False, f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
-    elif (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
-        because = "the attempt that was accused is over and its worker goes on"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
-    else:
-        wedged, figures = confirm(evidence, facts.episode.trip)
+    wedged, figures = _still_wedged(facts, free)
+    if wedged and not facts.armed:
+        return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
     if wedged:
         return Stop(because=figures)
+    if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
+        because = "the attempt that was accused is over and its worker goes on"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
     if late:
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
     return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
 
 
-def _see_dead(facts: Facts, free: Intent, *, same: bool, late: bool) -> Step:
-    """Dead is: not running, no process in its cgroup, and none of its pids on a GPU."""
-    if same:
+def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
+    """Whether fresh evidence confirms that this attempt, in the container that was promised to, is wedged now."""
+    evidence = facts.evidence
+    if evidence is None:
+        return False, f"no local evidence: {facts.unknown}"
+    if evidence.sample_age_s > facts.limits.evidence_fresh_s:
+        return False, f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+    if evidence.container_incarnation != free.key:
+        return False, "the evidence does not speak of the container that was promised to"
+    if (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
+        return False, "the evidence speaks of another attempt"
+    return confirm(evidence, facts.episode.trip)
+
+
+def _is_up(facts: Facts, free: Intent) -> bool:
+    """Whether the incarnation that was promised to still runs; the engine has answered."""
+    container = facts.container
+    return container is not None and container.incarnation == free.key and container.running
+
+
+def _see_dead(facts: Facts, free: Intent, *, late: bool) -> Step:
+    """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs."""
+    if _is_up(facts, free):
         if late:
             return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it cannot be stopped: a person must look")
         return Stop(because="it still runs")
-    left = sorted(facts.container.pids & set(free.data.get("pids", []))) if facts.container else []
+    container, had = facts.container, set(free.data.get("pids", []))
+    ours = container is not None and container.incarnation == free.key
+    # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
+    left = sorted(container.pids if ours else container.pids & had) if container else []
     if left:
         because = f"processes {left} are still in its cgroup"
+        if ours and not late:
+            return Stop(because=f"it does not run, but {because}")
+    elif facts.worker_ended:
+        because = "it does not run, its cgroup is empty, its worker ended cleanly"
+        return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     else:
-        listed = facts.evidence.gpu_pids if facts.evidence else None
+        listed = _listed_on(free.data.get("gpus", []), facts)
         if listed is None:
             because = f"the driver could not be asked whether its processes are gone: {facts.unknown or 'not listed'}"
-        elif held := sorted(set(listed) & set(free.data.get("pids", []))):
+        elif held := sorted(listed & had):
             because = f"the driver still lists its processes {held}"
         else:
-            return Advance(
-                kind=Kind.FREE, stage=Stage.DEAD, because="it does not run, its cgroup is empty, no GPU lists its pids"
-            )
+            because = "it does not run, its cgroup is empty, no GPU of its lists its pids"
+            return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     if late:
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
     return Wait(reason="dying", because=because)
 
 
+def _listed_on(gpus: Sequence[str], facts: Facts) -> set[int] | None:
+    """The processes that the driver lists on these GPUs now; `None` when any of them could not be asked."""
+    evidence = facts.evidence
+    if evidence is None or evidence.gpu_pids is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
+        return None
+    listed: set[int] = set()
+    for gpu in gpus:
+        pids = evidence.gpu_pids.get(gpu)
+        if pids is None:
+            return None
+        listed.update(pids)
+    return listed
+
+
 def _close(free: Intent, settle: Intent | None) -> Step:
     if free.stage is Stage.DONE and (settle is None or settle.stage is Stage.DONE):
-        return Close(outcome=Outcome.MENDED, because="the container is free and the job is settled")
+        job = "held no job that was its to settle" if settle is None else "its job is settled"
+        return Close(outcome=Outcome.MENDED, because=f"the container is free and {job}")
     parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
     return Close(outcome=Outcome.PARTLY, because=parts)
 

@@ -1,0 +1,38 @@
+"""What every test run shares: `--no-skips`, with which a skip is a failure, as in CI."""
+
+from collections.abc import Generator
+
+import pytest
+
+_SKIPPED = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail the run when a test is skipped, but for `gpu` tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SKIPPED] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
+        item.config.stash[_SKIPPED].append(f"{item.nodeid}: {report.longrepr}")
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    skipped = session.config.stash[_SKIPPED]
+    if session.config.getoption("--no-skips") and skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = config.stash[_SKIPPED]
+    if config.getoption("--no-skips") and skipped:
+        terminalreporter.section("skipped, and so failed (--no-skips)")
+        for line in skipped:
+            terminalreporter.line(line)

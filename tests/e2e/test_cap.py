@@ -1,0 +1,71 @@
+"""A job that wedges at every attempt: three requeues, and the fourth trip fails it and its run."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.demo.body import Script
+from deploy.engine import Engine
+from deploy.simulator import Slot
+from deploy.stage import Stage, stage
+from gpuwarden.job import FINAL, State
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+
+WORKER = "gpuwarden-cap-a"
+SCRIPT = Script(picture="hopeless", load_s=0.5, load_mib=8, steps=3, step_s=0.2, wedge_attempts=99, wedge_after_step=2)
+
+
+@pytest.fixture(scope="module")
+def ended(work: Path, engine: Engine) -> Iterator[Stage]:
+    with stage(work, engine, [Slot(worker=WORKER, gpus=("GPU-sim-cap",))], armed=True, stop_grace_s=1.0) as scene:
+        job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed")
+        scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed", queue="served-by-nobody")
+        scene.start_workers()
+        eventually(
+            lambda: scene.store.job(job_id).state in FINAL and not scene.ledger.open_episodes(),
+            within_s=120,
+            what="the job ended",
+            log=lambda: scene.chain.log_tail("execute"),
+        )
+        yield scene
+
+
+@pytest.mark.behaviour("A8")
+def test_three_trips_requeue_and_the_fourth_fails(ended: Stage) -> None:
+    job = ended.store.job(1)
+
+    assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 4, 3)
+    settles = [
+        entry.step
+        for story in ended.ledger.stories()
+        for entry in ended.ledger.story(story.episode_id).entries  # type: ignore[union-attr]
+        if entry.act == "did" and entry.step in ("requeue", "fail")
+    ]
+    assert settles == ["requeue", "requeue", "requeue", "fail"]
+
+
+@pytest.mark.behaviour("A10")
+def test_the_failed_event_is_written_once_and_its_consumer_fails_the_run_and_cancels_the_siblings(ended: Stage) -> None:
+    assert ended.store.dispatch_events(1) == ["failed"]
+    assert ended.store.run_state("doomed") == "failed"
+    assert ended.store.job(2).state is State.CANCELLED
+    assert ended.store.dispatch_events(2) == []
+
+
+def test_each_wedge_of_the_same_container_is_an_episode_of_its_own_and_all_are_mended(ended: Stage) -> None:
+    stories = ended.ledger.stories()
+
+    assert [story.attempt for story in stories] == [1, 2, 3, 4]
+    assert {story.outcome for story in stories} == {"mended"}
+
+
+def test_the_container_is_free_for_other_work_after_the_job_failed(ended: Stage) -> None:
+    job_id = ended.submit(
+        Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1), now=time.time(), stall_timeout_s=30
+    )
+
+    eventually(lambda: ended.store.job(job_id).state is State.COMPLETED, within_s=20, what="another job completed")

@@ -1,0 +1,62 @@
+"""`make demo`'s own program: its exit status says whether every link happened, and it leaves nothing behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.chain import CHECKOUT
+from gpuwarden import cgroup
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+
+
+def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_plain_lines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.demo"], cwd=CHECKOUT, capture_output=True, text=True, timeout=150, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b[" not in done.stdout
+    assert re.search(r"All 36 links held, in \d+ s", done.stdout)
+    assert "windows are shortened" in done.stdout
+    assert "armed" in done.stdout
+    assert "The ledger's account" in done.stdout
+    assert "episode 2: stall of" in done.stdout
+
+
+def test_a_part_that_dies_fails_the_demonstration_and_is_named_and_everything_is_cleared_away() -> None:
+    before = _work_folders()
+    demo = subprocess.Popen([sys.executable, "-m", "deploy.demo"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
+    pid = _descendant(demo.pid, "prometheus-alertmanager", within_s=60)
+    os.kill(pid, signal.SIGKILL)
+
+    told, _ = demo.communicate(timeout=90)
+
+    assert demo.returncode == 1
+    assert "alertmanager ended with -9" in told
+    assert _work_folders() == before
+
+
+def _work_folders() -> set[Path]:
+    return set((CHECKOUT / ".work").glob("demo-*"))
+
+
+def _descendant(parent: int, program: str, *, within_s: float) -> int:
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        for entry in cgroup.PROC.glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                ours = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+            except (OSError, ValueError):
+                continue
+            if ours and program.encode() in words[0] and b"setpriv" not in words[0]:
+                return int(entry.name)
+        time.sleep(0.1)
+    pytest.fail(f"{program} did not start")

@@ -1,0 +1,52 @@
+"""Dry run, which is how it ships: the same path to the last step, a record of it, and nothing done."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.demo.body import Script
+from deploy.engine import Engine
+from deploy.simulator import Slot
+from deploy.stage import Stage, stage
+from gpuwarden.job import State
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+
+WORKER = "gpuwarden-dry-a"
+
+
+@pytest.fixture(scope="module")
+def scene(work: Path, engine: Engine) -> Iterator[Stage]:
+    with stage(work, engine, [Slot(worker=WORKER, gpus=("GPU-sim-dry",))], armed=False, stop_grace_s=1.0) as scene:
+        yield scene
+
+
+def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends_the_same_wedge(
+    scene: Stage,
+) -> None:
+    script = Script(picture="dry", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+    job_id = scene.submit(script, now=time.time(), stall_timeout_s=4)
+    before = scene.start_workers()
+
+    eventually(lambda: "would act" in _acts(scene), within_s=40, what="it recorded what it would do")
+    eventually(
+        lambda: bool(scene.chain.query("gpuwarden_remediator_armed == 0")), within_s=10, what="dry run is a metric"
+    )
+    assert "did" not in {act.split()[0] for act in _acts(scene)}
+    assert scene.fleet.incarnation(WORKER) == before[WORKER]
+    assert (scene.store.job(job_id).state, scene.store.job(job_id).watchdog_retries) == (State.RUNNING, 0)
+
+    scene.chain.stop("execute")
+    scene.chain.start_executor(armed=True)
+
+    eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=60, what="armed, it was mended")
+    assert scene.store.job(job_id).attempt == 2
+    assert len(scene.ledger.stories()) == 1
+
+
+def _acts(scene: Stage) -> list[str]:
+    stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories()]
+    return [f"{entry.act} {entry.step}" for story in stories if story for entry in story.entries]

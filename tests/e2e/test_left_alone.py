@@ -1,0 +1,192 @@
+"""Who is left alone, each beside a wedge in the same set-up that is mended: the truth table of a silent job."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.demo.body import Script
+from deploy.engine import Engine
+from deploy.simulator import Slot
+from deploy.stage import Stage, stage
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.job import State
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+
+SILENCE_S = 5.0
+FAST = {"load_s": 0.5, "load_mib": 8, "step_s": 0.2}
+WEDGE = Script(picture="wedge", wedge_attempts=1, wedge_after_step=2, steps=4, **FAST)  # type: ignore[arg-type]
+CONTROL = "gpuwarden-alone-control"
+
+SCRIPTS: Mapping[str, Script] = {
+    "control": WEDGE,
+    "loading": Script(picture="loading", load_s=300, load_mib=600),
+    "never-armed": Script(picture="never-armed", load_s=0.5, load_mib=8, load_hangs=True),
+    "slow-busy": Script(picture="slow-busy", steps=9, slow_step=2, slow_s=300, **FAST),  # type: ignore[arg-type]
+    "staging": Script(picture="staging", steps=9, slow_step=2, slow_s=300, idle_slow=True, churn_mib=96, **FAST),  # type: ignore[arg-type]
+    "unknown": WEDGE,
+    "one-unknown": WEDGE,
+    "not-policed": WEDGE,
+}
+UNREADABLE = frozenset({"GPU-sim-unknown", "GPU-sim-one-unknown-1"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """The stage once the control was mended and everyone else had been silent for over twice the time allowed."""
+
+    scene: Stage
+    before: Mapping[str, str]
+    jobs: Mapping[str, int]
+
+    def facts(self, name: str) -> WorkerFacts:
+        return self.scene.witness.about(_worker(name), host=self.scene.chain.plan.host)
+
+    def untouched(self, name: str) -> bool:
+        worker = _worker(name)
+        episodes = [story for story in self.scene.ledger.stories() if story.worker == worker]
+        job = self.scene.store.job(self.jobs[name])
+        same = self.scene.fleet.incarnation(worker) == self.before[worker]
+        fired = self.scene.chain.query(f'max_over_time(ALERTS{{worker="{worker}"}}[10m])')
+        return same and not episodes and not fired and (job.state, job.attempt) == (State.RUNNING, 1)
+
+
+@pytest.fixture(scope="module")
+def watched(work: Path, engine: Engine) -> Iterator[Watched]:
+    slots = [
+        Slot(
+            worker=_worker(name),
+            gpus=(f"GPU-sim-{name}", f"GPU-sim-{name}-1") if name == "one-unknown" else (f"GPU-sim-{name}",),
+        )
+        for name in SCRIPTS
+    ]
+    queues = {_worker(name): name for name in SCRIPTS}
+    with stage(work, engine, slots, armed=True, stop_grace_s=1.0, queues=queues) as scene:
+        scene.gpus.unreadable = UNREADABLE
+        jobs = {
+            name: scene.submit(
+                script, now=time.time(), stall_timeout_s=0 if name == "not-policed" else SILENCE_S, queue=name
+            )
+            for name, script in SCRIPTS.items()
+        }
+        before = scene.start_workers()
+        watched = Watched(scene=scene, before=before, jobs=jobs)
+        eventually(
+            lambda: scene.store.job(jobs["control"]).state is State.COMPLETED and not scene.ledger.open_episodes(),
+            within_s=90,
+            what="the control was mended",
+            log=lambda: scene.chain.log_tail("execute"),
+        )
+        silent = [name for name in SCRIPTS if name not in ("control", "loading", "never-armed")]
+        eventually(
+            lambda: all((watched.facts(name).beat_age_s or 0) > 2 * SILENCE_S for name in silent),
+            within_s=60,
+            what="the others were silent for over twice the time allowed",
+        )
+        yield watched
+
+
+@pytest.mark.behaviour("A5")
+def test_the_control_in_the_same_set_up_is_mended(watched: Watched) -> None:
+    job = watched.scene.store.job(watched.jobs["control"])
+    outcomes = [story.outcome for story in watched.scene.ledger.stories() if story.worker == CONTROL]
+
+    assert (job.state, job.attempt) == (State.COMPLETED, 2)
+    assert outcomes == ["mended"]
+    assert watched.scene.fleet.incarnation(CONTROL) != watched.before[CONTROL]
+
+
+@pytest.mark.behaviour("A3")
+@pytest.mark.behaviour("A5")
+def test_a_job_that_still_loads_is_left_alone(watched: Watched) -> None:
+    facts = watched.facts("loading")
+
+    assert watched.untouched("loading")
+    assert (facts.phase, facts.beat_age_s) == ("load", None)
+    assert facts.elapsed_s is not None
+    assert facts.elapsed_s > 2 * SILENCE_S
+    assert facts.gpu_idle_s is not None
+    assert facts.gpu_idle_s > SILENCE_S
+
+
+@pytest.mark.behaviour("A3")
+def test_a_job_that_was_never_armed_is_left_alone_though_gpu_and_ram_are_still(watched: Watched) -> None:
+    facts = watched.facts("never-armed")
+
+    assert watched.untouched("never-armed")
+    assert facts.beat_age_s is None
+    assert facts.gpu_idle_s is not None
+    assert facts.ram_still_s is not None
+    assert min(facts.gpu_idle_s, facts.ram_still_s) > SILENCE_S
+    armed = watched.scene.chain.query(f'gpuwarden_job_beat_age_seconds{{worker="{_worker("never-armed")}"}}')
+    assert armed == []
+
+
+@pytest.mark.behaviour("A4")
+@pytest.mark.behaviour("A5")
+def test_a_slow_step_with_a_busy_gpu_is_left_alone_and_seen_to_be_suspected(watched: Watched) -> None:
+    assert watched.untouched("slow-busy")
+    assert watched.facts("slow-busy").gpu_idle_s == 0
+    suspected = watched.scene.chain.query(f'gpuwarden_job_stall_suspected{{worker="{_worker("slow-busy")}"}}')
+    assert [row["value"][1] for row in suspected] == ["1"]
+
+
+@pytest.mark.behaviour("A5")
+def test_a_step_that_stages_data_through_ram_with_an_idle_gpu_is_left_alone(watched: Watched) -> None:
+    facts = watched.facts("staging")
+
+    assert watched.untouched("staging")
+    assert facts.gpu_idle_s is not None
+    assert facts.gpu_idle_s > SILENCE_S
+    assert facts.ram_still_s is not None
+    assert facts.ram_still_s < SILENCE_S
+
+
+@pytest.mark.behaviour("A5")
+@pytest.mark.parametrize("name", ["unknown", "one-unknown"])
+def test_a_wedge_whose_gpu_or_one_of_two_cannot_be_read_is_left_alone(watched: Watched, name: str) -> None:
+    facts = watched.facts(name)
+
+    assert watched.untouched(name)
+    assert facts.gpu_idle_s is None
+    assert facts.gpu_unknown is not None
+    series = watched.scene.chain.query(f'gpuwarden_container_gpu_idle_seconds{{container="{_worker(name)}"}}')
+    assert series == []
+    counted = watched.scene.chain.query(
+        f'gpuwarden_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
+    )
+    assert counted
+
+
+@pytest.mark.behaviour("A6")
+def test_a_job_that_the_stall_condition_does_not_police_is_left_alone(watched: Watched) -> None:
+    facts = watched.facts("not-policed")
+
+    assert watched.untouched("not-policed")
+    assert facts.gpu_idle_s is not None
+    assert facts.ram_still_s is not None
+    assert min(facts.gpu_idle_s, facts.ram_still_s, facts.beat_age_s or 0) > SILENCE_S
+    assert watched.scene.chain.query(f'gpuwarden_job_stall_timeout_seconds{{worker="{_worker("not-policed")}"}}') == []
+
+
+@pytest.mark.behaviour("A5")
+def test_once_their_gpus_can_be_read_the_wedges_that_were_left_alone_are_mended(watched: Watched) -> None:
+    """The positive control of the two above: the same jobs in the same containers, and only the reading changed."""
+    watched.scene.gpus.unreadable = frozenset()
+
+    eventually(
+        lambda: all(
+            watched.scene.store.job(watched.jobs[name]).state is State.COMPLETED for name in ("unknown", "one-unknown")
+        ),
+        within_s=60,
+        what="both were mended",
+        log=lambda: watched.scene.chain.log_tail("execute"),
+    )
+
+
+def _worker(name: str) -> str:
+    return f"gpuwarden-alone-{name}"

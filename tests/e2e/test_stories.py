@@ -1,0 +1,168 @@
+"""The demonstration's three stories, through real Prometheus, Alertmanager and Docker, as each part tells them."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dashboards.queries import queries
+from deploy.chain import CHECKOUT
+from deploy.demo import verdict
+from deploy.demo.body import Script
+from deploy.demo.main import JOBS, SILENCE_S
+from deploy.demo.verdict import Case, Link
+from deploy.engine import Engine
+from deploy.fleet import DockerFleet
+from deploy.simulator import Slot
+from deploy.stage import HOST, Stage, stage
+from gpuwarden.job import FINAL
+from remediator.ledger import Entry
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+
+SLOTS = tuple(Slot(worker=f"gpuwarden-story-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """The stage after the last job ended, still running."""
+
+    scene: Stage
+    cases: list[Case]
+    links: list[Link]
+
+    def of(self, title: str) -> Case:
+        return next(case for case in self.cases if case.title == title)
+
+
+@pytest.fixture(scope="module")
+def played(work: Path, engine: Engine) -> Iterator[Played]:
+    with stage(work, engine, SLOTS, armed=True) as scene:
+        before = scene.start_workers()
+        cases = [
+            Case(
+                job_id=scene.submit(script, now=time.time(), stall_timeout_s=SILENCE_S, run_id=f"run-{title}"),
+                title=title,
+                script=script,
+                mended=mended,
+                stall_timeout_s=SILENCE_S,
+            )
+            for title, script, mended in JOBS
+        ]
+        eventually(
+            lambda: all(job.state in FINAL for job in scene.store.jobs()) and not scene.ledger.open_episodes(),
+            within_s=80,
+            what="every job ended",
+            log=lambda: scene.chain.log_tail("execute"),
+        )
+        yield Played(scene=scene, cases=cases, links=list(verdict.links(scene, cases, before)))
+
+
+@pytest.mark.behaviour("A2")
+@pytest.mark.behaviour("A16")
+def test_a_job_that_wedges_in_its_loop_is_mended_and_finished_by_its_second_attempt(played: Played) -> None:
+    title = "wedges at step 5"
+
+    assert _broken(played, title) == []
+
+
+@pytest.mark.behaviour("A3")
+def test_a_job_that_wedges_after_its_load_and_before_its_first_step_is_mended_too(played: Played) -> None:
+    title = "wedges after its load"
+
+    assert _broken(played, title) == []
+    figures = [entry.because for entry in _entries(played, title) if entry.step == "begin"]
+    assert "phase step, step 0" in figures[0]
+
+
+@pytest.mark.behaviour("A4")
+def test_a_slow_step_with_a_busy_gpu_is_suspected_in_sight_and_left_alone(played: Played) -> None:
+    title = "slow, GPU busy"
+
+    assert _broken(played, title) == []
+    log = [json.loads(line) for line in played.scene.chain.log("exporter").splitlines() if line.startswith("{")]
+    job_id = played.of(title).job_id
+    lines = [line for line in log if line["event"] == "silent but not accused" and line["job_id"] == job_id]
+    assert lines
+    assert "GPU was busy" in lines[0]["because"]
+
+
+@pytest.mark.behaviour("A9")
+def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played: Played) -> None:
+    job = played.scene.store.job(played.of("wedges at step 5").job_id)
+
+    assert (job.priority, job.watchdog_retries, job.attempt) == (10, 1, 2)
+    assert played.scene.store.dispatch_events(job.job_id) == []
+    assert played.scene.store.run_state("run-wedges at step 5") == "running"
+
+
+@pytest.mark.behaviour("A11")
+def test_a_worker_whose_job_was_fenced_stops_itself_or_is_stopped_before_the_job_is_queued_again(
+    played: Played,
+) -> None:
+    for title in ("wedges at step 5", "wedges after its load"):
+        steps = [f"{entry.act} {entry.step}" for entry in _entries(played, title)]
+
+        assert steps.index("did fence") < steps.index("saw free: dead") < steps.index("did requeue")
+        assert steps.count("did requeue") == 1
+
+
+def test_the_same_container_is_started_again_not_another_one(played: Played) -> None:
+    fleet = played.scene.fleet
+    assert isinstance(fleet, DockerFleet)
+
+    for story in played.scene.ledger.stories():
+        container = fleet.container(story.worker)
+        assert container.attrs["State"]["Running"]
+        assert container.attrs["RestartCount"] == 0
+
+
+def test_alertmanager_delivered_every_notification(played: Played) -> None:
+    page = played.scene.chain.http.get(f"{played.scene.chain.alertmanager_url}/metrics").text
+
+    failed = [line for line in page.splitlines() if line.startswith("alertmanager_notifications_failed_total{")]
+    assert [line for line in failed if 'integration="webhook"' in line and not line.endswith(" 0")] == []
+    sent = [
+        line for line in page.splitlines() if line.startswith('alertmanager_notifications_total{integration="webhook"')
+    ]
+    assert float(sent[0].split()[-1]) >= 2
+
+
+def test_every_query_of_the_overview_dashboard_answers_with_data(played: Played) -> None:
+    """On the demonstration's own Prometheus, while one more job runs, so that the panels of jobs have something."""
+    scene = played.scene
+    scene.submit(
+        Script(picture="fourth", load_s=0.5, load_mib=4, steps=200, step_s=0.2), now=time.time(), stall_timeout_s=60
+    )
+    eventually(
+        lambda: bool(scene.chain.query("gpuwarden_job_step_mean_seconds")), within_s=20, what="two steps were done"
+    )
+    dashboard = json.loads((CHECKOUT / "dashboards" / "overview.json").read_text(encoding="utf-8"))
+    asked = queries(dashboard, host=HOST, rate_interval="30s")
+    assert len(asked) > 20
+
+    def unanswered() -> list[str]:
+        return [f"{query.panel_title}: {query.expr}" for query in asked if not scene.chain.query(query.expr)]
+
+    deadline_s = time.monotonic() + 15
+    while (left := unanswered()) and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    assert left == []
+
+
+def _broken(played: Played, title: str) -> list[Link]:
+    links = [link for link in played.links if title in link.job]
+    assert len(links) >= 6
+    return [link for link in links if not link.ok]
+
+
+def _entries(played: Played, title: str) -> tuple[Entry, ...]:
+    job_id = played.of(title).job_id
+    episode = next(story for story in played.scene.ledger.stories() if story.job_id == job_id)
+    story = played.scene.ledger.story(episode.episode_id)
+    assert story is not None
+    return story.entries

@@ -1,0 +1,152 @@
+"""Alerts, evidence, containers, intents and facts with defaults: a test names only what it is about.
+
+The default is a wedge: worker w1 in container c1 on box1, attempt 1 of job 7, silent, idle and still for 130 s of 120.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.job import State, Trip
+from remediator.alert import Alert
+from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage
+
+HOST = "box1"
+NOW = 1_800_000_000.0
+HANDLE = "c" * 64
+KEY = f"{HANDLE}@2026-01-01T00:00:00Z"
+REBORN = f"{HANDLE}@2026-01-01T00:05:00Z"
+PIDS = frozenset({4001, 4002})
+LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3)
+
+LABELS = {
+    "alertname": "GpuwardenJobStalled",
+    "host": HOST,
+    "worker": "w1",
+    "container": "c1",
+    "job_id": "7",
+    "attempt": "1",
+    "incarnation": "i1",
+    "severity": "critical",
+    "remedy": "restart_worker",
+    "trip": "stall",
+}
+
+
+def alert(fingerprint: str = "f1", *, firing: bool = True, summary: str = "wedged", **labels: str | None) -> Alert:
+    """An alert as the webhook passes it on; a label given as `None` is left out."""
+    merged = {**LABELS, **labels}
+    return Alert(
+        fingerprint=fingerprint,
+        firing=firing,
+        labels={name: value for name, value in merged.items() if value is not None},
+        annotations={"summary": summary},
+        starts_at="2026-01-01T00:02:10Z",
+    )
+
+
+def sent(fingerprint: str = "f1", *, status: str = "firing", **labels: str) -> dict[str, Any]:
+    """One alert as Alertmanager 0.25 sends it."""
+    return {
+        "status": status,
+        "labels": {**LABELS, **labels},
+        "annotations": {"summary": "wedged", "description": "d", "runbook": "r"},
+        "startsAt": "2026-01-01T00:02:10.123Z",
+        "endsAt": "0001-01-01T00:00:00Z" if status == "firing" else "2026-01-01T00:03:00Z",
+        "generatorURL": "http://prometheus/graph?g0.expr=up",
+        "fingerprint": fingerprint,
+    }
+
+
+def payload(*alerts: Any, **changed: Any) -> dict[str, Any]:
+    """A webhook body as Alertmanager 0.25 sends it."""
+    return {
+        "receiver": "gpuwarden",
+        "status": "firing",
+        "alerts": list(alerts),
+        "groupLabels": {},
+        "commonLabels": {},
+        "commonAnnotations": {},
+        "externalURL": "http://alertmanager",
+        "version": "4",
+        "groupKey": "{}:{}",
+        "truncatedAlerts": 0,
+        **changed,
+    }
+
+
+def evidence(**changed: Any) -> WorkerFacts:
+    """What the exporter says of w1: by default a wedge that it saw 0.3 s ago."""
+    default = WorkerFacts(
+        host=HOST, worker="w1", sample_age_s=0.3, alive=True, worker_incarnation="i1", heartbeat_age_s=1.0,
+        container_kind="docker", container="c1", container_id=HANDLE, container_incarnation=KEY,
+        job_id=7, attempt=1, phase="step", step=5, elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0,
+        beat_age_s=130.0, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
+        ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None, gpu_pids={"GPU-0": sorted(PIDS)},
+    )  # fmt: skip
+    return replace(default, **changed)
+
+
+def container(**changed: Any) -> ContainerState:
+    """Container c1 as its engine has it: by default it runs."""
+    default = ContainerState(
+        kind="docker",
+        handle=HANDLE,
+        name="c1",
+        incarnation=KEY,
+        running=True,
+        managed=True,
+        pids=PIDS,
+        cgroup="/sys/fs/cgroup/docker/c1",
+    )
+    return replace(default, **changed)
+
+
+def stopped(**changed: Any) -> ContainerState:
+    """The container after its stop."""
+    return container(**{"running": False, "pids": frozenset(), **changed})
+
+
+def job(**changed: Any) -> JobFacts:
+    """Job 7 as its queue has it: by default it runs its first attempt."""
+    default = JobFacts(job_id=7, attempt=1, state=State.RUNNING, claimed_by="i1", watchdog_retries=0, retried=True)
+    return replace(default, **changed)
+
+
+def free(stage: Stage, *, for_s: float = 0.0, **data: Any) -> Intent:
+    """The free of container c1, at `stage` for as long as `for_s`."""
+    entered_at = NOW - for_s
+    known: dict[str, Any] = {"kind": "docker", "handle": HANDLE, "name": "c1", "gpus": ["GPU-0"]}
+    if stage is not Stage.PLANNED:
+        known |= {"pids": sorted(PIDS), "cgroup": "/sys/fs/cgroup/docker/c1"}
+    return Intent(
+        intent_id=1, kind=Kind.FREE, key=KEY, stage=stage, created_at=entered_at, entered_at=entered_at,
+        data={**known, **data},
+    )  # fmt: skip
+
+
+def settle(stage: Stage, *, for_s: float = 0.0) -> Intent:
+    """The settle of attempt 1 of job 7, at `stage` for as long as `for_s`."""
+    entered_at = NOW - for_s
+    return Intent(
+        intent_id=2, kind=Kind.SETTLE, key="7/1", stage=stage, created_at=entered_at, entered_at=entered_at,
+        data={"incarnation": "i1"},
+    )  # fmt: skip
+
+
+def episode(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Episode:
+    """The episode of w1's wedge: by default nothing is promised yet and its alert fires."""
+    default = Episode(
+        episode_id=1, remedy="restart_worker", trip=Trip.STALL, host=HOST, worker="w1", opened_at=NOW, firing=True,
+        incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
+    )  # fmt: skip
+    return replace(default, **changed)
+
+
+def facts(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Facts:
+    """Everything a remedy may look at: by default an armed remediator before a confirmed wedge."""
+    default = Facts(
+        now=NOW, armed=True, limits=LIMITS, episode=episode(free, settle), evidence=evidence(), container=container(),
+        container_known=True, job=job(), job_known=True, worker_ended=False, unknown="",
+    )  # fmt: skip
+    return replace(default, **changed)

@@ -1,0 +1,197 @@
+"""Alertmanager's payload: what is read, what is refused, and that one bad alert costs itself only."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Refusal, admit, parse
+from remediator.remedies import REMEDIES
+from tests.remediator.builders import HOST, LABELS, alert, payload, sent
+
+HOSTILE = {
+    "a shell's substitution": "$(touch /tmp/owned) `id` ; rm -rf /",
+    "newlines": 'w1\n{"event": "forged"}\r\n',
+    "SQL": "w1'; DROP TABLE alerts; --",
+    "unicode": "wörker-工-🙈-\u202e",
+    "a NUL and escapes": "w1\x00\x1b[2J",
+    "a template": "{{ .Labels.secret }} ${HOME} %s",
+    "a path": "../../etc/passwd",
+}
+
+
+def test_a_payload_of_alertmanager_0_25_is_read() -> None:
+    alerts, refusals = parse(payload(sent("a1b2")))
+
+    assert refusals == []
+    assert (alerts[0].fingerprint, alerts[0].firing, alerts[0].labels) == ("a1b2", True, LABELS)
+    assert alerts[0].annotations["summary"] == "wedged"
+    assert alerts[0].starts_at == "2026-01-01T00:02:10.123Z"
+
+
+def test_a_later_alertmanager_may_add_what_is_not_known_yet() -> None:
+    newer = {**sent(), "silenceURL": "http://…", "extra": {"deep": [1, None]}}
+
+    alerts, refusals = parse(payload(newer, notification_reason="repeat", version="5", status=None))
+
+    assert len(alerts) == 1
+    assert refusals == []
+
+
+def test_each_alert_of_a_mixed_group_keeps_its_own_status() -> None:
+    alerts, _ = parse(payload(sent("a", status="resolved"), sent("b"), status="firing"))
+
+    assert [(each.fingerprint, each.firing) for each in alerts] == [("a", False), ("b", True)]
+
+
+def test_a_firing_alert_whose_end_is_the_year_one_still_fires() -> None:
+    found = sent()
+    assert found["endsAt"] == "0001-01-01T00:00:00Z"
+
+    assert parse(payload(found))[0][0].firing
+
+
+def test_annotations_may_be_left_out() -> None:
+    found = sent()
+    del found["annotations"]
+
+    assert parse(payload(found))[0][0].annotations == {}
+
+
+@pytest.mark.parametrize("body", [None, 3, "alerts", [], [sent()], {}, {"alerts": None}, {"alerts": {"0": sent()}}])
+def test_what_is_no_payload_at_all_is_refused_whole(body: Any) -> None:
+    with pytest.raises(PayloadError, match="a JSON object with a list `alerts`"):
+        parse(body)
+
+
+BAD = {
+    "no object": (5, "not an object"),
+    "no status": ({**sent(), "status": None}, "status  is neither firing nor resolved"),
+    "another status": ({**sent(), "status": "suppressed"}, "status 'suppressed' is neither"),
+    "a status that is a list": ({**sent(), "status": [["firing"]]}, "is neither firing nor resolved"),
+    "no labels": ({**sent(), "labels": None}, "labels: not an object"),
+    "labels as a list": ({**sent(), "labels": ["a"]}, "labels: not an object"),
+    "a label that is a number": ({**sent(), "labels": {"job_id": 7}}, "labels: 'job_id' is not text"),
+    "too many labels": (
+        {**sent(), "labels": {str(n): "" for n in range(LABELS_MAX + 1)}},
+        f"{LABELS_MAX} are accepted",
+    ),
+    "a long label": ({**sent(), "labels": {"l": "x" * (TEXT_MAX + 1)}}, f"'l' has {TEXT_MAX + 1} characters"),
+    "a long label name": ({**sent(), "labels": {"x" * (TEXT_MAX + 1): ""}}, f"{TEXT_MAX + 1} characters"),
+    "half a surrogate in a label": ({**sent(), "labels": {"worker": "w\ud800"}}, "half a surrogate pair"),
+    "half a surrogate in a label name": ({**sent(), "labels": {"\udfff": "w"}}, "half a surrogate pair"),
+    "half a surrogate in an annotation": ({**sent(), "annotations": {"summary": "\ud800"}}, "annotations: 'summary'"),
+    "annotations as text": ({**sent(), "annotations": "wedged"}, "annotations: not an object"),
+    "no fingerprint": ({**sent(), "fingerprint": None}, "no fingerprint"),
+    "an empty fingerprint": ({**sent(), "fingerprint": ""}, "no fingerprint"),
+    "a long fingerprint": ({**sent(), "fingerprint": "f" * 65}, "no fingerprint"),
+    "half a surrogate as fingerprint": ({**sent(), "fingerprint": "\ud800"}, "no fingerprint"),
+    "no startsAt": ({**sent(), "startsAt": None}, "no startsAt"),
+    "a long startsAt": ({**sent(), "startsAt": "2" * 65}, "no startsAt"),
+    "half a surrogate as startsAt": ({**sent(), "startsAt": "\ud800"}, "no startsAt"),
+}
+
+
+@pytest.mark.parametrize(("bad", "says"), BAD.values(), ids=BAD)
+def test_one_bad_alert_costs_itself_only(bad: Any, says: str) -> None:
+    alerts, refusals = parse(payload(sent("a"), bad, sent("c")))
+
+    assert [each.fingerprint for each in alerts] == ["a", "c"]
+    assert len(refusals) == 1
+    assert refusals[0].reason == "malformed"
+    assert refusals[0].because.startswith("alert 1: ")
+    assert says in refusals[0].because
+
+
+def test_what_is_just_within_every_limit_is_accepted() -> None:
+    full = {str(number): "x" * TEXT_MAX for number in range(LABELS_MAX)}
+
+    alerts, refusals = parse(payload(*[{**sent(), "labels": full, "fingerprint": "f" * 64}] * ALERTS_MAX))
+
+    assert len(alerts) == ALERTS_MAX
+    assert refusals == []
+
+
+def test_alerts_past_the_limit_are_one_refusal_not_a_million() -> None:
+    alerts, refusals = parse(payload(*[sent()] * ALERTS_MAX, *[None] * 100_000))
+
+    assert len(alerts) == ALERTS_MAX
+    assert [each.reason for each in refusals] == ["too_many"]
+    assert f"100000 alerts after the first {ALERTS_MAX}" in refusals[0].because
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_is_carried_as_it_came(text: str) -> None:
+    alerts, refusals = parse(json.loads(json.dumps(payload(sent(worker=text)))))
+
+    assert refusals == []
+    assert alerts[0].labels["worker"] == text
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("label", ["host", "remedy", "trip"])
+def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text: str) -> None:
+    labels: dict[str, Any] = {label: text * 100}
+
+    refusal = admit(alert(**labels), host=HOST, remedies=REMEDIES)
+
+    assert refusal is not None
+    assert refusal.because.isprintable()
+    assert len(refusal.because) < 250
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(sent(), JSON)) | JSON, max_size=5))
+def test_whatever_json_comes_each_alert_is_read_or_refused_and_can_be_stored(alerts: list[Any]) -> None:
+    found, refusals = parse(payload(*alerts))
+
+    assert len(found) + len(refusals) == len(alerts)
+    for each in found:
+        "".join([each.fingerprint, each.starts_at, *each.labels, *each.labels.values()]).encode()
+    for refusal in refusals:
+        refusal.because.encode()
+
+
+ADMIT = {
+    "everything it needs: it is taken up": (alert(), None),
+    "a resolved one is taken up as well: it may end a wait": (alert(firing=False), None),
+    "an unarmed severity changes nothing": (alert(severity="info"), None),
+    "no job: a container without one may wedge too": (alert(job_id=None, attempt=None, incarnation=None), None),
+    "no host: nobody knows whom it is for": (alert(host=None), "no_host"),
+    "an empty host is no host": (alert(host=""), "no_host"),
+    "another host's: its own remediator acts": (alert(host="box2"), "other_host"),
+    "a host that merely begins like ours": (alert(host="box10"), "other_host"),
+    "no remedy named": (alert(remedy=None), "unknown_remedy"),
+    "a remedy nobody wrote": (alert(remedy="reboot_host"), "unknown_remedy"),
+    "no trip named": (alert(trip=None), "unknown_trip"),
+    "a trip nobody defined": (alert(trip="boredom"), "unknown_trip"),
+    "no worker": (alert(worker=None), "no_worker"),
+    "an empty worker": (alert(worker=""), "no_worker"),
+    "several at once: the host is what counts first": (
+        alert(host="box2", remedy="x", trip="y", worker=None),
+        "other_host",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "reason"), ADMIT.values(), ids=ADMIT)
+def test_who_is_admitted(found: Any, reason: str | None) -> None:
+    refusal = admit(found, host=HOST, remedies=REMEDIES)
+
+    assert (refusal.reason if refusal else None) == reason
+
+
+def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
+    refusal = admit(alert(remedy="reboot_host"), host=HOST, remedies=REMEDIES)
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.because == "its remedy is 'reboot_host'; known are: restart_worker"
+    assert (refusal.fingerprint, refusal.labels["worker"]) == ("f1", "w1")

@@ -1,0 +1,160 @@
+"""The Docker actuator on a real engine: one container through a stop and a start, one that is gone, and no engine."""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from deploy.engine import Engine, NoEngine, docker_engine
+from deploy.image import worker_image
+from gpuwarden import cgroup
+from remediator.actuators import ActuatorError
+from remediator.actuators.docker import LABEL, DockerActuator
+
+Eventually = Callable[..., None]
+
+PATIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
+UNKNOWN = "f" * 64
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The Docker engine of this host, or a private one."""
+    with docker_engine(tmp_path_factory.mktemp("engine")) as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        yield found
+
+
+@pytest.fixture
+def run(engine: Engine, eventually: Eventually) -> Iterator[Callable[..., str]]:
+    """Run a container with these labels until it says that it is ready; its full id."""
+    client = docker.DockerClient(base_url=engine.base_url)
+    started = []
+
+    def start(**labels: str) -> str:
+        container = client.containers.run(
+            worker_image(client, extra={}),
+            ["python3", "-c", PATIENT],
+            labels={name.replace("_", "."): value for name, value in labels.items()},
+            network_mode="none",
+            detach=True,
+        )
+        started.append(container)
+        eventually(lambda: b"ready" in container.logs(), "the container is ready", within_s=30)
+        return str(container.id)
+
+    yield start
+    for container in started:
+        container.remove(force=True)
+    client.close()
+
+
+@pytest.mark.needs_docker
+def test_a_container_keeps_its_handle_through_stop_and_start_and_changes_its_incarnation(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    actuator = DockerActuator(engine.base_url)
+    handle = run(gpuwarden_managed="true")
+
+    up = actuator.look(handle)
+    actuator.stop(handle, grace_s=10)
+    assert up is not None
+    down = actuator.look(handle, cgroup=up.cgroup)
+    actuator.stop(handle, grace_s=10)
+    actuator.start(handle)
+    again = actuator.look(handle)
+    actuator.start(handle)
+
+    assert down is not None
+    assert again is not None
+    assert [each.running for each in (up, down, again)] == [True, False, True]
+    assert {each.handle for each in (up, down, again)} == {handle}
+    assert up.incarnation == down.incarnation != again.incarnation
+    assert (len(up.pids), down.pids, len(again.pids)) == (1, frozenset(), 1)
+    assert up.cgroup is not None
+    assert handle in up.cgroup
+    assert down.cgroup == up.cgroup
+
+
+@pytest.mark.needs_docker
+@pytest.mark.parametrize(
+    ("labels", "managed"),
+    [({"gpuwarden_managed": "true"}, True), ({"gpuwarden_managed": "yes"}, False), ({}, False)],
+    ids=["its owner says true", "its owner says something else", "its owner says nothing"],
+)
+def test_a_label_opts_in_and_nothing_else(
+    engine: Engine, run: Callable[..., str], labels: dict[str, str], *, managed: bool
+) -> None:
+    assert LABEL == "gpuwarden.managed"
+
+    found = DockerActuator(engine.base_url).look(run(**labels))
+
+    assert found is not None
+    assert found.managed is managed
+
+
+@pytest.mark.needs_docker
+def test_a_container_that_is_gone_is_none_and_cannot_be_acted_on(engine: Engine) -> None:
+    actuator = DockerActuator(engine.base_url)
+
+    assert actuator.look(UNKNOWN) is None
+    with pytest.raises(ActuatorError, match="the container is gone"):
+        actuator.start(UNKNOWN)
+    with pytest.raises(ActuatorError, match="the container is gone"):
+        actuator.stop(UNKNOWN, grace_s=0)
+
+
+@pytest.mark.needs_docker
+def test_processes_that_cannot_be_listed_are_an_error_not_an_empty_list(
+    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = run()
+
+    def unreadable(_: Path) -> frozenset[int]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cgroup, "processes", unreadable)
+
+    with pytest.raises(ActuatorError, match="cannot be listed"):
+        DockerActuator(engine.base_url).look(handle)
+
+
+@pytest.mark.needs_docker
+def test_a_process_that_ended_since_the_inspection_has_no_cgroup(
+    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = run()
+
+    def gone(_: int) -> Path:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(cgroup, "directory", gone)
+
+    found = DockerActuator(engine.base_url).look(handle)
+
+    assert found is not None
+    assert (found.pids, found.cgroup) == (frozenset(), None)
+
+
+@pytest.mark.needs_docker
+def test_what_the_engine_refuses_is_told_in_its_words(engine: Engine) -> None:
+    client = docker.DockerClient(base_url=engine.base_url)
+    container = client.containers.create(worker_image(client, extra={}), ["/no/such/program"], network_mode="none")
+
+    with pytest.raises(ActuatorError, match=r"Docker refused: .*/no/such/program"):
+        DockerActuator(engine.base_url).start(str(container.id))
+
+    container.remove(force=True)
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # docker-py leaves its socket open then
+def test_an_engine_that_is_not_there_is_an_error_and_not_a_container_that_is_gone(tmp_path: Path) -> None:
+    actuator = DockerActuator(f"unix://{tmp_path}/no.sock")
+
+    with pytest.raises(ActuatorError, match="does not answer"):
+        actuator.look(UNKNOWN)
+    gc.collect()

@@ -1,0 +1,865 @@
+"""The executor with a real ledger and a real queue; only the host's containers and exporter are played: see `world`."""
+
+import fcntl
+import itertools
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuwarden.database
+from gpuwarden.database import DatabaseError
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import JobClass, State
+from gpuwarden.jobstore import JobStore, Submission
+from remediator import plan
+from remediator.execute import STEPS_MAX, AlreadyExecutingError, Executor, Hands, Pace, take_lock
+from remediator.ledger import Ledger, Story
+from remediator.plan import Begin, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
+from remediator.queues.builtin import BuiltinQueue
+from remediator.remedies import REMEDIES
+from tests.remediator.builders import HOST, alert
+from tests.remediator.world import Box, World
+
+Eventually = Callable[..., None]
+
+LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3)
+PACE = Pace(armed=True, limits=LIMITS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
+ROUNDS_MAX = 60
+
+
+def running(store: JobStore, *, worker: str = "w1", incarnation: str = "i1", **submission: Any) -> int:
+    """A job that a worker has claimed; its id."""
+    job_id = store.submit(Submission(queue=worker, **submission), now=time.time())
+    assert store.claim(worker, host=HOST, worker=worker, incarnation=incarnation, now=time.time())
+    return job_id
+
+
+def executor(ledger: Any, store: Any, world: Any, *, pace: Pace = PACE) -> Executor:
+    queue = store if isinstance(store, Crashing) else BuiltinQueue(store)
+    return Executor(ledger, host=HOST, hands=Hands(witness=world, queue=queue, actuators={"docker": world}), pace=pace)
+
+
+def turn(works: Executor, ledger: Ledger) -> None:
+    """One look without the loop: take what is new and give every open episode its share."""
+    while ledger.take_new(now=time.time()):
+        pass
+    for episode in ledger.open_episodes():
+        works._work(episode)
+
+
+def to_the_end(works: Executor, ledger: Ledger) -> None:
+    for _ in range(ROUNDS_MAX):
+        turn(works, ledger)
+        if not ledger.open_episodes():
+            return
+    pytest.fail(f"still open after {ROUNDS_MAX} rounds: {told(ledger)}")
+
+
+def told(ledger: Ledger, episode_id: int = 1) -> list[str]:
+    """Its account as words: act and step."""
+    return [f"{entry.act} {entry.step}" for entry in story(ledger, episode_id).entries]
+
+
+def story(ledger: Ledger, episode_id: int = 1) -> Story:
+    found = ledger.story(episode_id)
+    assert found is not None
+    return found
+
+
+def wedged(ledger: Ledger, store: JobStore, **submission: Any) -> World:
+    """A job that runs on w1, wedged, and its alert in the inbox."""
+    job_id = running(store, **submission)
+    ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
+    return World(Box(worker="w1", job_id=job_id))
+
+
+# --- one episode
+
+
+def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store, priority=100)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert told(ledger) == [
+        "saw alert firing",
+        "decided begin",
+        "did fence",
+        "decided stop",
+        "did stop",
+        "saw free: dead",
+        "did requeue",
+        "decided start",
+        "did start",
+        "saw free: done",
+        "decided close: mended",
+    ]
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    job = store.job(1)
+    assert (job.state, job.watchdog_retries, job.priority) == (State.QUEUED, 1, 10)
+
+
+def test_a_worker_that_heeds_sigterm_is_mended_though_the_exporter_knows_it_no_more(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].ends_cleanly = True
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: JobStore, tmp_path: Path) -> None:
+    world = wedged(ledger, store, model="sdxl")
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as connection:
+        model, seen_at = connection.execute("SELECT current_model, last_seen_at FROM workers").fetchone()
+    assert model is None
+    assert seen_at < time.time() - 90
+
+
+def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobStore) -> None:
+    job_id = store.submit(Submission(queue="w1", run_id="r1"), now=time.time())
+    sibling = store.submit(Submission(queue="other", run_id="r1"), now=time.time())
+    for attempt in range(1, 5):
+        assert store.claim("w1", host=HOST, worker="w1", incarnation="i1", now=time.time())
+        ledger.accept([alert(job_id=str(job_id), attempt=str(attempt))], [], now=time.time())
+        box = Box(worker="w1", job_id=job_id, attempt=attempt)
+        world = World(box)
+        box.worker = f"w1-{attempt}"  # so that each incarnation differs
+        world.boxes = {"w1": box}
+        to_the_end(executor(ledger, store, world), ledger)
+
+    assert [told(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
+    assert store.job(job_id).state is State.FAILED
+    assert store.dispatch_events(job_id) == ["failed"]
+    assert store.run_state("r1") == "failed"
+    assert store.job(sibling).state is State.CANCELLED
+
+
+def test_an_ingest_job_fails_at_its_first_trip(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store, job_class=JobClass.INGEST_FETCH)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert "did fail" in told(ledger)
+    assert store.job(1).state is State.FAILED
+
+
+def test_a_job_that_the_lease_took_back_does_not_excuse_its_container(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    store.reclaim_expired(now=time.time() + 10_000)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[2:5] == ["saw settle: abandoned", "decided stop", "did stop"]
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert store.job(1).watchdog_retries == 0
+
+
+def test_a_job_that_another_worker_holds_is_not_taken_from_it(ledger: Ledger, store: JobStore) -> None:
+    """A worker's files may claim what they like; the queue knows who holds it."""
+    job_id = running(store, worker="w2", incarnation="i9")
+    ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
+
+    to_the_end(executor(ledger, store, World(Box(worker="w1", job_id=job_id))), ledger)
+
+    assert store.job(job_id).state is State.RUNNING
+    assert "saw settle: abandoned" in told(ledger)
+
+
+def test_a_container_without_a_job_is_freed_alone(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No condition of that kind is defined yet: this one stands in for it, to drive the performer."""
+    ledger.accept([alert(job_id=None, attempt=None)], [], now=time.time())
+    world = World(Box(worker="w1", job_id=None, attempt=None))
+    monkeypatch.setattr(
+        "remediator.remedies.restart_worker.confirm", lambda seen, _: (world.boxes["w1"].wedged, f"{seen.worker}")
+    )
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "mended"
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_a_dry_run_touches_nothing_says_once_what_it_would_do_and_arming_does_it(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    dry = executor(ledger, store, world, pace=replace(PACE, armed=False))
+    for _ in range(5):
+        turn(dry, ledger)
+    before = store.job(1)
+
+    assert told(ledger) == ["saw alert firing", "would act", "decided wait: dry_run"]
+    assert (before.state, before.attempt, before.because) == (State.RUNNING, 1, None)
+    assert world.boxes["w1"].calls == []
+
+    to_the_end(executor(ledger, store, world), ledger)
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_disarmed_in_the_middle_it_does_not_stop_and_armed_again_it_goes_on(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    with pytest.raises(Crash):
+        turn(executor(Crashing(ledger, after=1), store, world), ledger)
+    assert told(ledger)[-1] == "decided begin"
+
+    turn(executor(ledger, store, world, pace=replace(PACE, armed=False)), ledger)
+    assert told(ledger)[-1] == "decided wait: dry_run"
+    assert store.job(1).state is State.RUNNING
+    assert world.boxes["w1"].calls == []
+
+    to_the_end(executor(ledger, store, world), ledger)
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_is_not_confirmed_waits_once_for_each_reason_and_is_let_go_when_the_alert_ends(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].wedged = False
+    works = executor(ledger, store, world)
+    for silent in (False, False, True, True):
+        world.silent = silent
+        turn(works, ledger)
+        turn(works, ledger)
+    world.silent = False
+    ledger.accept([alert(job_id="1", firing=False)], [], now=time.time())
+    turn(works, ledger)
+
+    assert told(ledger) == [
+        "saw alert firing",
+        "decided wait: unconfirmed",
+        "decided wait: no_evidence",
+        "saw alert resolved",
+        "decided close: unconfirmed",
+    ]
+    assert store.job(1).state is State.RUNNING
+
+
+def test_what_did_not_opt_in_is_refused(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].managed = False
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "refused"
+    assert world.boxes["w1"].calls == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (lambda world: setattr(world, "engine_down", True), "the engine does not answer"),
+        (lambda world: world.boxes.clear(), "sees no worker 'w1'"),
+    ],
+    ids=["the engine is down", "no such worker"],
+)
+def test_what_cannot_be_seen_is_waited_for(
+    ledger: Ledger, store: JobStore, broken: Callable[[World], None], says: str
+) -> None:
+    world = wedged(ledger, store)
+    broken(world)
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert says in story(ledger).entries[-1].because
+    assert store.job(1).state is State.RUNNING
+
+
+def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = Executor(ledger, host=HOST, hands=Hands(witness=world, queue=BuiltinQueue(store), actuators={}), pace=PACE)  # type: ignore[arg-type]  # the world stands at the witness's seam
+
+    turn(works, ledger)
+
+    assert "no hands for containers of kind docker" in story(ledger).entries[-1].because
+
+
+def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore, tmp_path: Path) -> None:
+    world = wedged(ledger, store)
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as connection:
+        connection.execute("ALTER TABLE jobs RENAME TO lost")
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[-2:] == ["decided begin", "decided wait: queue_silent"]
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as connection:
+        connection.execute("ALTER TABLE lost RENAME TO jobs")
+    to_the_end(executor(ledger, store, world), ledger)
+    assert store.job(1).state is State.QUEUED
+
+
+def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].unkillable = True
+    works = executor(ledger, store, world)
+
+    turn(works, ledger)
+    assert told(ledger)[-2:] == ["decided stop", "failed stop"]
+    assert story(ledger).entries[-1].because == "it does not die"
+    assert world.boxes["w1"].calls == ["stop"]
+
+    world.boxes["w1"].unkillable = False
+    to_the_end(works, ledger)
+    assert story(ledger).outcome == "mended"
+    assert world.boxes["w1"].calls == ["stop", "stop", "start"]
+
+
+def test_what_cannot_be_killed_gives_its_job_back_and_calls_a_person(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].unkillable = True
+    bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1)
+
+    to_the_end(executor(ledger, store, world, pace=replace(PACE, limits=bounds)), ledger)
+
+    account = told(ledger)
+    assert account.index("did requeue") < account.index("saw free: abandoned")
+    assert "not seen dead within" in next(e.because for e in story(ledger).entries if e.step == "requeue")
+    assert story(ledger).outcome == "partly_mended"
+    assert store.job(1).state is State.QUEUED
+    assert "start" not in world.boxes["w1"].calls
+
+
+def test_a_container_that_ends_as_soon_as_it_starts_is_not_started_in_a_tight_loop(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    start = world.start
+
+    def start_and_end(handle: str) -> None:
+        start(handle)
+        world.boxes["w1"].running = False
+
+    world.start = start_and_end  # type: ignore[method-assign]
+    works = executor(ledger, store, world)
+
+    turn(works, ledger)
+    turn(works, ledger)
+
+    assert world.boxes["w1"].calls == ["stop", "start", "start"]
+
+
+def test_an_incarnation_that_ends_between_the_decision_and_the_stop_is_not_stopped(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    box, look, looks = world.boxes["w1"], world.look, itertools.count()
+
+    def look_and_restart(handle: str, *, cgroup: str | None = None) -> Any:
+        if next(looks) == 3:  # right before the stop: somebody restarts it
+            box.starts, box.wedged = box.starts + 1, False
+        return look(handle, cgroup=cgroup)
+
+    world.look = look_and_restart  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert box.calls == []
+    assert "decided stop" not in told(ledger)
+    assert story(ledger).outcome == "mended"
+    assert store.job(1).watchdog_retries == 1
+
+
+def test_a_job_that_completes_between_the_decision_and_the_fence_stays_completed(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+
+    class Finishing(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            assert store.complete(job_id, attempt=1, incarnation="i1", now=time.time())
+            world.boxes["w1"].wedged = False
+            world.boxes["w1"].attempt = None
+            world.boxes["w1"].job_id = None
+            return super().fence(job_id, **how)
+
+    works = Executor(
+        ledger,
+        host=HOST,
+        hands=Hands(witness=world, queue=Finishing(store), actuators={"docker": world}),  # type: ignore[arg-type]
+        pace=PACE,
+    )
+
+    to_the_end(works, ledger)
+
+    assert store.job(1).state is State.COMPLETED
+    assert "did fence" not in told(ledger)
+    assert world.boxes["w1"].calls == []
+    assert story(ledger).outcome == "partly_mended"
+
+
+def test_another_trip_of_the_same_incarnation_is_superseded_not_freed_twice(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    to_the_end(executor(ledger, store, world), ledger)
+    box = world.boxes["w1"]
+    box.starts, box.wedged = 0, True  # the very same incarnation, as no engine would ever show it again
+    ledger.accept([alert("second", job_id="1")], [], now=time.time())
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger, 2).outcome == "superseded"
+    assert box.calls == ["stop", "start"]
+
+
+def test_a_ghost_that_cannot_be_cleared_holds_nothing_up(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+
+    class Sulking(BuiltinQueue):
+        def clear_busy_ghost(self, **_: Any) -> None:
+            raise DatabaseError("locked")
+
+    works = Executor(
+        ledger,
+        host=HOST,
+        hands=Hands(witness=world, queue=Sulking(store), actuators={"docker": world}),  # type: ignore[arg-type]
+        pace=PACE,
+    )
+
+    to_the_end(works, ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+def test_an_episode_that_never_settles_down_leaves_the_others_their_turn(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = wedged(ledger, store)
+    asked = itertools.count()
+    begin = Begin(
+        free_key="k", container_kind="docker", container_handle="h", container_name="n", settle_key=None,
+        worker_incarnation="i1", because="b",
+    )  # fmt: skip
+
+    def restless(_: Facts) -> Step:
+        return WouldAct(because="a") if next(asked) % 2 else begin
+
+    monkeypatch.setattr("remediator.execute.REMEDIES", {"restart_worker": restless})
+    monkeypatch.setattr(Executor, "_perform", lambda *_: None)
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert next(asked) == STEPS_MAX
+
+
+def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    for after in itertools.count(1):
+        with suppress(Crash):
+            turn(executor(Crashing(ledger, after=after), store, world), ledger)
+        (held,) = ledger.open_episodes()
+        if held.free and held.free.stage is Stage.DEAD:
+            break
+
+    works._perform(held, Start(because="first"))
+    works._perform(held, Start(because="second, of the same reading"))
+
+    assert world.boxes["w1"].calls.count("start") == 1
+
+
+def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    ledger.take_new(now=time.time())
+    (episode,) = ledger.open_episodes()
+    works = executor(ledger, store, world)
+
+    for step in (plan.Fence(because="no settle"), plan.Stop(because="no free"), plan.Wait(reason="r", because="b")):
+        with pytest.raises(AssertionError):
+            works._perform(episode, step)
+    works._perform(episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, because="no free either"))
+
+    assert told(ledger) == ["saw alert firing"]
+    assert world.boxes["w1"].calls == []
+
+
+def test_an_alert_that_named_no_incarnation_is_mended_too(ledger: Ledger, store: JobStore) -> None:
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id), incarnation=None)], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == Outcome.MENDED
+    assert store.job(job_id).state is State.QUEUED
+
+
+# --- killed anywhere
+
+
+class Crash(BaseException):
+    """The process ended here."""
+
+
+class Crashing:
+    """Stands before a part and ends the process after its n-th call, counted over every part that shares the count."""
+
+    def __init__(self, part: Any, *, after: int, calls: Iterator[int] | None = None) -> None:
+        self._part = part
+        self._after = after
+        self._calls = itertools.count(1) if calls is None else calls
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._part, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return attribute(*arguments, **named)
+            finally:
+                if next(self._calls) == self._after:
+                    raise Crash
+
+        return call if callable(attribute) else attribute
+
+
+@contextmanager
+def scene(**submission: Any) -> Iterator[tuple[Ledger, JobStore, World]]:
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.open(f"sqlite:///{folder}/ledger.db")
+        store = JobStore.open(f"sqlite:///{folder}/queue.db")
+        try:
+            yield ledger, store, wedged(ledger, store, **submission)
+        finally:
+            ledger.close()
+            store.close()
+
+
+def crashing(ledger: Ledger, store: JobStore, world: World, after: int) -> bool:
+    """Work until the process ends after that many calls; false when all was done before."""
+    calls = itertools.count(1)
+    works = executor(
+        Crashing(ledger, after=after, calls=calls),
+        Crashing(BuiltinQueue(store), after=after, calls=calls),
+        Crashing(world, after=after, calls=calls),
+    )
+    try:
+        to_the_end(works, ledger)
+    except Crash:
+        return True
+    return False
+
+
+def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed: bool = False) -> None:
+    box, job, account = world.boxes["w1"], store.job(1), told(ledger)
+    assert box.stops == 1, account
+    assert box.starts == 1, account
+    assert box.running, account
+    assert story(ledger).outcome == "mended", account
+    assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
+    if failed:
+        assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
+        assert store.dispatch_events(1) == ["failed"], account
+    else:
+        assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
+        assert store.claim("w1", host=HOST, worker="w9", incarnation="i9", now=time.time())
+        assert store.claim("w1", host=HOST, worker="w8", incarnation="i8", now=time.time()) is None
+
+
+@pytest.mark.parametrize(
+    ("job_class", "ends_cleanly"),
+    [(JobClass.GPU, False), (JobClass.INGEST_LOAD, True)],
+    ids=["a job that is requeued, its worker killed", "a job that is failed, its worker heeding SIGTERM"],
+)
+def test_killed_after_any_call_the_next_executor_finishes_and_nothing_happens_twice(
+    job_class: JobClass, *, ends_cleanly: bool
+) -> None:
+    for after in itertools.count(1):
+        with scene(job_class=job_class) as (ledger, store, world):
+            world.boxes["w1"].ends_cleanly = ends_cleanly
+            crashed = crashing(ledger, store, world, after)
+            to_the_end(executor(ledger, store, world), ledger)
+
+            assert_mended_once(ledger, store, world, failed=job_class is JobClass.INGEST_LOAD)
+        if not crashed:
+            assert after > 40, "the calls were counted"
+            return
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=5))
+def test_killed_again_and_again_it_is_still_mended_once(crashes: list[int]) -> None:
+    with scene() as (ledger, store, world):
+        for after in crashes:
+            crashing(ledger, store, world, after)
+        to_the_end(executor(ledger, store, world), ledger)
+
+        assert_mended_once(ledger, store, world)
+
+
+def test_a_worker_that_recovers_while_no_executor_ran_is_not_fenced(ledger: Ledger, store: JobStore) -> None:
+    """The promise was written and the executor ended; minutes later the step came through after all."""
+    world = wedged(ledger, store)
+    with pytest.raises(Crash):
+        turn(executor(Crashing(ledger, after=1), store, world), ledger)
+    assert told(ledger)[-1] == "decided begin"
+    world.boxes["w1"].wedged = False
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    assert store.job(1).state is State.RUNNING
+    assert world.boxes["w1"].calls == []
+
+
+# --- the loop
+
+
+@contextmanager
+def looping(works: Executor) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=works.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        works.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_an_alert_is_taken_up_at_once_not_at_the_next_look(
+    ledger: Ledger, store: JobStore, eventually: Eventually
+) -> None:
+    job_id = running(store)
+    world = World(Box(worker="w1", job_id=job_id))
+    with looping(executor(ledger, store, world, pace=replace(PACE, look_again_s=60.0))):
+        eventually(lambda: ledger.totals(HOST).executor, "the first beat")
+        ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
+        eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=10)
+
+
+def story_outcome(ledger: Ledger) -> str | None:
+    found = ledger.story(1)
+    return found.outcome if found else None
+
+
+def test_an_idle_executor_is_quiet_its_own_beat_wakes_nobody(
+    ledger_url: str, store: JobStore, eventually: Eventually
+) -> None:
+    count = 0
+
+    class Counting(Ledger):
+        def beat(self, **row: Any) -> None:
+            nonlocal count
+            count += 1
+            super().beat(**row)
+
+    counting = Counting.open(ledger_url)
+    began_s = time.monotonic()
+    with looping(executor(counting, store, World(), pace=replace(PACE, look_again_s=0.5))):
+        eventually(lambda: count >= 4, "four beats")
+        took_s = time.monotonic() - began_s
+    counting.close()
+
+    assert took_s >= 1.5
+
+
+def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStore, eventually: Eventually) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].wedged = False
+    with looping(executor(ledger, store, world)):
+        eventually(lambda: "decided wait: unconfirmed" in (told(ledger) if ledger.stories() else []), "it waits")
+        world.boxes["w1"].wedged = True
+        eventually(lambda: story_outcome(ledger) == "mended", "mended without another alert")
+
+
+def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(
+    ledger: Ledger, store: JobStore, eventually: Eventually
+) -> None:
+    slow, quick = running(store, worker="w1"), running(store, worker="w2")
+    world = World(Box(worker="w1", job_id=slow), Box(worker="w2", job_id=quick))
+    stopping, go_on = threading.Event(), threading.Event()
+
+    def before_stop(box: Box) -> None:
+        if box.worker == "w1":
+            stopping.set()
+            assert go_on.wait(20)
+
+    world.before_stop = before_stop
+    with looping(executor(ledger, store, world)):
+        ledger.accept([alert("a", job_id=str(slow))], [], now=time.time())
+        eventually(stopping.is_set, "the slow stop has begun")
+        ledger.accept([alert("b", worker="w2", job_id=str(quick))], [], now=time.time())
+        eventually(lambda: len(ledger.stories()) == 2 and story(ledger, 2).outcome == "mended", "the other is mended")
+        assert story(ledger, 1).outcome is None
+        go_on.set()
+        eventually(lambda: story(ledger, 1).outcome == "mended", "the slow one is mended too")
+
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore, eventually: Eventually) -> None:
+    world = wedged(ledger, store)
+    ledger.accept([alert("b", host="box2")], [], now=time.time())
+
+    with looping(executor(ledger, store, world)):
+        eventually(lambda: story_outcome(ledger) == "mended", "its own is mended")
+
+    assert [episode.host for episode in ledger.open_episodes()] == ["box2"]
+
+
+def test_a_defect_in_one_episode_is_counted_and_the_others_go_on(
+    ledger: Ledger, store: JobStore, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = wedged(ledger, store)
+    ledger.accept([alert("b", worker="w2")], [], now=time.time())
+    decide = REMEDIES["restart_worker"]
+
+    def defective(facts: Facts) -> Any:
+        if facts.episode.worker == "w2":
+            raise ZeroDivisionError
+        return decide(facts)
+
+    monkeypatch.setattr("remediator.execute.REMEDIES", {"restart_worker": defective})
+
+    def errors() -> int:
+        found = ledger.totals(HOST).executor
+        return found[2] if found else 0
+
+    with looping(executor(ledger, store, healthy)):
+        eventually(lambda: story_outcome(ledger) == "mended", "the healthy one is mended")
+        eventually(lambda: errors() >= 2, "the defect is counted each time")
+
+
+def test_a_defect_in_the_loop_itself_is_counted_and_outlived(
+    ledger: Ledger, store: JobStore, eventually: Eventually
+) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    look, times = works.look, itertools.count(1)
+
+    def defective(pool: Any) -> None:
+        if next(times) < 3:
+            raise ZeroDivisionError
+        look(pool)
+
+    works.look = defective  # type: ignore[method-assign]
+    with looping(works):
+        eventually(lambda: story_outcome(ledger) == "mended", "mended")
+
+    found = ledger.totals(HOST).executor
+    assert found is not None
+    assert found[2] == 2
+
+
+def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
+    ledger_file: Path, ledger_url: str, store: JobStore, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.05)
+    ledger = Ledger.open(ledger_url)
+    world = wedged(ledger, store)
+    refused = threading.Event()
+
+    class Watched(Ledger):
+        def beat(self, **row: Any) -> None:
+            try:
+                super().beat(**row)
+            except DatabaseError:
+                refused.set()
+                raise
+
+    watched = Watched.open(ledger_url)
+    with closing(sqlite3.connect(ledger_file, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with looping(executor(watched, store, world)):
+            eventually(refused.is_set, "the ledger refused")
+            assert world.boxes["w1"].calls == []
+            other.execute("ROLLBACK")
+            eventually(lambda: story_outcome(ledger) == "mended", "mended once it answers")
+    watched.close()
+    ledger.close()
+
+
+def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
+    ledger: Ledger, store: JobStore, eventually: Eventually
+) -> None:
+    job_id = running(store)
+    store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    failures = itertools.count(1)
+
+    class Moody(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            if next(failures) < 3:
+                raise DatabaseError("locked")
+            super().tend(now=now)
+
+    works = Executor(
+        ledger,
+        host=HOST,
+        hands=Hands(witness=World(), queue=Moody(store), actuators={}),  # type: ignore[arg-type]
+        pace=PACE,
+    )
+    with looping(works):
+        eventually(lambda: store.job(job_id).state is State.QUEUED, "the expired lease is reclaimed")
+
+
+# --- one executor a ledger
+
+
+def test_a_second_executor_is_refused_and_told_who_holds_the_ledger(ledger_url: str) -> None:
+    with take_lock(ledger_url), pytest.raises(AlreadyExecutingError, match=rf"pid {os.getpid()}\)"):
+        take_lock(ledger_url)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "sqlite+pysqlite:///{folder}/ledger.db",
+        "sqlite:///{folder}/ledger.db?timeout=3",
+        "sqlite:///{link}/ledger.db",
+        "sqlite:///{folder}/other-name.db",
+    ],
+)
+def test_another_spelling_of_the_same_ledger_is_the_same_lock(tmp_path: Path, ledger_url: str, spelling: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    (tmp_path / "other-name.db").symlink_to(tmp_path / "ledger.db")
+
+    with take_lock(ledger_url), pytest.raises(AlreadyExecutingError):
+        take_lock(spelling.format(folder=tmp_path, link=link))
+
+
+def test_another_process_is_refused_and_the_lock_ends_with_its_holder(ledger_url: str, tmp_path: Path) -> None:
+    script = "import sys; from remediator.execute import take_lock; take_lock(sys.argv[1])"
+    with take_lock(ledger_url):
+        refused = subprocess.run(
+            [sys.executable, "-c", script, ledger_url], capture_output=True, text=True, check=False
+        )
+    free = subprocess.run([sys.executable, "-c", script, ledger_url], capture_output=True, text=True, check=False)
+
+    assert f"another executor (pid {os.getpid()})" in refused.stderr
+    assert free.returncode == 0
+    assert (tmp_path / "ledger.db.executor.lock").read_text() != str(os.getpid())
+
+
+def test_a_holder_that_has_not_written_its_pid_yet_is_unknown(ledger_url: str, tmp_path: Path) -> None:
+    with (tmp_path / "ledger.db.executor.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        with pytest.raises(AlreadyExecutingError, match="pid unknown"):
+            take_lock(ledger_url)
+
+
+def test_a_lock_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db.executor.lock").mkdir()
+
+    with pytest.raises(GpuwardenError, match="cannot be opened"):
+        take_lock(f"sqlite:///{tmp_path}/ledger.db")

@@ -1,0 +1,88 @@
+"""The settings: each is described with its unit, read from options and environment, and its page is current."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp
+
+from remediator import reference
+from remediator.settings import ExecuteSettings, ServeSettings
+
+BOTH: list[type[BaseSettings]] = [ServeSettings, ExecuteSettings]
+FIELDS = [(settings, name) for settings in BOTH for name in settings.model_fields]
+UNITS = {"_s": "seconds", "_bytes": "bytes"}
+WANTED = ["--ledger", "sqlite:////l.db", "--queue", "sqlite:////q.db"]
+
+
+@pytest.mark.parametrize(("settings", "name"), FIELDS, ids=[f"{each.__name__}.{name}" for each, name in FIELDS])
+def test_every_setting_is_described_with_its_unit(settings: type[BaseSettings], name: str) -> None:
+    description = settings.model_fields[name].description or ""
+
+    assert len(description) > 15
+    for ending, unit in UNITS.items():
+        assert not name.endswith(ending) or unit in description
+
+
+@pytest.mark.parametrize("settings", BOTH)
+def test_every_number_is_bounded(settings: type[BaseSettings]) -> None:
+    for name, schema in settings.model_json_schema()["properties"].items():
+        if schema.get("type") in ("number", "integer"):
+            assert {"minimum", "exclusiveMinimum"} & schema.keys(), name
+            assert schema["type"] == "integer" or "maximum" in schema, name
+
+
+def test_acting_has_to_be_asked_for() -> None:
+    assert CliApp.run(ExecuteSettings, cli_args=WANTED).armed is False
+    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--armed"]).armed is True
+
+
+def test_settings_come_from_the_environment_and_an_option_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_RETRIES_MAX", "5")
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_TEND_S", "7")
+
+    found = CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--retries-max", "1"])
+
+    assert (found.retries_max, found.tend_s) == (1, 7.0)
+
+
+def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUWARDEN_DIR", raising=False)
+    assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/run/gpuwarden")
+
+    monkeypatch.setenv("GPUWARDEN_DIR", "/srv/gpuwarden")
+    assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/srv/gpuwarden")
+
+    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--dir", "/opt"]).dir == Path("/opt")
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--look-again-s", "0"], ["--settle-bound-s", "inf"], ["--free-bound-s", "nan"], ["--retries-max", "-1"]]
+)
+def test_what_bounds_nothing_is_refused(wrong: list[str]) -> None:
+    with pytest.raises(ValidationError):
+        CliApp.run(ExecuteSettings, cli_args=[*WANTED, *wrong])
+
+
+def test_the_page_of_settings_is_current() -> None:
+    assert reference.main(["--check"]) == 0
+
+
+def test_the_page_names_every_setting_with_its_default() -> None:
+    page = reference.settings_page()
+
+    for settings, name in FIELDS:
+        assert f"| `--{name.replace('_', '-')}` | `GPUWARDEN_REMEDIATOR_{name.upper()}` |" in page, settings
+    assert "| `--look-again-s` | `GPUWARDEN_REMEDIATOR_LOOK_AGAIN_S` | `1.0` | " in page
+    assert "| `--processes` | `GPUWARDEN_REMEDIATOR_PROCESSES` | none | " in page
+    assert "| `--queue` | `GPUWARDEN_REMEDIATOR_QUEUE` | required | " in page
+
+
+def test_a_page_that_lags_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reference.main(["--check", "--docs", str(tmp_path)]) == 1
+    assert "lags behind the code: python -m remediator.reference" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+    assert reference.main(["--docs", str(tmp_path)]) == 0
+    assert reference.main(["--check", "--docs", str(tmp_path)]) == 0
+    assert (tmp_path / "settings-remediator.md").read_text() == reference.settings_page()
