@@ -1,18 +1,40 @@
-"""How tests wait: they poll a condition within a bound, and never sleep to wait."""
+"""How tests wait: they poll within a bound, and never sleep to wait."""
 
+import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
 
-POLL_S: Final = 0.2
+POLL_S: Final = 0.02
+WITHIN_S: Final = 15.0
+
+T = TypeVar("T")
 
 
-def eventually(holds: Callable[[], bool], *, within_s: float, what: str, log: Callable[[], str] = str) -> None:
-    """Fail the test when it does not hold in time, saying `what` was awaited and what `log` says by then."""
+def eventually(
+    holds: Callable[[], T | None],
+    what: str = "it holds",
+    *,
+    within_s: float = WITHIN_S,
+    log: Callable[[], str] = str,
+) -> T:
+    """What `holds` answers once that is true; else the test fails with `what` was awaited and what `log` says."""
     deadline_s = time.monotonic() + within_s
-    while not holds():
+    while not (answer := holds()):
         if time.monotonic() > deadline_s:
-            pytest.fail(f"not within {within_s:.0f} s: {what}\n{log()}")
+            pytest.fail(f"not within {within_s:g} s: {what}\n{log()}")
         time.sleep(POLL_S)
+    return answer
+
+
+def within(timeout_s: float, act: Callable[[], T]) -> T:
+    """What `act` returns; the test fails where it hangs."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(act()), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not answers:
+        pytest.fail(f"no answer within {timeout_s:g} s")
+    return answers[0]

@@ -24,7 +24,7 @@ from exporter.sources.containers import DockerContainers, Listing, _container, v
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
-from tests.exporter.waiting import until
+from tests.waiting import eventually
 
 ALLOCATES = """
 import signal
@@ -229,7 +229,7 @@ def test_a_daemon_that_accepts_and_never_answers_is_reported_and_the_other_sourc
     start_worker("w0")
 
     with daemon(short_path, lambda _: silence.wait(20)) as url, asked(url) as source:
-        because = until(lambda: found if "timed out" in (found := because_of(source)) else None)
+        because = eventually(lambda: found if "timed out" in (found := because_of(source)) else None)
         sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
         snapshot = sampler.sample()
         silence.set()
@@ -244,10 +244,12 @@ def test_a_daemon_that_accepts_and_never_answers_is_reported_and_the_other_sourc
 @pytest.mark.usefixtures("impatient")
 def test_a_daemon_that_is_not_there_is_reported_and_found_once_it_comes(short_path: Path) -> None:
     with asked(f"unix://{short_path}/docker.sock") as source:
-        assert "No such file" in until(lambda: found if "not asked yet" not in (found := because_of(source)) else None)
+        assert "No such file" in eventually(
+            lambda: found if "not asked yet" not in (found := because_of(source)) else None
+        )
 
         with daemon(short_path, a_daemon()):
-            assert until(lambda: listing_of(source)).containers == {}
+            assert eventually(lambda: listing_of(source)).containers == {}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -261,12 +263,12 @@ def test_a_listing_that_grows_old_is_no_longer_believed(short_path: Path) -> Non
         return whole(path)
 
     with daemon(short_path, answer) as url, asked(url) as source:
-        until(lambda: listing_of(source))
+        eventually(lambda: listing_of(source))
         hang.set()
-        assert "timed out" in until(lambda: because_of(source))
+        assert "timed out" in eventually(lambda: because_of(source))
         hang.clear()
         silence.set()
-        assert until(lambda: listing_of(source)).containers == {}
+        assert eventually(lambda: listing_of(source)).containers == {}
 
 
 @pytest.mark.parametrize(
@@ -286,12 +288,12 @@ def test_a_daemon_that_talks_nonsense_is_reported_and_asked_again(nonsense: Answ
         return (a_daemon() if sane.is_set() else nonsense)(path)
 
     with daemon(short_path, answer) as url, asked(url) as source:
-        until(lambda: "not asked yet" not in because_of(source))
+        eventually(lambda: "not asked yet" not in because_of(source))
         assert "does not answer" in because_of(source)
 
         sane.set()
 
-        assert until(lambda: listing_of(source)).containers == {}
+        assert eventually(lambda: listing_of(source)).containers == {}
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_a_container_that_cannot_be_inspected_costs_itself_only(
     )
 
     with daemon(short_path, answer) as url, asked(url) as source:
-        found = until(lambda: listing_of(source))
+        found = eventually(lambda: listing_of(source))
 
     assert [container.name for container in found.containers.values()] == ["good"]
 
@@ -338,13 +340,13 @@ def test_an_unchanged_container_is_inspected_once_and_a_renamed_one_again(
         return next(iter(found.containers.values())).name if found else None
 
     with daemon(short_path, answer) as url, asked(url) as source:
-        first = until(lambda: listing_of(source))
-        until(lambda: (found := listing_of(source)) and found.taken_s > first.taken_s)
+        first = eventually(lambda: listing_of(source))
+        eventually(lambda: (found := listing_of(source)) and found.taken_s > first.taken_s)
         assert len(inspections) == 1
 
         name[0] = "second"
 
-        until(lambda: name_seen() == "second")
+        eventually(lambda: name_seen() == "second")
 
 
 # A real daemon
@@ -367,15 +369,15 @@ def test_a_real_container_is_listed_restarted_as_another_incarnation_and_its_ram
             return None
 
         try:
-            until(lambda: b"ready" in real.logs())
+            eventually(lambda: b"ready" in real.logs())
             real.reload()
-            first = until(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            first = eventually(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
             real.kill(signal.SIGUSR1)
-            until(lambda: b"allocated" in real.logs())
-            grown = until(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            eventually(lambda: b"allocated" in real.logs())
+            grown = eventually(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
             real.restart(timeout=0)
             real.reload()
-            second = until(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            second = eventually(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
         finally:
             real.remove(force=True)
 
@@ -420,10 +422,12 @@ def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
             return next(filter(None, map(snapshot.container_of, snapshot.workers.workers)), None)
 
         try:
-            until(lambda: b"ready" in real.logs())
-            found = until(place)
+            eventually(lambda: b"ready" in real.logs())
+            found = eventually(place)
             real.kill(signal.SIGKILL)
-            until(lambda: [each.alive for each in (sampler.sample().workers or build.NO_WORKERS).workers] == [False])
+            eventually(
+                lambda: [each.alive for each in (sampler.sample().workers or build.NO_WORKERS).workers] == [False]
+            )
         finally:
             real.remove(force=True)
 

@@ -20,7 +20,7 @@ from gpuwarden import cgroup, clock, statefile
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker, Worker
-from tests.exporter.waiting import until
+from tests.waiting import eventually
 
 
 class Docker:
@@ -245,12 +245,12 @@ def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house
     docker.listing = replace(whole, containers=None)
     look = sampler(house, containers=docker, interval_s=0.01)
     look.start()
-    until(lambda: any(each["event"] == "this look at the host failed" for each in logged.entries))
+    eventually(lambda: any(each["event"] == "this look at the host failed" for each in logged.entries))
     assert look.latest() is None
 
     docker.listing = whole
-    first = until(look.latest)
-    until(lambda: look.latest() is not first)
+    first = eventually(look.latest)
+    eventually(lambda: look.latest() is not first)
     look.close()
 
     last = look.latest()

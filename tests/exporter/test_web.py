@@ -28,7 +28,7 @@ from gpuwarden.facts import WorkerFacts
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
-from tests.exporter.waiting import until
+from tests.waiting import eventually
 
 Answer = tuple[int, str, dict[str, str]]
 """Status, body, headers."""
@@ -303,7 +303,7 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
         status, text, _ = get(program.port, "/evidence?worker=w0")
         return facts.parse(text) if status == 200 else None
 
-    told = until(answer)
+    told = eventually(answer)
     _, text, _ = get(program.port, "/metrics")
 
     assert (told.host, told.alive, told.job_id, told.gpu_simulated) == ("box-1", True, 7, True)
@@ -332,11 +332,11 @@ def test_a_simulation_file_that_turns_bad_makes_gpus_unknown_and_a_whole_one_kno
         flag = f'gpuwarden_collector_success{{collector="source_gpu"}} {float(success)}' in text
         return flag and ("gpuwarden_gpu_info{" in text) == success
 
-    until(lambda: gpu_source_is(True))
+    eventually(lambda: gpu_source_is(True))
     simulation.write_text(whole[:10])
-    until(lambda: gpu_source_is(False))
+    eventually(lambda: gpu_source_is(False))
     simulation.write_text(whole)
-    until(lambda: gpu_source_is(True))
+    eventually(lambda: gpu_source_is(True))
 
     assert program.stop()[0] == 0
 

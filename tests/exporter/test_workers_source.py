@@ -16,7 +16,7 @@ from exporter.sources import workers
 from gpuwarden import cgroup, statefile
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker, Worker
-from tests.exporter.waiting import until, within
+from tests.waiting import eventually, within
 
 
 def read(house: Path) -> WorkerReadings:
@@ -275,7 +275,7 @@ def test_a_later_process_cannot_hide_a_worker_by_claiming_to_be_older(
     honest: str, liar: str, house: Path, start_worker: StartWorker
 ) -> None:
     worker = start_worker("w0", folder=honest)
-    until(lambda: uptime_ticks() > cgroup.start_ticks(worker.pid) + 2)
+    eventually(lambda: uptime_ticks() > cgroup.start_ticks(worker.pid) + 2)
     rival = start_worker("w0", folder=liar)
     claim_to_be_older(rival)
 

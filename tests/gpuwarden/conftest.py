@@ -1,32 +1,14 @@
-"""Rooms for the tests of `gpuwarden`: a bounded wait, processes that are ended, a host's folder, a queue in a file."""
+"""Rooms for the tests of `gpuwarden`: processes that are ended, a host's folder, a queue in a file."""
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuwarden.jobstore import JobStore
-
-WITHIN_S = 15.0
-POLL_S = 0.01
-
-
-@pytest.fixture
-def eventually() -> Callable[..., None]:
-    """Call a condition until it holds; after a bound, fail with what was awaited."""
-
-    def wait(condition: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
-        give_up_s = time.monotonic() + within_s
-        while not condition():
-            if time.monotonic() >= give_up_s:
-                pytest.fail(f"not within {within_s:g} s: {what}")
-            time.sleep(POLL_S)
-
-    return wait
 
 
 @pytest.fixture

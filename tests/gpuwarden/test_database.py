@@ -11,9 +11,9 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, insert,
 
 from gpuwarden import database as database_module
 from gpuwarden.database import Changes, DatabaseError, open_database, reading, writing
+from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
-Eventually = Callable[..., None]
 
 TABLES = MetaData()
 COUNTS = Table("counts", TABLES, Column("name", String, primary_key=True), Column("n", Integer, nullable=False))
@@ -279,9 +279,7 @@ print(len(JobStore.open(url).jobs()))
 """
 
 
-def test_processes_that_open_a_new_database_together_all_succeed(
-    database: Path, tmp_path: Path, spawn: Spawn, eventually: Eventually
-) -> None:
+def test_processes_that_open_a_new_database_together_all_succeed(database: Path, tmp_path: Path, spawn: Spawn) -> None:
     openers = [spawn("-c", OPENER, f"sqlite:///{database}", str(n), str(tmp_path)) for n in range(4)]
     eventually(lambda: len(list(tmp_path.glob("*.ready"))) == 4, "every process is ready", within_s=40)
 

@@ -28,9 +28,9 @@ from gpuwarden.job import (
     claim_is_valid,
 )
 from gpuwarden.jobstore import Job, JobStore, Submission, SubmissionError, UnknownJobError
+from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
-Eventually = Callable[..., None]
 
 NOW = 1_000_000.0
 
@@ -161,7 +161,7 @@ while (job := store.claim("gpu", host="box1", worker=name, incarnation=name, now
 
 @pytest.mark.behaviour("A11")
 def test_of_eight_processes_racing_for_200_jobs_each_job_is_claimed_exactly_once(
-    store: JobStore, database: Path, tmp_path: Path, spawn: Spawn, eventually: Eventually
+    store: JobStore, database: Path, tmp_path: Path, spawn: Spawn
 ) -> None:
     submitted = [submit(store) for _ in range(200)]
     racers = {f"w{n}": spawn("-c", CLAIMER, f"sqlite:///{database}", f"w{n}", str(tmp_path)) for n in range(8)}

@@ -22,9 +22,9 @@ from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.reporter import HostKeyError, LockHeldError, Reporter, StateFolderError, host_key
 from gpuwarden.statefile import JobFile, StateFileError, WorkerFile, parse_job, parse_worker
+from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
-Eventually = Callable[..., None]
 
 # A worker process: opens its reporter, does what it is told, and ends cleanly when its standard input closes.
 SCRIPT = """
@@ -40,7 +40,7 @@ with reporter.Reporter(Path(sys.argv[1]), worker="w1", queue="gpu", heartbeat_s=
 
 
 @pytest.fixture
-def start(spawn: Spawn, host_dir: Path, eventually: Eventually) -> Callable[..., subprocess.Popen[str]]:
+def start(spawn: Spawn, host_dir: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start a worker process that runs some lines, and wait until its files are seen."""
 
     def run(lines: str = "") -> subprocess.Popen[str]:
@@ -102,9 +102,7 @@ def test_the_lock_of_a_live_worker_is_seen_with_its_pid(start: Callable[..., Any
     assert (found.alive, found.pid, found.worker.pid) == (True, process.pid, process.pid)
 
 
-def test_a_killed_worker_leaves_its_files_beside_a_free_lock(
-    start: Callable[..., Any], host_dir: Path, eventually: Eventually
-) -> None:
+def test_a_killed_worker_leaves_its_files_beside_a_free_lock(start: Callable[..., Any], host_dir: Path) -> None:
     process = start("report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "its job is seen")
 
@@ -117,7 +115,7 @@ def test_a_killed_worker_leaves_its_files_beside_a_free_lock(
     assert found.job.job_id == 7
 
 
-def test_a_stopped_worker_keeps_its_lock(start: Callable[..., Any], host_dir: Path, eventually: Eventually) -> None:
+def test_a_stopped_worker_keeps_its_lock(start: Callable[..., Any], host_dir: Path) -> None:
     process = start()
     process.send_signal(signal.SIGSTOP)
     eventually(lambda: stopped(process.pid), "the process is stopped")
@@ -185,9 +183,7 @@ def test_a_worker_that_ended_cleanly_can_be_opened_again_in_one_process(tmp_path
             assert worker_file(opened).incarnation == opened.incarnation
 
 
-def test_a_forked_child_that_closes_takes_nothing_from_its_parent(
-    start: Callable[..., Any], host_dir: Path, eventually: Eventually
-) -> None:
+def test_a_forked_child_that_closes_takes_nothing_from_its_parent(start: Callable[..., Any], host_dir: Path) -> None:
     forked = "pid = os.fork()\nif not pid:\n    report.close()\n    os._exit(0)\n"
     process = start(forked + "os.waitpid(pid, 0); report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "the parent goes on after its child ended")
@@ -265,7 +261,7 @@ def test_a_host_key_that_cannot_be_used_is_refused_with_what_to_do(tmp_path: Pat
 # --- the heartbeat
 
 
-def test_the_heartbeat_goes_on_while_the_job_computes(report: Reporter, eventually: Eventually) -> None:
+def test_the_heartbeat_goes_on_while_the_job_computes(report: Reporter) -> None:
     first = worker_file(report).heartbeat
 
     eventually(lambda: worker_file(report).heartbeat.boottime_s > first.boottime_s, "a later heartbeat")
@@ -273,7 +269,7 @@ def test_the_heartbeat_goes_on_while_the_job_computes(report: Reporter, eventual
     assert worker_file(report).loop.boottime_s <= first.boottime_s
 
 
-def test_the_main_loop_is_seen_only_when_it_says_so(report: Reporter, eventually: Eventually) -> None:
+def test_the_main_loop_is_seen_only_when_it_says_so(report: Reporter) -> None:
     before = worker_file(report).loop
 
     report.loop_seen()
@@ -298,7 +294,7 @@ def test_a_beat_is_absent_until_the_job_is_armed(report: Reporter) -> None:
 
 
 def test_arming_is_published_even_if_the_next_instruction_never_returns(
-    start: Callable[..., Any], host_dir: Path, eventually: Eventually
+    start: Callable[..., Any], host_dir: Path
 ) -> None:
     # PyDLL holds the interpreter's lock through the call: nothing of that process runs on.
     start("report.start_job(**JOB); report.arm(); ctypes.PyDLL(None).sleep(600)")
@@ -504,9 +500,7 @@ def test_a_signal_handler_may_speak_while_its_thread_writes(report: Reporter, mo
 # --- files are replaced whole
 
 
-def test_a_reader_sees_the_old_state_or_the_new_and_never_half(
-    start: Callable[..., Any], host_dir: Path, eventually: Eventually
-) -> None:
+def test_a_reader_sees_the_old_state_or_the_new_and_never_half(start: Callable[..., Any], host_dir: Path) -> None:
     process = start(
         "reporter.STEP_WRITE_S = 0.0; report.start_job(**JOB)\n"
         "while True:\n    report.step(); report.items(done=10 ** (report._steps % 12), failed=0)"

@@ -19,9 +19,9 @@ from gpuwarden.job import JobId, State, Trip
 from gpuwarden.jobstore import Job, JobStore, Submission
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker import BodyError, Settings, Stop, Worker, WorkerStopping, find_body
+from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
-Eventually = Callable[..., None]
 
 # What the worker processes run: each job's payload says what it does. A locked queue gives up early, is asked often.
 BODIES = """
@@ -63,7 +63,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(
-    spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path, log: Path, eventually: Eventually
+    spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path, log: Path
 ) -> Callable[..., subprocess.Popen[str]]:
     """Start a worker process and wait until it is ready."""
     (tmp_path / "bodies.py").write_text(BODIES)
@@ -102,7 +102,7 @@ def state_files(host_dir: Path) -> set[str]:
 
 
 def test_a_job_is_claimed_run_and_completed_and_the_worker_waits_for_the_next(
-    start: Callable[..., Any], store: JobStore, tmp_path: Path, eventually: Eventually
+    start: Callable[..., Any], store: JobStore, tmp_path: Path
 ) -> None:
     process = start()
     outs = [tmp_path / "out1", tmp_path / "out2"]
@@ -128,7 +128,7 @@ def test_a_worker_ends_after_as_many_jobs_as_it_was_told(
 
 
 def test_the_row_holds_the_model_while_the_job_runs_and_not_after(
-    start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path, eventually: Eventually
+    start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path
 ) -> None:
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     start()
@@ -140,9 +140,7 @@ def test_the_row_holds_the_model_while_the_job_runs_and_not_after(
     eventually(lambda: model_of(database) is None, "the row holds nothing")
 
 
-def test_the_lease_is_renewed_while_the_job_runs(
-    start: Callable[..., Any], store: JobStore, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_the_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     start()
     eventually(lambda: store.job(job_id).lease_expires_at, "the job is claimed")
@@ -160,7 +158,7 @@ def test_the_lease_is_renewed_while_the_job_runs(
     ],
 )
 def test_a_body_that_fails_fails_its_job_with_its_event_and_the_worker_goes_on(
-    start: Callable[..., Any], store: JobStore, eventually: Eventually, do: str, body: str, because: str
+    start: Callable[..., Any], store: JobStore, do: str, body: str, because: str
 ) -> None:
     process = start(body=body)
 
@@ -178,8 +176,7 @@ def test_a_body_that_fails_fails_its_job_with_its_event_and_the_worker_goes_on(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_is_told_to_stop_gives_its_job_back_unharmed(
-    start: Callable[..., Any], store: JobStore, host_dir: Path, tmp_path: Path, log: Path, eventually: Eventually,
-    number: signal.Signals,
+    start: Callable[..., Any], store: JobStore, host_dir: Path, tmp_path: Path, log: Path, number: signal.Signals,
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "never"))
     process = start()
@@ -208,7 +205,7 @@ def test_an_idle_worker_that_is_told_to_stop_ends_at_once_and_leaves_no_files(
 
 
 def test_a_killed_worker_leaves_its_claim_and_its_files_to_be_found(
-    start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path, eventually: Eventually
+    start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path
 ) -> None:
     job_id = submit(store, do="block")
     process = start()
@@ -226,7 +223,7 @@ def test_a_killed_worker_leaves_its_claim_and_its_files_to_be_found(
 
 @pytest.mark.behaviour("A11")
 def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf(
-    start: Callable[..., Any], store: JobStore, log: Path, eventually: Eventually
+    start: Callable[..., Any], store: JobStore, log: Path
 ) -> None:
     job_id = submit(store, do="block")
     process = start()
@@ -241,7 +238,7 @@ def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf(
 
 @pytest.mark.behaviour("A11")
 def test_a_worker_whose_job_was_cancelled_with_its_run_ends_at_once(
-    start: Callable[..., Any], store: JobStore, log: Path, eventually: Eventually
+    start: Callable[..., Any], store: JobStore, log: Path
 ) -> None:
     job_id = store.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
     sibling = store.submit(Submission(queue="cpu", run_id="r1"), now=0)
@@ -269,8 +266,7 @@ def locked(database: Path, store: JobStore) -> Iterator[sqlite3.Connection]:
 
 
 def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
-    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path,
-    eventually: Eventually,
+    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     process = start()
@@ -290,8 +286,7 @@ def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
 
 
 def test_an_idle_worker_outlives_a_queue_that_does_not_answer(
-    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path,
-    eventually: Eventually,
+    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
     process = start()  # opening the queue needs a turn to write, so the lock comes after
     locked.execute("BEGIN IMMEDIATE")

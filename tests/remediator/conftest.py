@@ -1,30 +1,12 @@
-"""Rooms for the tests of `remediator`: a ledger and a queue in real SQLite files, and a bounded wait."""
+"""Rooms for the tests of `remediator`: a ledger and a queue in real SQLite files."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuwarden.jobstore import JobStore
 from remediator.ledger import Ledger
-
-WITHIN_S = 15.0
-POLL_S = 0.01
-
-
-@pytest.fixture
-def eventually() -> Callable[..., None]:
-    """Call a condition until it holds; after a bound, fail with what was awaited."""
-
-    def wait(condition: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
-        give_up_s = time.monotonic() + within_s
-        while not condition():
-            if time.monotonic() >= give_up_s:
-                pytest.fail(f"not within {within_s:g} s: {what}")
-            time.sleep(POLL_S)
-
-    return wait
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from deploy import parts
 from remediator.app import create_app
 from remediator.ledger import Ledger
 from tests.remediator.builders import HOST, payload, sent
-
-Eventually = Callable[..., None]
+from tests.waiting import eventually
 
 TOKEN = "0123456789abcdef-token"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -90,7 +89,7 @@ def port_of(log: Path) -> int | None:
 
 
 @contextmanager
-def serving(folder: Path, eventually: Eventually) -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
+def serving(folder: Path) -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
     options, log = house(folder), folder / "log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(gpuwarden_remediator("serve", "--port", "0", *options), stderr=stderr)
@@ -110,18 +109,9 @@ def serving(folder: Path, eventually: Eventually) -> Iterator[tuple[Served, subp
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One real process for the tests that leave it standing."""
-    with serving(tmp_path_factory.mktemp("serve"), _eventually) as (found, process):
+    with serving(tmp_path_factory.mktemp("serve")) as (found, process):
         yield found
         assert process.poll() is None, found.log.read_text()
-
-
-def _eventually(condition: Callable[[], object], what: str) -> None:
-    bound = threading.Event()
-    for _ in range(1500):
-        if condition():
-            return
-        bound.wait(0.01)
-    pytest.fail(f"not within 15 s: {what}")
 
 
 @pytest.fixture(params=["a process of its own", "this process"])
@@ -299,9 +289,7 @@ def test_no_documentation_pages_are_served(served: Served) -> None:
     assert [httpx.get(served.url + page, trust_env=False).status_code for page in ("/docs", "/redoc")] == [404, 404]
 
 
-def test_a_caller_that_hangs_up_in_the_middle_is_counted_and_costs_nothing(
-    served: Served, eventually: Eventually
-) -> None:
+def test_a_caller_that_hangs_up_in_the_middle_is_counted_and_costs_nothing(served: Served) -> None:
     before = served.kept(), served.count("webhook_rejected_total", reason="incomplete") or 0
     address = served.url.removeprefix("http://").split(":")
 
@@ -399,8 +387,8 @@ def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_proce
 # --- as a program
 
 
-def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path, eventually: Eventually) -> None:
-    with serving(tmp_path / "run", eventually) as (served, process):
+def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
+    with serving(tmp_path / "run") as (served, process):
         assert httpx.get(f"{served.url}/healthz", trust_env=False).text == "ok\n"
 
         process.send_signal(signal.SIGTERM)
@@ -409,8 +397,8 @@ def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path, eventually: Eventually) 
         assert '"event": "remediator stopped"' in served.log.read_text()
 
 
-def test_what_it_accepted_is_there_after_a_kill(tmp_path: Path, eventually: Eventually) -> None:
-    with serving(tmp_path / "run", eventually) as (served, process):
+def test_what_it_accepted_is_there_after_a_kill(tmp_path: Path) -> None:
+    with serving(tmp_path / "run") as (served, process):
         assert served.post(payload(sent())).status_code == 202
         process.kill()
         process.wait()

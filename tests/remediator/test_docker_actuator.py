@@ -12,8 +12,7 @@ from deploy.image import worker_image
 from gpuwarden import cgroup
 from remediator.actuators import ActuatorError
 from remediator.actuators.docker import LABEL, DockerActuator
-
-Eventually = Callable[..., None]
+from tests.waiting import eventually
 
 PATIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
 UNKNOWN = "f" * 64
@@ -29,7 +28,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def run(engine: Engine, eventually: Eventually) -> Iterator[Callable[..., str]]:
+def run(engine: Engine) -> Iterator[Callable[..., str]]:
     """Run a container with these labels until it says that it is ready; its full id."""
     client = docker.DockerClient(base_url=engine.base_url)
     started = []

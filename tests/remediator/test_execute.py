@@ -32,8 +32,7 @@ from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, alert
 from tests.remediator.world import Box, World
-
-Eventually = Callable[..., None]
+from tests.waiting import eventually
 
 LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3)
 PACE = Pace(armed=True, limits=LIMITS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
@@ -635,9 +634,7 @@ def looping(works: Executor) -> Iterator[threading.Thread]:
         assert not thread.is_alive()
 
 
-def test_an_alert_is_taken_up_at_once_not_at_the_next_look(
-    ledger: Ledger, store: JobStore, eventually: Eventually
-) -> None:
+def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     world = World(Box(worker="w1", job_id=job_id))
     with looping(executor(ledger, store, world, pace=replace(PACE, look_again_s=60.0))):
@@ -651,9 +648,7 @@ def story_outcome(ledger: Ledger) -> str | None:
     return found.outcome if found else None
 
 
-def test_an_idle_executor_is_quiet_its_own_beat_wakes_nobody(
-    ledger_url: str, store: JobStore, eventually: Eventually
-) -> None:
+def test_an_idle_executor_is_quiet_its_own_beat_wakes_nobody(ledger_url: str, store: JobStore) -> None:
     count = 0
 
     class Counting(Ledger):
@@ -672,7 +667,7 @@ def test_an_idle_executor_is_quiet_its_own_beat_wakes_nobody(
     assert took_s >= 1.5
 
 
-def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStore, eventually: Eventually) -> None:
+def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     world.boxes["w1"].wedged = False
     with looping(executor(ledger, store, world)):
@@ -681,9 +676,7 @@ def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStor
         eventually(lambda: story_outcome(ledger) == "mended", "mended without another alert")
 
 
-def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(
-    ledger: Ledger, store: JobStore, eventually: Eventually
-) -> None:
+def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(ledger: Ledger, store: JobStore) -> None:
     slow, quick = running(store, worker="w1"), running(store, worker="w2")
     world = World(Box(worker="w1", job_id=slow), Box(worker="w2", job_id=quick))
     stopping, go_on = threading.Event(), threading.Event()
@@ -706,7 +699,7 @@ def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore, eventually: Eventually) -> None:
+def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     ledger.accept([alert("b", host="box2")], [], now=time.time())
 
@@ -717,7 +710,7 @@ def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore,
 
 
 def test_a_defect_in_one_episode_is_counted_and_the_others_go_on(
-    ledger: Ledger, store: JobStore, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     healthy = wedged(ledger, store)
     ledger.accept([alert("b", worker="w2")], [], now=time.time())
@@ -739,9 +732,7 @@ def test_a_defect_in_one_episode_is_counted_and_the_others_go_on(
         eventually(lambda: errors() >= 2, "the defect is counted each time")
 
 
-def test_a_defect_in_the_loop_itself_is_counted_and_outlived(
-    ledger: Ledger, store: JobStore, eventually: Eventually
-) -> None:
+def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
     look, times = works.look, itertools.count(1)
@@ -761,7 +752,7 @@ def test_a_defect_in_the_loop_itself_is_counted_and_outlived(
 
 
 def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
-    ledger_file: Path, ledger_url: str, store: JobStore, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    ledger_file: Path, ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.05)
     ledger = Ledger.open(ledger_url)
@@ -788,9 +779,7 @@ def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
     ledger.close()
 
 
-def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
-    ledger: Ledger, store: JobStore, eventually: Eventually
-) -> None:
+def test_the_queue_is_tended_on_a_timer_and_may_be_silent(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
     failures = itertools.count(1)

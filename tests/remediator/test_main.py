@@ -16,8 +16,7 @@ from gpuwarden import logs
 from gpuwarden.cli import main
 from remediator.ledger import Ledger
 from tests.remediator.builders import HOST
-
-Eventually = Callable[..., None]
+from tests.waiting import eventually
 
 TOKEN = "0123456789abcdef-token"
 
@@ -39,7 +38,7 @@ def execute(house: Path) -> list[str]:
 
 
 @pytest.fixture
-def told_to_end(eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+def told_to_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Run a program in this process; once it is up, send this process SIGTERM; its exit code."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -120,7 +119,7 @@ def test_execute_without_docker_and_with_supervised_processes(
 
 
 def test_a_second_executor_is_one_clear_line_and_1_and_the_next_may_start_when_the_first_ended(
-    house: Path, execute: list[str], told_to_end: Callable[..., int], eventually: Eventually
+    house: Path, execute: list[str], told_to_end: Callable[..., int]
 ) -> None:
     with (house / "log").open("wb") as log:
         first = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
@@ -142,7 +141,7 @@ def test_a_second_executor_is_one_clear_line_and_1_and_the_next_may_start_when_t
     assert told_to_end(execute, up=lambda: beats(house) != last) == 0
 
 
-def test_a_dry_run_says_so_in_its_log(house: Path, execute: list[str], eventually: Eventually) -> None:
+def test_a_dry_run_says_so_in_its_log(house: Path, execute: list[str]) -> None:
     with (house / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
     try:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from remediator.actuators import ActuatorError, process
 from remediator.actuators.process import ProcessActuator
-
-Eventually = Callable[..., None]
+from tests.waiting import eventually
 
 # Says when it is ready: a signal before that would find Python still starting.
 PATIENT = "import signal; print('ready', flush=True); signal.pause()"
@@ -30,12 +29,11 @@ FAMILY = (
 class Room:
     """One supervised worker, its files, and what is ended when the test ends."""
 
-    def __init__(self, folder: Path, eventually: Eventually) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pid_file = folder / "w1.pid"
         self.log = folder / "w1.log"
         self.started: list[int] = []
-        self._eventually = eventually
 
     def actuator(self, *argv: str, **env: str) -> ProcessActuator:
         shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in env.items())
@@ -51,13 +49,13 @@ class Room:
         actuator.start("w1")
         pid = int(self.pid_file.read_text().split()[0])
         self.started.append(pid)
-        self._eventually(lambda: "\n" in self.log.read_text(), "the worker is ready")
+        eventually(lambda: "\n" in self.log.read_text(), "the worker is ready")
         return pid
 
 
 @pytest.fixture
-def room(tmp_path: Path, eventually: Eventually) -> Iterator[Room]:
-    found = Room(tmp_path, eventually)
+def room(tmp_path: Path) -> Iterator[Room]:
+    found = Room(tmp_path)
     yield found
     for pid in found.started:
         process._end(pid, start_ticks(pid), grace_s=0.0)
@@ -171,7 +169,7 @@ def test_it_ignores_no_signal_that_python_does(room: Room) -> None:
     assert int(room.log.read_text().split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
 
 
-def test_its_log_goes_on_where_it_was(room: Room, eventually: Eventually) -> None:
+def test_its_log_goes_on_where_it_was(room: Room) -> None:
     actuator = room.actuator("/bin/sh", "-c", "echo out; echo err >&2")
     room.start(actuator)
     eventually(lambda: not running(actuator), "it ended")
@@ -272,7 +270,7 @@ def test_its_children_end_with_it_deaf_or_not(room: Room) -> None:
     assert not lives(child)
 
 
-def test_children_that_outlive_it_are_seen_and_are_ended_by_a_stop(room: Room, eventually: Eventually) -> None:
+def test_children_that_outlive_it_are_seen_and_are_ended_by_a_stop(room: Room) -> None:
     actuator = room.actuator(*python(FAMILY, PATIENT))
     pid = room.start(actuator)
     child = int(room.log.read_text())
