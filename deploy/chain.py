@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +28,17 @@ START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
 
 
+LISTENERS: Final = ("exporter", "remediator", "alertmanager", "prometheus")
+"""The parts that listen, as `Plan.ports` calls them."""
+
+
 class ChainError(Exception):
     """A part of the chain did not start, or ended by itself; the message ends with what it last logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What chain to run."""
+    """What chain to run. A listener without a port in `ports` takes a free one; units stand in the names."""
 
     work: Path
     host: str
@@ -46,6 +50,7 @@ class Plan:
     ram_delta_mib: int = 5120
     stop_grace_s: float = 10.0
     settle_bound_s: float = 60.0
+    ports: Mapping[str, int] = field(default_factory=dict)
     rules: Sequence[Path] = tuple(sorted((CHECKOUT / "alerts").glob("*.rules.yaml")))
 
 
@@ -58,17 +63,17 @@ class Chain:
         self.queue_url = f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
         self.ledger_url = f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
         self.token_file = plan.work / "token"
-        self.exporter_url = f"http://127.0.0.1:{_free_port()}"
-        self.remediator_url = f"http://127.0.0.1:{_free_port()}"
-        self.alertmanager_url = f"http://127.0.0.1:{_free_port()}"
-        self.prometheus_url = f"http://127.0.0.1:{_free_port()}"
+        self.exporter_url, self.remediator_url, self.alertmanager_url, self.prometheus_url = (
+            f"http://127.0.0.1:{_port_for(part, plan.ports.get(part))}" for part in LISTENERS
+        )
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.http = httpx.Client(timeout=5.0, trust_env=False)
         for folder in (self.directory, plan.work / "queue", plan.work / "ledger", plan.work / "log"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.directory / "host").write_text(plan.host + "\n", encoding="ascii")
-        with open(self.token_file, "w", encoding="ascii", opener=_private) as file:
-            file.write(secrets.token_hex(24))
+        if not self.token_file.exists():
+            with open(self.token_file, "w", encoding="ascii", opener=_private) as file:
+                file.write(secrets.token_hex(24))
 
     def __enter__(self) -> Self:
         """Start everything, and wait until all of it answers."""
@@ -259,8 +264,17 @@ def _port(url: str) -> str:
     return url.rpartition(":")[2]
 
 
-def _free_port() -> int:
+def _port_for(part: str, wanted: int | None) -> int:
+    """The wanted port, which must be free, or a free one."""
     with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
+        # As the listeners do: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted or 0))
+        except OSError as error:
+            raise ChainError(
+                f"port {wanted}, wanted for {part}, cannot be used ({error.strerror}): stop what listens there, "
+                f"or give another --{part}-port"
+            ) from None
         port: int = probe.getsockname()[1]
         return port
