@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Modules that decide and compute without any I/O: every branch of them is tested.
-PURE := gpuwarden/job.py,gpuwarden/statefile.py,exporter/evidence.py,exporter/testimony.py,remediator/alert.py,remediator/plan.py,remediator/remedies/*
+PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/evidence.py,exporter/readings.py,exporter/testimony.py,remediator/alert.py,remediator/plan.py,remediator/remedies/*
 
 .PHONY: help demo test check ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help
@@ -24,7 +24,35 @@ help:  ## list the targets
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-setup: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_ARGS="--help" says more
+setup: .venv/.ready  ## make the virtual environment and fetch the real parts
+	@$(BIN)/python -m deploy.parts
+
+demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
+	@$(BIN)/python -m deploy.demo
+
+test: .venv/.ready  ## every test, through real Prometheus, Alertmanager and Docker
+	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/.ready  ## style, types, import contracts, rules, configuration
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m dashboards.render --check
+	@$(BIN)/python -m exporter.reference --check
+	@$(BIN)/python -m remediator.reference --check
+	@$(BIN)/python -m deploy.check
+
+ci: check  ## what CI runs: the checks, the tests without a single skip, coverage of the pure modules
+	@$(MAKE) --no-print-directory test PYTEST_ARGS="--no-skips --cov --cov-report= $(PYTEST_ARGS)"
+	@$(BIN)/python -m coverage report --include='$(PURE)' --fail-under=100 --precision=1
+	@$(BIN)/python -m coverage report --format=total | sed 's/^/coverage of everything, branches included: /; s/$$/ %/'
+
+bench: .venv/.ready  ## measure: medians and ratios, in one run
+	@$(BIN)/python -m bench
+
+up: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_ARGS="--help" says more
 	@$(BIN)/python -m deploy.up $(UP_ARGS)
 
 lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml

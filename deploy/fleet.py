@@ -22,6 +22,8 @@ from remediator.actuators.process import ProcessActuator
 
 BODY: Final = "deploy.demo.body:load"
 QUEUE: Final = "gpu"
+STAGE_LABEL: Final = "gpuwarden.stage"
+"""Marks the containers made here, so that those of a killed run are known again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,13 @@ class DockerFleet:
     def __enter__(self) -> Self:
         """Create the containers; nothing runs yet."""
         name = image.worker_image(self._client, extra=_image_files())
-        for slot in self._slots:
-            self._containers[slot.worker] = self._create(slot, name)
+        self._remove_leftovers()
+        try:
+            for slot in self._slots:
+                self._containers[slot.worker] = self._create(slot, name)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -110,10 +117,17 @@ class DockerFleet:
         text: bytes = self._containers[worker].logs()
         return text.decode("utf-8", "replace")
 
+    def _remove_leftovers(self) -> None:
+        """What a killed run left under these names; a container of that name that is not ours stays, and is named."""
+        ours = {slot.worker for slot in self._slots}
+        for container in self._client.containers.list(all=True, filters={"label": STAGE_LABEL}):
+            if container.name in ours:
+                container.remove(force=True)
+
     def _create(self, slot: Slot, image_name: str) -> Container:
         ground, worker = self._ground, slot.worker
         (ground.directory / worker).mkdir(exist_ok=True)
-        managed: dict[str, str] = {} if worker in self._unmanaged else {LABEL: "true"}
+        managed = {STAGE_LABEL: "true"} | ({} if worker in self._unmanaged else {LABEL: "true"})
         return self._client.containers.create(
             image_name,
             [

@@ -39,7 +39,15 @@ class Stage:
     data: Path
 
     def submit(
-        self, script: body.Script, *, now: float, stall_timeout_s: float, run_id: str | None = None, queue: str = QUEUE
+        self,
+        script: body.Script,
+        *,
+        now: float,
+        stall_timeout_s: float,
+        run_id: str | None = None,
+        queue: str = QUEUE,
+        job_class: JobClass = JobClass.GPU,
+        reports_steps: bool = True,
     ) -> JobId:
         """Draw a noisy picture and queue the job that cleans it."""
         path = self.data / f"{script.picture}.pgm"
@@ -50,7 +58,8 @@ class Stage:
         return self.store.submit(
             Submission(
                 queue=queue,
-                job_class=JobClass.GPU,
+                job_class=job_class,
+                reports_steps=reports_steps,
                 model="denoiser",
                 payload=script.payload(),
                 steps_total=script.steps,

@@ -115,7 +115,7 @@ def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidenc
 
     What this sees as a sign of life restarts the silence by itself: the durations that the rule compares begin anew.
     """
-    silence_s = job.stall_timeout_s
+    silence_s = job.silence_s
     if silence_s == 0 or beat_age_s is None or beat_age_s < silence_s:
         return None
     if evidence is None:

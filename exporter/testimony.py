@@ -32,13 +32,14 @@ def _facts(
         container=container.name if container else None,
         container_id=container.id if container else None,
         container_incarnation=container.incarnation if container else None,
+        container_workers=_live_workers_in(place, snapshot) if place else None,
         job_id=job.job_id if job else None,
         attempt=job.attempt if job else None,
         phase=job.phase if job else None,
         step=job.step if job else None,
         elapsed_s=job.started.age_s(taken) if job else None,
         budget_s=job.budget_s if job else None,
-        stall_timeout_s=job.stall_timeout_s if job else None,
+        stall_timeout_s=job.silence_s if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
         gpus=list(place.gpus) if place else None,
         gpu_simulated=None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
@@ -49,6 +50,11 @@ def _facts(
         ram_unknown=place.ram_unknown.because if place and place.ram_unknown else None,
         gpu_pids=_driver_pids(snapshot),
     )
+
+
+def _live_workers_in(place: ContainerEvidence, snapshot: Snapshot) -> int:
+    sightings = snapshot.workers.workers if snapshot.workers else ()
+    return sum(sighting.alive is True and snapshot.container_of(sighting) is place for sighting in sightings)
 
 
 def _driver_pids(snapshot: Snapshot) -> dict[str, list[int] | None] | None:

@@ -38,6 +38,8 @@ class WorkerFacts:
     container: str | None
     container_id: str | None
     container_incarnation: str | None
+    # How many live workers there are in it: it can be freed for a worker that has it alone.
+    container_workers: int | None
     # The attempt; all null while the worker runs none.
     job_id: int | None
     attempt: int | None

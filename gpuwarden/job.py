@@ -174,6 +174,15 @@ class Phase(StrEnum):
     SAVE = "save"
     IDLE = "idle"
 
+    @property
+    def policed(self) -> bool:
+        """Whether GPU and RAM tell enough of this phase for the stall condition.
+
+        In the others a healthy job can leave both untouched for minutes (a warm page cache, a slow disk), and the signs
+        that would tell, I/O, page faults and CPU time, are not read yet (A5).
+        """
+        return self not in (Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT)
+
 
 class Trip(StrEnum):
     """Which condition ended an attempt; told apart in logs, metrics, the ledger and exit codes (A18)."""

@@ -5,6 +5,7 @@ attempt. Which state each move starts from and ends in comes from `gpuwarden.job
 Unix seconds, passed in by the caller.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -299,9 +300,21 @@ class JobStore:
 
     # --- what runs on a timer
 
-    def reclaim_expired(self, *, now: float) -> list[JobId]:
-        """Queue again every running job whose lease ran out (A13), or fail it at the reclaim cap; the ids touched."""
+    def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
+        """The running jobs whose lease has run out, each with its attempt."""
+        found = select(JOBS.c.job_id, JOBS.c.attempt).where(JOBS.c.lease_expires_at < now, _from(Move.RECLAIM))
+        with reading(self._engine) as connection:
+            return frozenset((JobId(row.job_id), row.attempt) for row in connection.execute(found))
+
+    def reclaim_expired(self, *, now: float, among: Iterable[JobId] | None = None) -> list[JobId]:
+        """Queue again every running job whose lease ran out (A13), or fail it at the reclaim cap; the ids touched.
+
+        `among` bounds it to some jobs. A lease is by the wall clock, so a caller that sweeps on a timer gives a machine
+        that woke from a suspend, or a queue that was away, the time of a renewal first.
+        """
         expired = and_(JOBS.c.lease_expires_at < now, _from(Move.RECLAIM))
+        if among is not None:
+            expired = and_(expired, JOBS.c.job_id.in_(sorted(among)))
         with writing(self._engine) as connection:
             spent = connection.execute(select(JOBS).where(expired, JOBS.c.reclaims >= RECLAIMS_MAX)).all()
             for row in spent:

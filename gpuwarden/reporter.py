@@ -210,8 +210,11 @@ class Reporter:
         # Another thread that is writing now tells as much: a step waits for nobody.
         if now_s >= self._next_write_s and self._changing.acquire(blocking=False):
             try:
-                if self._job is not None:
-                    self._job = replace(self._job, beat=clock.stamp())
+                job = self._job
+                if job is not None:
+                    # A warm-up step of a load is progress and no arming: the worker arms when the load has ended (A3).
+                    armed = job.beat is not None or job.phase is not Phase.LOAD
+                    self._job = replace(job, beat=clock.stamp() if armed else None)
                     self._publish_job()
             finally:
                 self._changing.release()

@@ -99,6 +99,11 @@ class JobFile:
     items_done: int
     items_failed: int
 
+    @property
+    def silence_s(self) -> float:
+        """The silence it is allowed now, seconds; 0 where the stall condition does not police it (A5, A6)."""
+        return self.stall_timeout_s if self.phase.policed else 0.0
+
 
 def check_name(name: str, *, what: str = "worker") -> str:
     """Return `name` when it can safely be a file name and a label.

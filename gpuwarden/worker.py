@@ -29,7 +29,7 @@ import structlog
 from gpuwarden import logs
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S
+from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, Phase
 from gpuwarden.jobstore import Job, JobStore
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
 
@@ -221,6 +221,7 @@ class Worker:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
                 bound.warning("queue does not answer; the result waits", because=str(error))
+                self._reporter.phase(Phase.SAVE)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
                 time.sleep(SETTLE_RETRY_S)
                 continue
             bound.info("job completed" if because is None else "job marked failed", accepted=accepted)

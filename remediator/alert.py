@@ -72,8 +72,12 @@ def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
     return alerts, refusals
 
 
-def admit(alert: Alert, *, host: str, remedies: Collection[str]) -> Refusal | None:
-    """Whether this host's remediator takes the alert up at all; `None` means that it does."""
+def admit(alert: Alert, *, host: str, remedies: Mapping[str, Collection[Trip]]) -> Refusal | None:
+    """Whether this host's remediator takes the alert up at all; `None` means that it does.
+
+    `remedies` are the ones there are, each with the trips that it can confirm on the host: an alert for any other would
+    only keep its worker's episode busy.
+    """
     labels = alert.labels
     found = labels.get("host", "")
     remedy = labels.get("remedy", "")
@@ -84,9 +88,12 @@ def admit(alert: Alert, *, host: str, remedies: Collection[str]) -> Refusal | No
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
         reason, because = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
-    elif labels.get("trip") not in list(Trip):
-        known = ", ".join(Trip)
-        reason, because = "unknown_trip", f"its trip is {_short(labels.get('trip')) or 'not named'}; known are: {known}"
+    elif labels.get("trip") not in remedies[remedy]:
+        known = ", ".join(sorted(remedies[remedy]))
+        reason, because = (
+            "unknown_trip",
+            f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
+        )
     elif not labels.get("worker"):
         reason, because = "no_worker", f"remedy {remedy} needs the label `worker`"
     else:

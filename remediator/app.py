@@ -111,6 +111,7 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
         rejected.labels(reason)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
+    trips = {name: remedy.trips for name, remedy in REMEDIES.items()}
     next_word_s = 0.0
 
     def authenticated(authorization: Annotated[str, Header()] = "") -> None:
@@ -133,7 +134,7 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
-        judged = [(each, alerts.admit(each, host=host, remedies=REMEDIES.keys())) for each in found]
+        judged = [(each, alerts.admit(each, host=host, remedies=trips)) for each in found]
         accepted = [each for each, refusal in judged if refusal is None]
         refusals += [refusal for _, refusal in judged if refusal is not None]
         try:

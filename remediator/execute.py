@@ -74,6 +74,7 @@ class Executor:
         self._hands = hands
         self._pace = pace
         self._waits: dict[int, str] = {}
+        self._looking_since: dict[int, float] = {}
         self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
         self._started_at = time.time()
@@ -120,6 +121,7 @@ class Executor:
         episodes = [episode for episode in self._ledger.open_episodes() if episode.host == self._host]
         for closed in set(self._waits).difference(each.episode_id for each in episodes):
             del self._waits[closed]
+            self._looking_since.pop(closed, None)
         for episode in episodes:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._work, episode)
@@ -159,7 +161,7 @@ class Executor:
             for _ in range(STEPS_MAX):
                 if episode is None or self._closing.is_set():
                     return
-                step = REMEDIES[episode.remedy](self._facts(episode))
+                step = REMEDIES[episode.remedy].decide(self._facts(episode))
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
                     return
@@ -188,8 +190,11 @@ class Executor:
         evidence, worker_ended = self._evidence(episode, unknown)
         container, container_known = self._container(episode, evidence, unknown)
         job, job_known = self._job(episode, unknown)
+        now = time.time()
+        if len(unknown) > worker_ended:  # somebody was silent: a worker that is not seen is an answer
+            self._looking_since.pop(episode.episode_id, None)
         return Facts(
-            now=time.time(),
+            now=now,
             armed=self._pace.armed,
             limits=self._pace.limits,
             episode=episode,
@@ -199,15 +204,19 @@ class Executor:
             job=job,
             job_known=job_known,
             worker_ended=worker_ended,
+            looking_since=self._looking_since.setdefault(episode.episode_id, now),
             unknown="; ".join(unknown),
         )
 
     def _evidence(self, episode: Episode, unknown: list[str]) -> tuple[WorkerFacts | None, bool]:
         try:
             return self._hands.witness.about(episode.worker, host=self._host), False
+        except WorkerUnseenError as error:
+            unknown.append(str(error))
+            return None, True
         except GpuwardenError as error:
             unknown.append(str(error))
-            return None, isinstance(error, WorkerUnseenError)
+            return None, False
 
     def _container(
         self, episode: Episode, evidence: WorkerFacts | None, unknown: list[str]
@@ -255,6 +264,8 @@ class Executor:
                 if not self._ledger.begin(episode, step, now=time.time()):
                     because = "that incarnation of the container was freed already"
                     self._ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, because, now=time.time())
+            case plan.Withdraw(because=because):
+                self._ledger.withdraw(episode.episode_id, because, now=time.time())
             case plan.Advance(kind=kind, stage=stage, because=because):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
@@ -291,8 +302,10 @@ class Executor:
             raise AssertionError("a free without an intent was decided")
         actuator = self._hands.actuators[intent.data["kind"]]
         handle: str = intent.data["handle"]
+        stage = Stage.STARTING if isinstance(step, plan.Start) else Stage.STOPPING
+        tries = 1 + (int(intent.data.get("tries", 0)) if intent.stage is stage else 0)
         if isinstance(step, plan.Start):
-            if self._advance(episode, intent, Stage.STARTING, "start", step.because, act="decided"):
+            if self._advance(episode, intent, stage, "start", step.because, act="decided", data={"tries": tries}):
                 self._try(episode, "start", lambda: actuator.start(handle))
             return
         before = actuator.look(handle)
@@ -300,10 +313,15 @@ class Executor:
             return  # it ended or was restarted since the facts were read: that incarnation is over
         # What it had at the first try counts too: a process may leave its cgroup before the driver lets go of it.
         had = intent.data.get("pids", [])
-        data = {"pids": sorted(before.pids.union(had)), "cgroup": before.cgroup or intent.data.get("cgroup")}
-        if self._advance(episode, intent, Stage.STOPPING, "stop", step.because, act="decided", data=data):
-            self._clear_ghost(episode)
+        data = {
+            "pids": sorted(before.pids.union(had)),
+            "cgroup": before.cgroup or intent.data.get("cgroup"),
+            "tries": tries,
+        }
+        if self._advance(episode, intent, stage, "stop", step.because, act="decided", data=data):
+            # Nothing that can take its time stands between the look and the stop: the container could be another then.
             self._try(episode, "stop", lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
+            self._clear_ghost(episode)
 
     def _advance(
         self,

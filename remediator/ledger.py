@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Engine, Row, Select, and_, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, String, and_, cast, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from gpuwarden.database import Changes, open_database, reading, writing
@@ -201,6 +201,17 @@ class Ledger:
             _write(connection, episode_id, act, step, because, now)
             return True
 
+    def withdraw(self, episode_id: int, because: str, *, now: float) -> None:
+        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither."""
+        planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
+        unused = INTENTS.c.key + " (withdrawn " + cast(INTENTS.c.intent_id, String) + ")"
+        with writing(self._engine) as connection:
+            taken = connection.execute(
+                update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
+            )
+            if taken.rowcount:
+                _write(connection, episode_id, "decided", "withdraw", because, now)
+
     def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
         """Add a line to an episode's account."""
         with writing(self._engine) as connection:
@@ -392,7 +403,9 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
             entered_at=found.entered_at,
             data=found.data,
         )
-        for found in connection.execute(select(INTENTS).where(INTENTS.c.episode_id == row.episode_id))
+        for found in connection.execute(
+            select(INTENTS).where(INTENTS.c.episode_id == row.episode_id, INTENTS.c.stage != Stage.WITHDRAWN)
+        )
     }
     newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
     firing = connection.scalar(select(func.count()).where(newest, ALERTS.c.firing))

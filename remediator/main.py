@@ -161,6 +161,9 @@ def _listening(address: str, port: int) -> socket.socket:
 def _complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
     """What is wrong with the settings, a line each."""
     for found in error.errors():
+        if not found["loc"]:
+            yield found["msg"]
+            continue
         name = str(found["loc"][0])
         option = f"--{name.replace('_', '-')} (or GPUWARDEN_REMEDIATOR_{name.upper()})"
         if found["type"] == "missing":

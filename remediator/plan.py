@@ -21,7 +21,10 @@ class Kind(StrEnum):
 
 
 class Stage(StrEnum):
-    """How far an intent is. A free goes planned, stopping, dead, starting, done; a settle planned, fenced, done."""
+    """How far an intent is. A free goes planned, stopping, dead, starting, done; a settle planned, fenced, done.
+
+    One that was withdrawn had done nothing: it gives its key back, and its episode no longer has it.
+    """
 
     PLANNED = "planned"
     FENCED = "fenced"
@@ -30,6 +33,7 @@ class Stage(StrEnum):
     STARTING = "starting"
     DONE = "done"
     ABANDONED = "abandoned"
+    WITHDRAWN = "withdrawn"
 
 
 class Outcome(StrEnum):
@@ -47,7 +51,8 @@ class Intent:
     """One thing that was promised: written before anything is done, and kept to its end.
 
     `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle and
-    GPUs, and once it is stopping the pids and cgroup it had; that of a settle the worker incarnation that held the job.
+    GPUs, once it is stopping the pids and cgroup it had, and how many tries its stage has had; that of a settle the
+    worker incarnation that held the job.
     """
 
     intent_id: int
@@ -123,6 +128,8 @@ class Limits:
 class Facts:
     """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`.
 
+    `looking_since` is since when, Unix seconds, this process has looked on without a break, with nobody silent and
+    nothing done meanwhile. Patience counts from there, so that downtime uses none of it up.
     `worker_ended` is set where the exporter did answer, from a fresh look, and sees no such worker: one that ended
     cleanly took its files away, while one that died or was killed leaves them.
     """
@@ -137,6 +144,7 @@ class Facts:
     job: JobFacts | None
     job_known: bool
     worker_ended: bool = False
+    looking_since: float = 0.0
     unknown: str = ""
 
 
@@ -178,6 +186,13 @@ class Begin:
     worker_incarnation: str
     because: str
     gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdraw:
+    """Take back the intents that are only planned: nothing was done for them. The episode is considered anew."""
+
+    because: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,4 +239,4 @@ class Advance:
     because: str
 
 
-Step = Wait | Close | WouldAct | Begin | Fence | Stop | Start | Requeue | Fail | Advance
+Step = Wait | Close | WouldAct | Begin | Withdraw | Fence | Stop | Start | Requeue | Fail | Advance

@@ -2,12 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
 
 from gpuwarden.job import WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import DEFAULT_DIR
+
+STOP_MARGIN_S: Final = 15.0
+"""What settle_bound_s must leave beyond stop_grace_s, seconds."""
 
 
 def _config(program: str) -> SettingsConfigDict:
@@ -82,3 +86,13 @@ class ExecuteSettings(_Common):
     retries_max: int = Field(
         default=WATCHDOG_RETRIES_MAX, ge=0, description="trips that requeue a job; the next one fails it"
     )
+
+    @model_validator(mode="after")
+    def _patience_outlasts_the_grace(self) -> Self:
+        """A stop takes its grace, and the exporter a look or two to see the death; only then may patience end."""
+        if not self.stop_grace_s + STOP_MARGIN_S <= self.settle_bound_s <= self.free_bound_s:
+            raise ValueError(
+                f"stop_grace_s ({self.stop_grace_s:g}) and {STOP_MARGIN_S:g} s more must fit into settle_bound_s "
+                f"({self.settle_bound_s:g}), and that into free_bound_s ({self.free_bound_s:g})"
+            )
+        return self

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from docker.errors import DockerException
 from rich import box
 from rich.console import Console
 from rich.live import Live
@@ -22,7 +23,7 @@ from deploy.demo import verdict
 from deploy.demo.body import Script
 from deploy.demo.story import Event, Story, follow
 from deploy.demo.verdict import Case, Link
-from deploy.engine import Engine, NoEngine, docker_engine
+from deploy.engine import Engine, EngineNotStopped, NoEngine, docker_engine
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.errors import GpuwardenError
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
     try:
         return _play(work, console, arguments.svg)
-    except (parts.PartMissing, ChainError, GpuwardenError) as error:
+    except (parts.PartMissing, ChainError, EngineNotStopped, GpuwardenError, DockerException) as error:
         console.print(f"[red]the demonstration cannot go on:[/] {error}", highlight=False)
         return 1
     except KeyboardInterrupt:

@@ -135,9 +135,9 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
-        "Silence the job is allowed once armed; absent for a job that the stall condition does not police.",
+        "Silence the job is allowed once armed; absent while the stall condition does not police the job.",
         _SLOT,
-        ((row.key, row.job.stall_timeout_s or None) for row in rows),
+        ((row.key, row.job.silence_s or None) for row in rows),
     )
     yield gauge(
         "gpuwarden_job_stall_suspected",
@@ -146,6 +146,6 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
         (
             (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place) is not None))
             for row in rows
-            if row.job.stall_timeout_s
+            if row.job.silence_s
         ),
     )

@@ -8,6 +8,7 @@ import stat
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -81,7 +82,9 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
     container_id = None
     if pid is not None:
         try:
-            container_id = cgroup.container_id(pid, proc=proc)
+            found_in = cgroup.container_id(pid, proc=proc)
+            # In the container that the exporter itself is in, it sees nothing but processes.
+            container_id = None if found_in == _own_container() else found_in
         except OSError:
             pid = None  # it died between the two looks; the lock will say so at the next
     return WorkerSighting(
@@ -91,6 +94,11 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
         pid=pid,
         container_id=container_id,
     )
+
+
+@cache
+def _own_container() -> str | None:
+    return cgroup.container_id(os.getpid())
 
 
 def _job(path: Path, worker: WorkerFile, errors: Counter[str]) -> JobFile | None:

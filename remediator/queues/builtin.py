@@ -1,8 +1,14 @@
 """gpuwarden's own SQL queue, as the remediator sees it."""
 
-from gpuwarden.job import Trip
+import time
+from typing import Final
+
+from gpuwarden.job import HEARTBEAT_S, JobId, Trip
 from gpuwarden.jobstore import JobStore, UnknownJobError
 from remediator.plan import JobFacts
+
+RENEWAL_S: Final = 2 * HEARTBEAT_S
+"""How long a lease must have been seen expired before its job is reclaimed, seconds."""
 
 
 class BuiltinQueue:
@@ -10,6 +16,7 @@ class BuiltinQueue:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
+        self._expired: dict[tuple[JobId, int], float] = {}
 
     def job(self, job_id: int) -> JobFacts | None:
         """The job as it is now."""
@@ -43,6 +50,14 @@ class BuiltinQueue:
         self._store.clear_busy_ghost(host=host, worker=worker, incarnation=incarnation, now=now)
 
     def tend(self, *, now: float) -> None:
-        """Reclaim expired leases, consume failed events."""
-        self._store.reclaim_expired(now=now)
+        """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.
+
+        A machine that was suspended, or a queue that was away, leaves every lease expired at once: its workers renew
+        within a heartbeat, and only what is still expired then is given away.
+        """
+        now_s = time.monotonic()
+        self._expired = {each: self._expired.get(each, now_s) for each in self._store.expired(now=now)}
+        ripe = [job_id for (job_id, _), since_s in self._expired.items() if now_s - since_s >= RENEWAL_S]
+        if ripe:
+            self._store.reclaim_expired(now=now, among=ripe)
         self._store.consume_events(now=now)

@@ -1,12 +1,26 @@
-"""The remedies, one file each: `decide(facts) -> Step`, pure. An alert names its remedy in the label `remedy`.
+"""The remedies, one file each: `decide(facts) -> Step` and the trips it can confirm, pure.
 
-To add one: a file here, its line in `REMEDIES`, a test in tests/remediator.
+An alert names its remedy in the label `remedy`. To add one: a file here, its line in `REMEDIES`, a test in
+tests/remediator.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
+from gpuwarden.job import Trip
 from remediator.plan import Facts, Step
 from remediator.remedies import restart_worker
 
-REMEDIES: Final[Mapping[str, Callable[[Facts], Step]]] = {"restart_worker": restart_worker.decide}
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """How an episode is decided, and for which trips local evidence can confirm it."""
+
+    decide: Callable[[Facts], Step]
+    trips: frozenset[Trip]
+
+
+REMEDIES: Final[Mapping[str, Remedy]] = {
+    "restart_worker": Remedy(decide=restart_worker.decide, trips=restart_worker.TRIPS)
+}

@@ -5,6 +5,7 @@ requeue or fail, start. Where it cannot confirm it waits while the alert fires, 
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import MOVES, Move, State, Trip
@@ -24,8 +25,15 @@ from remediator.plan import (
     Step,
     Stop,
     Wait,
+    Withdraw,
     WouldAct,
 )
+
+TRIPS: Final = frozenset({Trip.STALL})
+"""The trips that `confirm` can confirm; an alert with another is refused at the door."""
+
+TRIES_MAX: Final = 5
+"""How often a stop, or a start, is tried before a person is called."""
 
 
 def decide(facts: Facts) -> Step:
@@ -52,7 +60,7 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
 
     Any unknown is a no: an absent figure is never taken for idle.
     """
-    if trip is not Trip.STALL:
+    if trip not in TRIPS:
         return False, f"no local evidence is defined for trip {trip}"
     silence_s = evidence.stall_timeout_s
     if evidence.alive is not True:
@@ -93,6 +101,12 @@ def _consider(facts: Facts) -> Step:
         return _doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
     if not container.managed:
         because = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if evidence.container_workers != 1:
+        count = evidence.container_workers
+        because = (
+            f"container {container.name} holds {count} live workers; it is restarted only for one that has it alone"
+        )
         return Close(outcome=Outcome.REFUSED, because=because)
     if container.incarnation != evidence.container_incarnation or not container.running:
         return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
@@ -160,8 +174,8 @@ def _fence_if_still_wedged(facts: Facts, free: Intent, settle: Intent) -> Step:
     else:
         wedged, figures = _still_wedged(facts, free)
     if not wedged:
-        if facts.now - settle.entered_at >= facts.limits.free_bound_s:
-            return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
+        if _late(facts, settle):
+            return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
@@ -172,16 +186,14 @@ def _free(facts: Facts, free: Intent) -> Step:
     """The free's next step. What is seen dead comes here only once its settle is over, and so starts after it."""
     if not facts.container_known:
         return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
-    waited_s = facts.now - free.entered_at
-    late = waited_s >= facts.limits.free_bound_s
     container = facts.container
     gone = container is None
     if free.stage is Stage.PLANNED:
         if not _is_up(facts, free):
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=_ended(facts))
-        return _stop_if_still_wedged(facts, free, late=late)
+        return _stop_if_still_wedged(facts, free)
     if free.stage is Stage.STOPPING:
-        return _see_dead(facts, free, late=late)
+        return _see_dead(facts, free)
     if free.stage is Stage.DEAD:
         if gone:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
@@ -190,14 +202,24 @@ def _free(facts: Facts, free: Intent) -> Step:
         settle = facts.episode.settle
         settled = settle is not None and settle.stage is Stage.DONE
         return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
-    if container is not None and container.running:
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} runs again")
-    if gone or late:
+    if container is not None and (container.running or container.incarnation != free.key):
+        because = "runs again" if container.running else "was started, and has ended by itself since"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} {because}")
+    if gone or _tries(free) >= TRIES_MAX:
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
     return Start(because="it does not run yet")
 
 
-def _stop_if_still_wedged(facts: Facts, free: Intent, *, late: bool) -> Step:
+def _late(facts: Facts, intent: Intent) -> bool:
+    """Whether patience with an intent's stage has run out: it counts only while we looked on and all answered."""
+    return facts.now - max(intent.entered_at, facts.looking_since) >= facts.limits.free_bound_s
+
+
+def _tries(free: Intent) -> int:
+    return int(free.data.get("tries", 0))
+
+
+def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
     evidence = facts.evidence
     wedged, figures = _still_wedged(facts, free)
@@ -208,7 +230,9 @@ def _stop_if_still_wedged(facts: Facts, free: Intent, *, late: bool) -> Step:
     if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
-    if late:
+    if _late(facts, free):
+        if facts.episode.settle is None:
+            return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
     return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
 
@@ -233,11 +257,16 @@ def _is_up(facts: Facts, free: Intent) -> bool:
     return container is not None and container.incarnation == free.key and container.running
 
 
-def _see_dead(facts: Facts, free: Intent, *, late: bool) -> Step:
-    """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs."""
+def _see_dead(facts: Facts, free: Intent) -> Step:
+    """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
+
+    What speaks against it is waited for, and a person called in the end; what cannot be asked is only waited for.
+    """
+    tried = _tries(free) >= TRIES_MAX
     if _is_up(facts, free):
-        if late:
-            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it cannot be stopped: a person must look")
+        if tried:
+            because = f"it cannot be stopped, after {TRIES_MAX} tries: a person must look"
+            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
         return Stop(because="it still runs")
     container, had = facts.container, set(free.data.get("pids", []))
     ours = container is not None and container.incarnation == free.key
@@ -245,7 +274,7 @@ def _see_dead(facts: Facts, free: Intent, *, late: bool) -> Step:
     left = sorted(container.pids if ours else container.pids & had) if container else []
     if left:
         because = f"processes {left} are still in its cgroup"
-        if ours and not late:
+        if ours and not tried:
             return Stop(because=f"it does not run, but {because}")
     elif facts.worker_ended:
         because = "it does not run, its cgroup is empty, its worker ended cleanly"
@@ -254,12 +283,13 @@ def _see_dead(facts: Facts, free: Intent, *, late: bool) -> Step:
         listed = _listed_on(free.data.get("gpus", []), facts)
         if listed is None:
             because = f"the driver could not be asked whether its processes are gone: {facts.unknown or 'not listed'}"
-        elif held := sorted(listed & had):
-            because = f"the driver still lists its processes {held}"
-        else:
+            return Wait(reason="driver_silent", because=because)
+        held = sorted(listed & had)
+        if not held:
             because = "it does not run, its cgroup is empty, no GPU of its lists its pids"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-    if late:
+        because = f"the driver still lists its processes {held}"
+    if _late(facts, free):
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
     return Wait(reason="dying", because=because)
 

@@ -12,7 +12,7 @@ from deploy.engine import Engine
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.facts import WorkerFacts
-from gpuwarden.job import State
+from gpuwarden.job import JobClass, State
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -24,13 +24,18 @@ CONTROL = "gpuwarden-alone-control"
 
 SCRIPTS: Mapping[str, Script] = {
     "control": WEDGE,
-    "loading": Script(picture="loading", load_s=300, load_mib=600),
+    "loading": Script(picture="loading", load_s=150, load_mib=3000),
     "never-armed": Script(picture="never-armed", load_s=0.5, load_mib=8, load_hangs=True),
     "slow-busy": Script(picture="slow-busy", steps=9, slow_step=2, slow_s=300, **FAST),  # type: ignore[arg-type]
     "staging": Script(picture="staging", steps=9, slow_step=2, slow_s=300, idle_slow=True, churn_mib=96, **FAST),  # type: ignore[arg-type]
     "unknown": WEDGE,
     "one-unknown": WEDGE,
-    "not-policed": WEDGE,
+    "video": WEDGE,
+    "no-steps": WEDGE,
+}
+UNPOLICED: Mapping[str, tuple[JobClass, bool]] = {
+    "video": (JobClass.GPU_VIDEO, True),
+    "no-steps": (JobClass.GPU, False),
 }
 UNREADABLE = frozenset({"GPU-sim-unknown", "GPU-sim-one-unknown-1"})
 
@@ -69,7 +74,12 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
         scene.gpus.unreadable = UNREADABLE
         jobs = {
             name: scene.submit(
-                script, now=time.time(), stall_timeout_s=0 if name == "not-policed" else SILENCE_S, queue=name
+                script,
+                now=time.time(),
+                stall_timeout_s=SILENCE_S,
+                queue=name,
+                job_class=UNPOLICED.get(name, (JobClass.GPU, True))[0],
+                reports_steps=UNPOLICED.get(name, (JobClass.GPU, True))[1],
             )
             for name, script in SCRIPTS.items()
         }
@@ -111,6 +121,8 @@ def test_a_job_that_still_loads_is_left_alone(watched: Watched) -> None:
     assert facts.elapsed_s > 2 * SILENCE_S
     assert facts.gpu_idle_s is not None
     assert facts.gpu_idle_s > SILENCE_S
+    assert facts.ram_still_s is not None
+    assert facts.ram_still_s < SILENCE_S
 
 
 @pytest.mark.behaviour("A3")
@@ -163,14 +175,15 @@ def test_a_wedge_whose_gpu_or_one_of_two_cannot_be_read_is_left_alone(watched: W
 
 
 @pytest.mark.behaviour("A6")
-def test_a_job_that_the_stall_condition_does_not_police_is_left_alone(watched: Watched) -> None:
-    facts = watched.facts("not-policed")
+@pytest.mark.parametrize("name", UNPOLICED)
+def test_a_wedged_video_model_or_job_without_steps_is_left_to_its_budget(watched: Watched, name: str) -> None:
+    facts = watched.facts(name)
 
-    assert watched.untouched("not-policed")
+    assert watched.untouched(name)
     assert facts.gpu_idle_s is not None
     assert facts.ram_still_s is not None
     assert min(facts.gpu_idle_s, facts.ram_still_s, facts.beat_age_s or 0) > SILENCE_S
-    assert watched.scene.chain.query(f'gpuwarden_job_stall_timeout_seconds{{worker="{_worker("not-policed")}"}}') == []
+    assert watched.scene.chain.query(f'gpuwarden_job_stall_timeout_seconds{{worker="{_worker(name)}"}}') == []
 
 
 @pytest.mark.behaviour("A5")

@@ -181,7 +181,8 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
     assert told == WorkerFacts(
         host="box-1", worker="w0", sample_age_s=2.0, alive=True, worker_incarnation="inc-w0", heartbeat_age_s=2.0,
         container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
-        container_incarnation=build.container().incarnation, job_id=7, attempt=1, phase="step", step=12,
+        container_incarnation=build.container().incarnation, container_workers=1,
+        job_id=7, attempt=1, phase="step", step=12,
         elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
         gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]},

@@ -327,6 +327,7 @@ def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
 def test_a_step_is_a_beat_and_counts(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     start_job(report, steps_total=20)
+    report.arm()
 
     report.step()
     first = job_file(report)
@@ -340,6 +341,18 @@ def test_a_step_is_a_beat_and_counts(report: Reporter, monkeypatch: pytest.Monke
     assert third.step_mean_s is not None
     assert third.step_max_s is not None
     assert 0 < third.step_mean_s <= third.step_max_s
+
+
+def test_a_warm_up_step_of_the_load_is_no_beat_and_arms_nothing(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+
+    report.step()
+
+    loading = job_file(report)
+    assert (loading.phase, loading.step, loading.beat) == (Phase.LOAD, 1, None)
 
 
 def test_steps_are_written_at_most_once_a_second(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:

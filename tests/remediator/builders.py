@@ -80,7 +80,8 @@ def evidence(**changed: Any) -> WorkerFacts:
     default = WorkerFacts(
         host=HOST, worker="w1", sample_age_s=0.3, alive=True, worker_incarnation="i1", heartbeat_age_s=1.0,
         container_kind="docker", container="c1", container_id=HANDLE, container_incarnation=KEY,
-        job_id=7, attempt=1, phase="step", step=5, elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0,
+        container_workers=1, job_id=7, attempt=1, phase="step", step=5, elapsed_s=300.0, budget_s=8100.0,
+        stall_timeout_s=120.0,
         beat_age_s=130.0, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None, gpu_pids={"GPU-0": sorted(PIDS)},
     )  # fmt: skip

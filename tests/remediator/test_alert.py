@@ -11,6 +11,7 @@ from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Ref
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, LABELS, alert, payload, sent
 
+TRIPS = {name: remedy.trips for name, remedy in REMEDIES.items()}
 HOSTILE = {
     "a shell's substitution": "$(touch /tmp/owned) `id` ; rm -rf /",
     "newlines": 'w1\n{"event": "forged"}\r\n',
@@ -135,7 +136,7 @@ def test_hostile_text_is_carried_as_it_came(text: str) -> None:
 def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text: str) -> None:
     labels: dict[str, Any] = {label: text * 100}
 
-    refusal = admit(alert(**labels), host=HOST, remedies=REMEDIES)
+    refusal = admit(alert(**labels), host=HOST, remedies=TRIPS)
 
     assert refusal is not None
     assert refusal.because.isprintable()
@@ -184,13 +185,13 @@ ADMIT = {
 
 @pytest.mark.parametrize(("found", "reason"), ADMIT.values(), ids=ADMIT)
 def test_who_is_admitted(found: Any, reason: str | None) -> None:
-    refusal = admit(found, host=HOST, remedies=REMEDIES)
+    refusal = admit(found, host=HOST, remedies=TRIPS)
 
     assert (refusal.reason if refusal else None) == reason
 
 
 def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
-    refusal = admit(alert(remedy="reboot_host"), host=HOST, remedies=REMEDIES)
+    refusal = admit(alert(remedy="reboot_host"), host=HOST, remedies=TRIPS)
 
     assert isinstance(refusal, Refusal)
     assert refusal.because == "its remedy is 'reboot_host'; known are: restart_worker"

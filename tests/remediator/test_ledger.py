@@ -369,6 +369,33 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
     assert (again.free.key, again.settle.key) == (KEY, "7/1")
 
 
+def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: Ledger) -> None:
+    first, *_ = begun(ledger)
+
+    ledger.withdraw(first.episode_id, "it shows life", now=NOW)
+
+    withdrawn = read(ledger, first)
+    assert (withdrawn.free, withdrawn.settle) == (None, None)
+    assert ledger.begin(withdrawn, BEGIN, now=NOW)
+    again = read(ledger, first)
+    assert again.free is not None
+    assert again.settle is not None
+    assert (again.free.key, again.settle.key) == (KEY, "7/1")
+
+
+def test_only_what_is_planned_can_be_withdrawn(ledger: Ledger) -> None:
+    first, free, settle = begun(ledger)
+    assert advance(ledger, settle, Stage.FENCED)
+    assert advance(ledger, free, Stage.STOPPING)
+
+    ledger.withdraw(first.episode_id, "too late", now=NOW)
+
+    kept = read(ledger, first)
+    assert kept.free is not None
+    assert kept.settle is not None
+    assert (kept.free.stage, kept.settle.stage) == (Stage.STOPPING, Stage.FENCED)
+
+
 @pytest.mark.parametrize("reached", [Stage.STOPPING, Stage.DEAD])
 def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledger, reached: Stage) -> None:
     first, free, _ = begun(ledger)

@@ -25,10 +25,11 @@ from remediator.plan import (
     Step,
     Stop,
     Wait,
+    Withdraw,
     WouldAct,
 )
 from remediator.remedies import REMEDIES
-from remediator.remedies.restart_worker import confirm, decide
+from remediator.remedies.restart_worker import TRIES_MAX, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
@@ -49,7 +50,7 @@ FENCED_JOB = job(state=State.FENCING)
 
 
 def test_the_remedy_is_found_by_the_name_that_rules_use() -> None:
-    assert REMEDIES["restart_worker"] is decide
+    assert REMEDIES["restart_worker"].decide is decide
 
 
 # --- what counts as wedged (A2 to A6, and invariant 4)
@@ -313,17 +314,40 @@ def test_what_is_not_confirmed_any_more_is_not_touched(changed: dict[str, Any], 
     assert step.reason == "unconfirmed"
 
 
-def test_what_stays_unconfirmed_is_given_up_after_the_bound_settle_first() -> None:
+def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_it_was_fenced() -> None:
     alive = {"evidence": evidence(beat_age_s=0.2)}
 
-    before = decide(facts(free(Stage.PLANNED, for_s=120), settle(Stage.PLANNED, for_s=120), **alive))
-    after = decide(facts(free(Stage.PLANNED, for_s=120), settle(Stage.ABANDONED), **alive))
+    planned = decide(facts(free(Stage.PLANNED, for_s=120), settle(Stage.PLANNED, for_s=120), **alive))
+    alone = decide(facts(free(Stage.PLANNED, for_s=120), None, **alive))
+    fenced = decide(facts(free(Stage.PLANNED, for_s=120), settle(Stage.ABANDONED), **alive))
 
-    assert isinstance(before, Advance)
-    assert (before.kind, before.stage) == (Kind.SETTLE, Stage.ABANDONED)
-    assert isinstance(after, Advance)
-    assert (after.kind, after.stage) == (Kind.FREE, Stage.ABANDONED)
-    assert "no longer confirmed" in after.because
+    assert isinstance(planned, Withdraw)
+    assert isinstance(alone, Withdraw)
+    assert isinstance(fenced, Advance)
+    assert (fenced.kind, fenced.stage) == (Kind.FREE, Stage.ABANDONED)
+    assert "no longer confirmed" in fenced.because
+
+
+def test_patience_is_not_used_up_by_downtime() -> None:
+    """The stage was entered ten minutes ago, but nobody looked, or somebody was silent, until a second ago."""
+    lately = {"looking_since": NOW - 1.0}
+    lingers = {"container": stopped(), "evidence": evidence(gpu_pids={"GPU-0": [4001]})}
+    alive = {"evidence": evidence(beat_age_s=0.2)}
+
+    dying = decide(facts(free(Stage.STOPPING, for_s=600), settle(Stage.DONE), **lingers, **lately))
+    unconfirmed = decide(facts(free(Stage.PLANNED, for_s=600), settle(Stage.PLANNED, for_s=600), **alive, **lately))
+
+    assert isinstance(dying, Wait)
+    assert isinstance(unconfirmed, Wait)
+
+
+@pytest.mark.parametrize("workers", [0, 2, None])
+def test_a_container_is_not_freed_for_one_of_several_workers(workers: int | None) -> None:
+    step = decide(facts(evidence=evidence(container_workers=workers)))
+
+    assert isinstance(step, Close)
+    assert step.outcome is Outcome.REFUSED
+    assert "only for one that has it alone" in step.because
 
 
 def test_an_attempt_whose_container_is_over_is_fenced_without_evidence_for_nothing_of_it_lives() -> None:
@@ -524,7 +548,7 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Stop(because="it does not run, but processes [5001] are still in its cgroup"),
     ),
     "a process that does not go is left to a person": (
-        facts(free(Stage.STOPPING, for_s=120), container=stopped(pids=frozenset({4002}))),
+        facts(free(Stage.STOPPING, for_s=120, tries=TRIES_MAX), container=stopped(pids=frozenset({4002}))),
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
@@ -562,21 +586,21 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
     "no GPU could be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids=None)),
         Wait(
-            reason="dying",
+            reason="driver_silent",
             because="the driver could not be asked whether its processes are gone: not listed",
         ),
     ),
     "its own GPU could not be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": None, "GPU-1": []})),
         Wait(
-            reason="dying",
+            reason="driver_silent",
             because="the driver could not be asked whether its processes are gone: not listed",
         ),
     ),
     "its own GPU fell off the bus": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []})),
         Wait(
-            reason="dying",
+            reason="driver_silent",
             because="the driver could not be asked whether its processes are gone: not listed",
         ),
     ),
@@ -591,14 +615,14 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
     "the look is from before the stop": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(sample_age_s=60.0, gpu_pids={"GPU-0": []})),
         Wait(
-            reason="dying",
+            reason="driver_silent",
             because="the driver could not be asked whether its processes are gone: not listed",
         ),
     ),
     "the exporter is silent": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer"),
         Wait(
-            reason="dying",
+            reason="driver_silent",
             because="the driver could not be asked whether its processes are gone: no answer",
         ),
     ),
@@ -618,12 +642,23 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
             because="it does not run, its cgroup is empty, its worker ended cleanly",
         ),
     ),
+    "it is up still, however late it is: it is stopped once more": (
+        facts(free(Stage.STOPPING, for_s=600, tries=TRIES_MAX - 1)),
+        Stop(because="it still runs"),
+    ),
     "it cannot be killed": (
-        facts(free(Stage.STOPPING, for_s=120)),
+        facts(free(Stage.STOPPING, tries=TRIES_MAX)),
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            because="it cannot be stopped: a person must look",
+            because=f"it cannot be stopped, after {TRIES_MAX} tries: a person must look",
+        ),
+    ),
+    "the driver cannot be asked for ever so long: that is no ground to give it up": (
+        facts(free(Stage.STOPPING, for_s=6000), container=stopped(), evidence=None, unknown="no answer"),
+        Wait(
+            reason="driver_silent",
+            because="the driver could not be asked whether its processes are gone: no answer",
         ),
     ),
 }
@@ -672,8 +707,16 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STARTING), settle(Stage.DONE), container=None),
         Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
     ),
-    "it does not start within the bound": (
-        facts(free(Stage.STARTING, for_s=120), settle(Stage.DONE), container=stopped()),
+    "it was started and has ended by itself: that is its own matter": (
+        facts(free(Stage.STARTING), settle(Stage.DONE), container=stopped(incarnation=REBORN)),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, because="c1 was started, and has ended by itself since"),
+    ),
+    "the executor was killed before the start, and comes back late: it starts it": (
+        facts(free(Stage.STARTING, for_s=600, tries=1), settle(Stage.DONE), container=stopped()),
+        Start(because="it does not run yet"),
+    ),
+    "it does not start, try after try": (
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
         Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
     ),
 }
