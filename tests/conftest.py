@@ -1,5 +1,6 @@
 """What every test run shares: `--no-skips`, with which a skip is a failure, as in CI."""
 
+import signal
 from collections.abc import Generator
 
 import hypothesis
@@ -8,6 +9,10 @@ import pytest
 # A slow machine fails no test: times are measured in bench/, never asserted.
 hypothesis.settings.register_profile("gpuwarden", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("gpuwarden")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script: what the tests start would inherit it, and no test could interrupt it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SKIPPED = pytest.StashKey[list[str]]()
 
