@@ -21,6 +21,7 @@ from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import host_key
+from gpuwarden.settings import complaints
 
 log: Final = structlog.get_logger("exporter")
 
@@ -30,13 +31,8 @@ def command(argv: list[str]) -> int:
     try:
         settings = CliApp.run(Settings, cli_args=argv)
     except ValidationError as error:
-        for found in error.errors():
-            name = str(found["loc"][0])
-            print(
-                f"gpuwarden exporter: error: {found['input']!r} will not do for --{name.replace('_', '-')} "
-                f"(or GPUWARDEN_EXPORTER_{name.upper()}): {found['msg']}",
-                file=sys.stderr,
-            )
+        for line in complaints(error, Settings):
+            print(f"gpuwarden exporter: error: {line}", file=sys.stderr)
         return 2
     logs.configure(level=settings.log_level)
     serve(settings)

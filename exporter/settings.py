@@ -1,17 +1,11 @@
 """The exporter's settings: name, default and help in one place. Options, or GPUWARDEN_EXPORTER_… in the environment."""
 
-import os
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gpuwarden.reporter import DEFAULT_DIR
-
-
-def gpuwarden_dir() -> Path:
-    """$GPUWARDEN_DIR, as the worker reads it too, else /run/gpuwarden."""
-    return Path(os.environ.get("GPUWARDEN_DIR", DEFAULT_DIR))
+from gpuwarden.reporter import state_directory
 
 
 class Settings(BaseSettings):
@@ -27,7 +21,8 @@ class Settings(BaseSettings):
     )
 
     dir: Path = Field(
-        default_factory=gpuwarden_dir, description="where state files and the host key lie; $GPUWARDEN_DIR sets it too"
+        default_factory=state_directory,
+        description="where state files and the host key lie; $GPUWARDEN_DIR sets it too",
     )
     listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
     port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")

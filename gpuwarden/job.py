@@ -185,17 +185,12 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt; told apart in logs, metrics, the ledger and exit codes (A18)."""
+    """Which condition ended an attempt; told apart in logs, metrics and the ledger (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"
     HEALTH = "health"
     DEAD_WORKER = "dead_worker"
-
-    @property
-    def exit_code(self) -> int | None:
-        """The code with which a local supervisor ends a worker for this trip; `None` where there is no process."""
-        return {Trip.BUDGET: 75, Trip.STALL: 76, Trip.HEALTH: 78}.get(self)
 
 
 EXIT_DISOWNED: Final = 77

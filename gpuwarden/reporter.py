@@ -45,6 +45,11 @@ class HostKeyError(GpuwardenError):
 _OPEN: Final[set[tuple[int, str]]] = set()
 
 
+def state_directory() -> Path:
+    """`$GPUWARDEN_DIR`, else /run/gpuwarden: where every program looks for state files and the host key."""
+    return Path(os.environ.get("GPUWARDEN_DIR", DEFAULT_DIR))
+
+
 def host_key(directory: Path) -> str:
     """The host's identity, chosen at set-up, from `<directory>/host`; a container's own hostname is not it.
 

@@ -31,7 +31,7 @@ from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, Phase
 from gpuwarden.jobstore import Job, JobStore
-from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
+from gpuwarden.reporter import Reporter, host_key, state_directory
 
 Body = Callable[[Job, Reporter], Callable[[], None]]
 
@@ -348,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queue", default="gpu", help="the queue to serve")
     parser.add_argument("--store", default=env.get("GPUWARDEN_STORE"), required="GPUWARDEN_STORE" not in env,
                         help="the queue's database URL, or $GPUWARDEN_STORE")  # fmt: skip
-    parser.add_argument("--dir", type=Path, default=Path(env.get("GPUWARDEN_DIR", str(DEFAULT_DIR))),
+    parser.add_argument("--dir", type=Path, default=state_directory(),
                         help="where state files go, or $GPUWARDEN_DIR")  # fmt: skip
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
                         help="the container's own folder in --dir; the worker's name when not given")  # fmt: skip

@@ -12,12 +12,13 @@ from typing import Final
 import structlog
 import uvicorn
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliApp
+from pydantic_settings import CliApp
 
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.jobstore import JobStore
 from gpuwarden.reporter import host_key
+from gpuwarden.settings import complaints
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
@@ -51,7 +52,7 @@ def command(argv: list[str]) -> int:
             else CliApp.run(ExecuteSettings, cli_args=argv[1:])
         )
     except ValidationError as error:
-        for line in _complaints(error, ServeSettings if role == "serve" else ExecuteSettings):
+        for line in complaints(error, ServeSettings if role == "serve" else ExecuteSettings):
             print(f"gpuwarden remediator {role}: error: {line}", file=sys.stderr)
         return 2
     if isinstance(wanted, ServeSettings):
@@ -156,20 +157,6 @@ def _listening(address: str, port: int) -> socket.socket:
         raise GpuwardenError(
             f"cannot listen on {address}:{port} ({because}): stop what listens there, or give another --port"
         ) from None
-
-
-def _complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
-    """What is wrong with the settings, a line each."""
-    for found in error.errors():
-        if not found["loc"]:
-            yield found["msg"]
-            continue
-        name = str(found["loc"][0])
-        option = f"--{name.replace('_', '-')} (or GPUWARDEN_REMEDIATOR_{name.upper()})"
-        if found["type"] == "missing":
-            yield f"{option} is wanted: {settings.model_fields[name].description}"
-        else:
-            yield f"{found['input']!r} will not do for {option}: {found['msg']}"
 
 
 def _token(path: Path) -> str:

@@ -1,6 +1,5 @@
 """The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
 
-import os
 from pathlib import Path
 from typing import Final, Self
 
@@ -8,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
 
 from gpuwarden.job import WATCHDOG_RETRIES_MAX
-from gpuwarden.reporter import DEFAULT_DIR
+from gpuwarden.reporter import state_directory
 
 STOP_MARGIN_S: Final = 15.0
 """What settle_bound_s must leave beyond stop_grace_s, seconds."""
@@ -25,14 +24,9 @@ def _config(program: str) -> SettingsConfigDict:
     )
 
 
-def _gpuwarden_dir() -> Path:
-    """$GPUWARDEN_DIR, as the worker and the exporter read it too, else /run/gpuwarden."""
-    return Path(os.environ.get("GPUWARDEN_DIR", DEFAULT_DIR))
-
-
 class _Common(BaseSettings):
     dir: Path = Field(
-        default_factory=_gpuwarden_dir, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
+        default_factory=state_directory, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
     )
     ledger: str = Field(description="the ledger's database URL, as in sqlite:////var/lib/gpuwarden/ledger.db")
     log_level: str = Field(

@@ -3,14 +3,12 @@
 import pytest
 
 from gpuwarden.job import (
-    EXIT_DISOWNED,
     FINAL,
     MOVES,
     IllegalMoveError,
     JobClass,
     Move,
     State,
-    Trip,
     after,
     claim_is_valid,
     stall_timeout_s,
@@ -136,10 +134,3 @@ def test_the_stall_condition_is_opt_in(
     job_class: JobClass, reports_steps: bool, configured_s: float | None, allowed_s: float
 ) -> None:
     assert stall_timeout_s(job_class, reports_steps=reports_steps, configured_s=configured_s) == allowed_s
-
-
-def test_trips_are_told_apart_by_exit_code() -> None:
-    codes = {trip: trip.exit_code for trip in Trip}
-
-    assert codes == {Trip.BUDGET: 75, Trip.STALL: 76, Trip.HEALTH: 78, Trip.DEAD_WORKER: None}
-    assert EXIT_DISOWNED not in codes.values()
