@@ -204,6 +204,7 @@ class Executor:
             job=job,
             job_known=job_known,
             worker_ended=worker_ended,
+            executing_since=self._started_at,
             looking_since=self._looking_since.setdefault(episode.episode_id, now),
             unknown="; ".join(unknown),
         )

@@ -130,6 +130,8 @@ class Facts:
 
     `looking_since` is since when, Unix seconds, this process has looked on without a break, with nobody silent and
     nothing done meanwhile. Patience counts from there, so that downtime uses none of it up.
+    `executing_since` is when this executor started, Unix seconds: the bound after which a job is settled unseen counts
+    from there at the earliest, so that the first look after downtime stops before it requeues.
     `worker_ended` is set where the exporter did answer, from a fresh look, and sees no such worker: one that ended
     cleanly took its files away, while one that died or was killed leaves them.
     """
@@ -145,6 +147,7 @@ class Facts:
     job_known: bool
     worker_ended: bool = False
     looking_since: float = 0.0
+    executing_since: float = 0.0
     unknown: str = ""
 
 

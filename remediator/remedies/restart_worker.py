@@ -155,7 +155,7 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
     seen_dead = free.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
-    waited_s = facts.now - settle.entered_at
+    waited_s = facts.now - max(settle.entered_at, facts.executing_since)
     if not seen_dead and waited_s < facts.limits.settle_bound_s:
         return None
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"

@@ -341,6 +341,16 @@ def test_patience_is_not_used_up_by_downtime() -> None:
     assert isinstance(unconfirmed, Wait)
 
 
+def test_after_downtime_a_fenced_job_is_not_settled_before_its_container_was_stopped() -> None:
+    owed = settle(Stage.FENCED, for_s=600)
+
+    back = decide(facts(free(Stage.PLANNED, for_s=600), owed, job=FENCED_JOB, executing_since=NOW - 1.0))
+    bound = decide(facts(free(Stage.PLANNED, for_s=600), owed, job=FENCED_JOB, executing_since=NOW - 60.0))
+
+    assert isinstance(back, Stop)
+    assert isinstance(bound, Requeue)
+
+
 @pytest.mark.parametrize("workers", [0, 2, None])
 def test_a_container_is_not_freed_for_one_of_several_workers(workers: int | None) -> None:
     step = decide(facts(evidence=evidence(container_workers=workers)))
