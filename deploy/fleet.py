@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -24,6 +24,13 @@ BODY: Final = "deploy.demo.body:load"
 QUEUE: Final = "gpu"
 STAGE_LABEL: Final = "gpuwarden.stage"
 """Marks the containers made here, so that those of a killed run are known again."""
+
+IMAGE_DISTRIBUTIONS: Final = (
+    *("alembic", "Mako", "MarkupSafe", "psycopg", "psycopg-binary", "SQLAlchemy", "structlog", "typing_extensions"),
+)
+"""What a worker needs beside the standard library, as installed here, and so compiled for our Python. Where the image
+has another one, MarkupSafe and SQLAlchemy do without what is compiled; psycopg, for a queue in PostgreSQL, does not
+run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +85,7 @@ class DockerFleet:
 
     def __enter__(self) -> Self:
         """Create the containers; nothing runs yet."""
-        name = image.worker_image(self._client, extra=_image_files())
+        name = image.worker_image(self._client, extra=image_files())
         self._remove_leftovers()
         try:
             for slot in self._slots:
@@ -214,7 +221,7 @@ def _worker_command(worker: str, *, queue: str, store: str) -> list[str]:
     ]
 
 
-def _image_files() -> Mapping[str, Path]:
+def image_files() -> Mapping[str, Path]:
     """What the worker image holds beside Python: this library, what it needs, and the demonstration's job body."""
     files: dict[str, Path] = {
         "/app/gpuwarden": CHECKOUT / "gpuwarden",
@@ -222,11 +229,13 @@ def _image_files() -> Mapping[str, Path]:
         "/app/deploy/demo/__init__.py": CHECKOUT / "deploy" / "demo" / "__init__.py",
         "/app/deploy/demo/body.py": CHECKOUT / "deploy" / "demo" / "body.py",
     }
-    for name in ("sqlalchemy", "structlog", "typing_extensions"):
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(name)
-        origin = Path(spec.origin)
-        package = origin.parent if origin.name == "__init__.py" else origin
-        files[f"/app/{package.name}"] = package
+    for name in IMAGE_DISTRIBUTIONS:
+        files |= {f"/app/{path.name}": path for path in _installed(name)}
     return files
+
+
+def _installed(name: str) -> set[Path]:
+    """The top-level folders and modules of an installed distribution, its metadata and bundled libraries included."""
+    found = distribution(name)
+    tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+    return {Path(str(found.locate_file(top))) for top in tops}

@@ -1,7 +1,8 @@
-"""Finds the real programs (Prometheus, Alertmanager, Docker, shellcheck), or unpacks them from Debian's packages.
+"""Finds the real programs (Prometheus, Docker, PostgreSQL and others), or unpacks them from Debian's packages.
 
-What is on PATH is used as it is. The rest is fetched with `apt-get download` and unpacked with `dpkg-deb -x` into
-`<checkout>/.parts`: no root, nothing installed, nothing on the system touched. Below `.parts`:
+What is on PATH, or where Debian installs it beside PATH, is used as it is. The rest is fetched with `apt-get
+download` and unpacked with `dpkg-deb -x` into `<checkout>/.parts`: no root, nothing installed, nothing on the system
+touched. Below `.parts`:
 
 - `apt/` holds package lists, cache and configuration of our own: the system's are neither read stale nor written;
 - `<room>/` is one unpacked set of packages. It appears whole, by rename, or not at all; `<room>/.packages` lists it;
@@ -11,6 +12,7 @@ What is on PATH is used as it is. The rest is fetched with `apt-get download` an
 import argparse
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,6 +32,7 @@ APT_TIMEOUT_S = 600
 LOCK_TIMEOUT_S = 900
 """Longer than one fetch may take, so that a second process waits for the first rather than giving up on it."""
 BIN_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin")
+SYSTEM = Path("/")
 
 
 class PartMissing(Exception):  # noqa: N818 - it reads as what happened
@@ -37,17 +41,29 @@ class PartMissing(Exception):  # noqa: N818 - it reads as what happened
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One program: the names it goes by, and the Debian packages that hold it and the libraries it may lack."""
+    """One program: the names it goes by, and the Debian packages that hold it and the libraries it may lack.
+
+    `beside_path` are patterns of folders, below the system's root or a room, that hold it and are on nobody's PATH.
+    With `without`, the packages come with all they depend on but for what matches these patterns, and the room is
+    `closed`: its libraries are for its own programs, and `env_for_parts` passes it by.
+    """
 
     names: tuple[str, ...]
     packages: tuple[str, ...]
     libraries: tuple[str, ...] = ()
+    beside_path: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()
     finish: Callable[[Path], None] | None = None
 
     @property
     def room(self) -> str:
         """The folder below `.parts` that these packages are unpacked into."""
         return self.packages[0]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the room holds libraries that other programs should not meet."""
+        return bool(self.without)
 
     @property
     def advice(self) -> str:
@@ -59,6 +75,16 @@ class Part:
 _ENGINE = ("docker.io", "containerd", "runc", "tini")
 _ENGINE_LIBRARIES = ("libdevmapper1.02.1", "libseccomp2")
 ENGINE_PROGRAMS = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
+
+POSTGRES_PROGRAMS = ("postgres", "initdb", "pg_ctl")
+# `postgresql` depends on the release's own version of it, and that on libraries whose names change with the release.
+# What only its scripts, its compiler (jit) and its client need stays out; libc must be the one that the loader knows.
+_NOT_FOR_A_SERVER = frozenset(
+    {
+        *("[!lpz]*", "libc6", "libc-*", "locales", "lsb-*", "libpam-*", "libllvm*", "libz3-*", "libperl*", "lib*-perl"),
+        *("passwd", "perl*", "postgresql-client*", "postgresql-common*"),
+    }
+)
 
 
 def _table() -> dict[str, Part]:
@@ -75,6 +101,14 @@ def _table() -> dict[str, Part]:
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
+    for program in POSTGRES_PROGRAMS:
+        table[program] = Part(
+            names=(program,),
+            packages=("postgresql",),
+            beside_path=("usr/lib/postgresql/*/bin",),
+            without=_NOT_FOR_A_SERVER,
+            finish=_slim_postgresql,
+        )
     return table
 
 
@@ -98,13 +132,21 @@ def _relocate_alertmanager(root: Path) -> None:
             program.write_text(f'#!/bin/sh\ncd "$(dirname "$0")/../.." && exec usr/bin/{moved.name} "$@"\n', "ascii")
 
 
+def _slim_postgresql(root: Path) -> None:
+    """Leave out what no server reads; half of the room is the compiler's (jit) bitcode."""
+    for pattern in ("usr/lib/postgresql/*/lib/bitcode", "usr/share/doc", "usr/share/locale", "usr/share/man"):
+        for left_out in root.glob(pattern):
+            shutil.rmtree(left_out)
+
+
 PARTS: Mapping[str, Part] = MappingProxyType(_table())
 
 
 def find(program: str, *, parts_dir: Path = PARTS_DIR) -> Path:
-    """Where `program` (a key of PARTS) lies: on PATH, else unpacked in `.parts`, else it is fetched now.
+    """Where `program` (a key of PARTS) lies: on PATH or beside it, else unpacked in `.parts`, else it is fetched now.
 
-    Fetching prints progress to stderr. A program from `.parts` is started with `env_for_parts()`.
+    Fetching prints progress to stderr. A program from `.parts` is started with `env_for_parts()`, one from a closed
+    room with that room's own `library_folders`.
     Raises PartMissing when it is nowhere and cannot be fetched.
     """
     part = PARTS.get(program)
@@ -113,29 +155,50 @@ def find(program: str, *, parts_dir: Path = PARTS_DIR) -> Path:
     for name in part.names:
         if on_path := shutil.which(name):
             return Path(on_path)
+    if beside_path := _program_below(SYSTEM, part.names, part.beside_path):
+        return beside_path
     room = parts_dir / part.room
     if not room.is_dir():
         try:
-            unpack(part.room, part.packages + part.libraries, finish=part.finish, parts_dir=parts_dir)
+            unpack(
+                part.room,
+                part.packages + part.libraries,
+                dependencies=part.closed,
+                without=part.without,
+                finish=part.finish,
+                parts_dir=parts_dir,
+            )
         except PartMissing as missing:
             raise PartMissing(f"{missing}\n  to have {program} all the same: {part.advice}") from missing
-    for name in part.names:
-        for folder in BIN_FOLDERS:
-            if os.access(program_file := room / folder / name, os.X_OK):
-                return program_file
+    if unpacked := _program_below(room, part.names, BIN_FOLDERS + part.beside_path):
+        return unpacked
     raise PartMissing(
         f"{' or '.join(part.names)} is not on PATH, and this release's packages {', '.join(part.packages)} "
         f"(unpacked in {room}) do not hold it\n  install it by hand: {part.advice}"
     )
 
 
+def _program_below(root: Path, names: Sequence[str], folders: Sequence[str]) -> Path | None:
+    """The first program of these names in these folders (patterns) of `root`; of several versions, the newest."""
+    for name in names:
+        for pattern in folders:
+            for folder in sorted(root.glob(pattern), key=_version, reverse=True):
+                if os.access(folder / name, os.X_OK):
+                    return folder / name
+    return None
+
+
+def _version(folder: Path) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", str(folder))]
+
+
 def env_for_parts(*, parts_dir: Path = PARTS_DIR) -> dict[str, str]:
     """The present environment, with what is unpacked so far at the end of PATH and LD_LIBRARY_PATH.
 
-    At the end, so that the system's own programs and libraries win where it has them.
+    At the end, so that the system's own programs and libraries win where it has them. Closed rooms stay out.
     """
     env = dict(os.environ)
-    rooms = [parts_dir / part.room for part in PARTS.values()]
+    rooms = [parts_dir / part.room for part in PARTS.values() if not part.closed]
     rooms = [room for room in dict.fromkeys(rooms) if room.is_dir()]
     programs = [str(room / folder) for room in rooms for folder in BIN_FOLDERS if (room / folder).is_dir()]
     libraries = [str(folder) for room in rooms for folder in library_folders(room)]
@@ -165,7 +228,7 @@ def unpack(
 ) -> Path:
     """Unpack `packages` into `.parts/<room>` unless that is there, and return it.
 
-    With `dependencies`, all they depend on comes along, but for the packages named in `without`. `finish` is
+    With `dependencies`, all they depend on comes along, but for what matches a pattern of `without`. `finish` is
     given the folder once the packages are unpacked into it, before anyone else sees it. Raises PartMissing.
     """
     where = parts_dir / room
@@ -238,7 +301,7 @@ class _Apt:
         """The packages and everything they depend on, as apt would install them on an empty system."""
         simulated = self._apt(["install", "--simulate", *packages])
         names = [line.split()[1] for line in simulated.splitlines() if line.startswith("Inst ")]
-        return [name for name in names if name not in without]
+        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in without)]
 
     def download(self, packages: Sequence[str], into: Path) -> list[Path]:
         """Fetch the packages' files, checked by apt against the signed lists."""

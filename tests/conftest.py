@@ -1,10 +1,13 @@
-"""What every test run shares: `--no-skips`, with which a skip is a failure, as in CI."""
+"""What every test run shares: a PostgreSQL, and `--no-skips`, with which a skip is a failure, as in CI."""
 
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
+
+from deploy.postgres import NoPostgres, Postgres
+from deploy.postgres import postgres as postgres_server
 
 # A slow machine fails no test: times are measured in bench/, never asserted.
 hypothesis.settings.register_profile("gpuwarden", deadline=None, print_blob=True)
@@ -46,3 +49,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("skipped, and so failed (--no-skips)")
         for line in skipped:
             terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """One PostgreSQL for the whole run, started by the first test that asks; each test creates databases of its own."""
+    with postgres_server(tmp_path_factory.mktemp("postgres"), durable=False) as found:
+        if isinstance(found, NoPostgres):
+            pytest.skip(found.because)
+        yield found

@@ -64,18 +64,45 @@ def test_what_is_unpacked_already_is_found_without_a_fetch(tmp_path: Path, monke
     assert parts.find("promtool", parts_dir=tmp_path) == unpacked
 
 
+def test_a_program_that_debian_installs_beside_path_is_used_in_its_newest_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    monkeypatch.setattr(parts, "SYSTEM", tmp_path / "system")
+    for version in ("9.6", "15", "100"):
+        (tmp_path / "system/usr/lib/postgresql" / version).mkdir(parents=True)
+    program(tmp_path / "system/usr/lib/postgresql/9.6/bin", "initdb")
+    newest = program(tmp_path / "system/usr/lib/postgresql/15/bin", "initdb")
+    program(tmp_path / "system/usr/lib/postgresql/100/bin", "psql")
+
+    assert parts.find("initdb", parts_dir=tmp_path / "parts") == newest
+    assert not (tmp_path / "parts").exists()
+
+
+def test_every_program_of_a_room_is_unpacked_alike() -> None:
+    by_room = {part.room: part for part in parts.PARTS.values()}
+
+    for part in parts.PARTS.values():
+        other = by_room[part.room]
+        assert (part.packages, part.libraries, part.without, part.finish) == (
+            *(other.packages, other.libraries, other.without, other.finish),
+        )
+
+
 @pytest.mark.parametrize(
     ("wanted", "advice"),
     [
         ("promtool", "apt-get install prometheus"),
         ("amtool", "apt-get install prometheus-alertmanager"),
         ("dockerd", "apt-get install docker.io containerd runc tini"),
+        ("initdb", "apt-get install postgresql"),
     ],
 )
 def test_without_apt_get_a_missing_part_says_what_to_install(
     wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    monkeypatch.setattr(parts, "SYSTEM", tmp_path)
 
     with pytest.raises(parts.PartMissing) as missing:
         parts.find(wanted, parts_dir=tmp_path / "parts")
@@ -165,6 +192,10 @@ def test_parts_come_after_the_systems_own_and_never_add_the_working_directory(
     library.parent.mkdir(parents=True)
     library.touch()
     (tmp_path / "shellcheck/usr/bin").mkdir()
+    # A closed room: its libraries are for PostgreSQL alone.
+    closed = tmp_path / "postgresql/usr/lib/x86_64-linux-gnu/libssl.so.3"
+    closed.parent.mkdir(parents=True)
+    closed.touch()
 
     env = parts.env_for_parts(parts_dir=tmp_path)
 
