@@ -1,6 +1,6 @@
 # Everything a newcomer needs:  make demo   make test
-# Set-up happens by itself: a virtual environment in .venv from the lock file, and whatever of Prometheus, Alertmanager
-# and Docker is not on PATH, unpacked from Debian's packages into .parts. Nothing is installed system-wide.
+# Set-up happens by itself: a virtual environment in .venv from the lock file, and whatever of Prometheus, Alertmanager,
+# Docker and PostgreSQL is not installed, unpacked from Debian's packages into .parts. Nothing is installed system-wide.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,9 +30,9 @@ setup: .venv/.ready  ## make the virtual environment and fetch the real parts
 demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
 	@$(BIN)/python -m deploy.demo
 
-test: .venv/.ready  ## every test, through real Prometheus, Alertmanager and Docker
+test: .venv/.ready  ## every test, through real Prometheus, Alertmanager, Docker and PostgreSQL
 	@$(BIN)/python -m deploy.parts
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope $(PYTEST_ARGS)
 
 check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/ruff format --check .

@@ -1,14 +1,16 @@
-"""How many jobs one SQLite queue hands out and takes back, a second, with every commit synced."""
+"""How many jobs one queue hands out and takes back, a second: SQLite and PostgreSQL, with every commit synced."""
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import Final
 
 from bench.figures import BenchError, Figure, Place, figure, progress
+from deploy.postgres import NoPostgres, postgres
 from gpuwarden.jobstore import JobStore, Submission
 
 JOBS: Final = 400
@@ -21,31 +23,45 @@ _Lap = tuple[float, float, list[float]]
 
 
 def measure(places: list[Place]) -> Iterator[Figure]:
-    """A job is one claim and one completion: two transactions that write."""
+    """A job is one claim and one completion: a look and two transactions that write."""
     for place in places:
-        base: float | None = None
-        for processes in PROCESSES:
-            progress(f"queue on {place.name}, {processes} process(es)")
-            rounds = [_round(place, f"queue-{processes}-{number}.db", processes) for number in range(ROUNDS)]
-            what = f"{processes} process(es), {place.name}"
-            rates = [rate for rate, _ in rounds]
-            median = statistics.median(rates)
-            yield Figure(
-                part="queue",
-                what=f"claims and completes, {what}",
-                unit="jobs/s",
-                median=median,
-                worst=min(rates),
-                count=ROUNDS,
-                ratio=median / base if base else None,
-                against="1 process",
-            )
-            base = base or median
-            yield figure("queue", f"one job, {what}", "ms", [each for _, laps in rounds for each in laps])
+        yield from _measure(place.name, partial("sqlite:///{}/{}.db".format, place.folder))
+    with postgres(places[0].folder) as server:
+        if isinstance(server, NoPostgres):
+            progress(f"queue on PostgreSQL is left out: {server.because}")
+            return
+
+        def create(name: str) -> str:
+            server.create(name)
+            return server.url(name)
+
+        yield from _measure("PostgreSQL", create)
 
 
-def _round(place: Place, name: str, processes: int) -> tuple[float, list[float]]:
-    url = f"sqlite:///{place.folder / name}"
+def _measure(where: str, fresh: Callable[[str], str]) -> Iterator[Figure]:
+    """`fresh` makes a database of that name and tells its URL."""
+    base: float | None = None
+    for processes in PROCESSES:
+        progress(f"queue on {where}, {processes} process(es)")
+        rounds = [_round(fresh(f"queue_{processes}_{number}"), processes) for number in range(ROUNDS)]
+        what = f"{processes} process(es), {where}"
+        rates = [rate for rate, _ in rounds]
+        median = statistics.median(rates)
+        yield Figure(
+            part="queue",
+            what=f"claims and completes, {what}",
+            unit="jobs/s",
+            median=median,
+            worst=min(rates),
+            count=ROUNDS,
+            ratio=median / base if base else None,
+            against="1 process",
+        )
+        base = base or median
+        yield figure("queue", f"one job, {what}", "ms", [each for _, laps in rounds for each in laps])
+
+
+def _round(url: str, processes: int) -> tuple[float, list[float]]:
     store = JobStore.open(url)
     for _ in range(JOBS):
         store.submit(Submission(queue="bench"), now=time.time())

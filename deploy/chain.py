@@ -7,6 +7,7 @@ killed. Layout of the work folder: `run/` is $GPUWARDEN_DIR, `queue/` the job qu
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,9 @@ STOP_TIMEOUT_S: Final = 10.0
 LISTENERS: Final = ("exporter", "remediator", "alertmanager", "prometheus")
 """The parts that listen, as `Plan.ports` calls them."""
 
+PARTS: Final = ("prometheus", "alertmanager", "execute", "serve", "exporter")
+"""Every part, in the order in which they are stopped, so that nothing misses what it needs."""
+
 
 class ChainError(Exception):
     """A part of the chain did not start, or ended by itself; the message ends with what it last logged."""
@@ -38,7 +42,10 @@ class ChainError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What chain to run. A listener without a port in `ports` takes a free one; units stand in the names."""
+    """What chain to run. A listener without a port in `ports` takes a free one; units stand in the names.
+
+    Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
+    """
 
     work: Path
     host: str
@@ -48,8 +55,12 @@ class Plan:
     armed: bool = False
     pace: Pace = field(default_factory=Pace)
     ram_delta_mib: int = 5120
+    dead_after_s: float = 30.0
     stop_grace_s: float = 10.0
     settle_bound_s: float = 60.0
+    free_bound_s: float = 120.0
+    tend_s: float = 5.0
+    database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
     rules: Sequence[Path] = tuple(sorted((CHECKOUT / "alerts").glob("*.rules.yaml")))
 
@@ -60,8 +71,8 @@ class Chain:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.directory = plan.work / "run"
-        self.queue_url = f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
-        self.ledger_url = f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
+        self.queue_url = plan.database or f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
+        self.ledger_url = plan.database or f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
         self.token_file = plan.work / "token"
         self.exporter_url, self.remediator_url, self.alertmanager_url, self.prometheus_url = (
             f"http://127.0.0.1:{_port_for(part, plan.ports.get(part))}" for part in LISTENERS
@@ -96,8 +107,8 @@ class Chain:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Stop everything, in the order in which nothing misses what it needs."""
-        for name in ("prometheus", "alertmanager", "execute", "serve", "exporter"):
+        """Stop everything."""
+        for name in PARTS:
             self.stop(name)
         self.http.close()
 
@@ -111,6 +122,7 @@ class Chain:
                 *_gpuwarden("exporter"),
                 *("--dir", str(self.directory), "--port", _port(self.exporter_url)),
                 *("--docker", plan.docker or "none", "--ram-delta-mib", str(plan.ram_delta_mib)),
+                *("--dead-after-s", str(plan.dead_after_s)),
                 *simulated,
             ],
         )
@@ -127,19 +139,31 @@ class Chain:
 
     def start_executor(self, *, armed: bool | None = None) -> None:
         """Start the executor, as planned or, on a second start, otherwise armed."""
+        self._start("execute", self.executor_command(armed=armed))
+
+    def executor_command(self, *, armed: bool | None = None) -> list[str]:
+        """What starts the executor."""
         plan = self.plan
         armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
-        self._start(
-            "execute",
-            [
-                *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
-                *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
-                *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
-                "--armed" if armed else "--no-armed",
-                *processes,
-            ],
-        )
+        return [
+            *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
+            *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
+            *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
+            *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
+            "--armed" if armed else "--no-armed",
+            *processes,
+        ]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send one part a signal, SIGSTOP and SIGCONT for example."""
+        self._running[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """End one part by SIGKILL, as a crash would."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
 
     def stop(self, name: str) -> None:
         """End one part: SIGTERM, and SIGKILL to what does not heed it."""
@@ -147,6 +171,7 @@ class Chain:
         if process is None:
             return
         process.terminate()
+        process.send_signal(signal.SIGCONT)  # one that is suspended would not hear of it
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -3,12 +3,13 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 import docker
 from docker.errors import NotFound
@@ -16,7 +17,9 @@ from docker.models.containers import Container
 
 from deploy import image
 from deploy.chain import CHECKOUT
+from deploy.postgres import Postgres
 from deploy.simulator import Slot
+from gpuwarden.job import LEASE_S
 from remediator.actuators.docker import LABEL
 from remediator.actuators.process import ProcessActuator
 
@@ -34,12 +37,38 @@ run."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Database:
+    """A database of a PostgreSQL that runs on this host; hosts that are given the same one share what is in it."""
+
+    server: Postgres
+    name: str
+
+    @property
+    def url(self) -> str:
+        """For what runs on this host."""
+        return self.server.url(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ground:
-    """Where a fleet's workers find what they need, on this host."""
+    """Where a fleet's workers find what they need, on this host. The queue is in `database`, or an SQLite file."""
 
     directory: Path
     queue: Path
     data: Path
+    database: Database | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How every worker of a fleet goes about its work; durations are seconds.
+
+    `restart` is Docker's own restart policy.
+    """
+
+    heartbeat_s: float = 2.0
+    lease_s: float = LEASE_S
+    restart: Literal["always", "on-failure"] | None = None
 
 
 class Fleet(Protocol):
@@ -75,10 +104,12 @@ class DockerFleet:
         *,
         unmanaged: Sequence[str],
         queues: Mapping[str, str],
+        habits: Habits,
     ) -> None:
         self._client = client
         self._slots = slots
         self._ground = ground
+        self._habits = habits
         self._unmanaged = unmanaged
         self._queues = queues
         self._containers: dict[str, Container] = {}
@@ -124,6 +155,19 @@ class DockerFleet:
         text: bytes = self._containers[worker].logs()
         return text.decode("utf-8", "replace")
 
+    def pid(self, worker: str) -> int:
+        """The process that the container was started for, by the host's numbers; 0 while it does not run."""
+        return int(self.container(worker).attrs["State"]["Pid"])
+
+    def history(self, worker: str) -> list[str]:
+        """What the engine says has happened to a container since it was created: `start`, `kill`, `die`, `stop`..."""
+        # Up to the end of this second: the engine takes whole ones, and waits for it.
+        until = int(time.time()) + 1
+        told = self._client.events(
+            since=0, until=until, filters={"container": self._containers[worker].id}, decode=True
+        )
+        return [event["Action"] for event in told]
+
     def _remove_leftovers(self) -> None:
         """What a killed run left under these names; a container of that name that is not ours stays, and is named."""
         ours = {slot.worker for slot in self._slots}
@@ -132,26 +176,31 @@ class DockerFleet:
                 container.remove(force=True)
 
     def _create(self, slot: Slot, image_name: str) -> Container:
-        ground, worker = self._ground, slot.worker
+        ground, worker, habits = self._ground, slot.worker, self._habits
         (ground.directory / worker).mkdir(exist_ok=True)
         managed = {STAGE_LABEL: "true"} | ({} if worker in self._unmanaged else {LABEL: "true"})
+        volumes = {
+            str(ground.directory / worker): {"bind": f"/run/gpuwarden/{worker}", "mode": "rw"},
+            str(ground.directory / "host"): {"bind": "/run/gpuwarden/host", "mode": "ro"},
+            str(ground.queue): {"bind": "/queue", "mode": "rw"},
+            str(ground.data): {"bind": "/data", "mode": "rw"},
+        }
+        store = "sqlite:////queue/queue.db"
+        if ground.database is not None:
+            server = ground.database.server
+            volumes[str(server.sockets)] = {"bind": "/postgres", "mode": "rw"}
+            store = server.url(ground.database.name, sockets="/postgres")
+        queue = self._queues.get(worker, QUEUE)
         return self._client.containers.create(
             image_name,
-            [
-                "/usr/bin/python3",
-                *_worker_command(worker, queue=self._queues.get(worker, QUEUE), store="sqlite:////queue/queue.db"),
-            ],
+            ["/usr/bin/python3", *_worker_command(worker, queue=queue, store=store, habits=habits)],
             name=worker,
             labels=managed,
             environment={"NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none", "GPUWARDEN_DEMO_DATA": "/data"},
             network_mode="none",
             user=f"{os.getuid()}:{os.getgid()}",
-            volumes={
-                str(ground.directory / worker): {"bind": f"/run/gpuwarden/{worker}", "mode": "rw"},
-                str(ground.directory / "host"): {"bind": "/run/gpuwarden/host", "mode": "ro"},
-                str(ground.queue): {"bind": "/queue", "mode": "rw"},
-                str(ground.data): {"bind": "/data", "mode": "rw"},
-            },
+            volumes=volumes,
+            restart_policy=None if habits.restart is None else {"Name": habits.restart},
         )
 
 
@@ -160,9 +209,12 @@ class ProcessFleet:
 
     where = "supervised processes (no Docker engine can be used here)"
 
-    def __init__(self, slots: Sequence[Slot], ground: Ground, *, commands: Path, queues: Mapping[str, str]) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], ground: Ground, *, commands: Path, queues: Mapping[str, str], habits: Habits
+    ) -> None:
         self._slots = slots
         self._queues = queues
+        self._habits = habits
         self._ground = ground
         self._path = commands
         self._actuator: ProcessActuator | None = None
@@ -199,12 +251,13 @@ class ProcessFleet:
             "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
             "PYTHONPATH": str(CHECKOUT),
         }
-        store = f"sqlite:///{ground.queue / 'queue.db'}"
+        store = ground.database.url if ground.database else f"sqlite:///{ground.queue / 'queue.db'}"
+        queue = self._queues.get(slot.worker, QUEUE)
         # TOML's basic strings and arrays of them are written as JSON writes them.
         rows = {
             "argv": [
                 sys.executable,
-                *_worker_command(slot.worker, queue=self._queues.get(slot.worker, QUEUE), store=store),
+                *_worker_command(slot.worker, queue=queue, store=store, habits=self._habits),
             ],
             "pid_file": str(ground.data / f"{slot.worker}.pid"),
             "log_file": str(ground.data / f"{slot.worker}.log"),
@@ -214,10 +267,10 @@ class ProcessFleet:
         return f"{text}env = {{ {pairs} }}\n\n"
 
 
-def _worker_command(worker: str, *, queue: str, store: str) -> list[str]:
+def _worker_command(worker: str, *, queue: str, store: str, habits: Habits) -> list[str]:
     return [
         *("-m", "gpuwarden", "worker", "--name", worker, "--queue", queue, "--body", BODY),
-        *("--store", store, "--heartbeat-s", "2"),
+        *("--store", store, "--heartbeat-s", str(habits.heartbeat_s), "--lease-s", str(habits.lease_s)),
     ]
 
 

@@ -33,12 +33,14 @@ class Slot:
 class SimulatedGpus:
     """Keeps the simulation file up to date, in a thread of its own.
 
-    `unreadable` names GPUs whose processes the simulated driver will not list: unknown, not idle.
+    `unreadable` names GPUs whose processes the simulated driver will not list: unknown, not idle. `stuck` names GPUs
+    with a process that the driver goes on listing whatever becomes of it, as of one that hangs in the kernel.
     """
 
     def __init__(self, path: Path, *, directory: Path, slots: Sequence[Slot]) -> None:
         self.path = path
         self.unreadable: frozenset[str] = frozenset()
+        self.stuck: Mapping[str, int] = {}
         self._directory = directory
         self._slots = slots
         self._uuids = list(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
@@ -68,6 +70,9 @@ class SimulatedGpus:
             if pid is not None and work is not None:
                 for gpu in slot.gpus:
                     on_gpu[gpu].append({"pid": pid, **work})
+        for gpu, pid in self.stuck.items():
+            if pid not in {process["pid"] for process in on_gpu[gpu]}:
+                on_gpu[gpu].append({"pid": pid, "utilization_ratio": 0.0, "memory_bytes": 0})
         found = {"gpus": [self._gpu(index, uuid, on_gpu[uuid]) for index, uuid in enumerate(self._uuids)]}
         scratch = self.path.with_suffix(".new")
         scratch.write_text(json.dumps(found), encoding="ascii")

@@ -13,12 +13,12 @@ from deploy.chain import Chain, Plan
 from deploy.config import Pace
 from deploy.demo import body
 from deploy.engine import Engine, NoEngine
-from deploy.fleet import QUEUE, DockerFleet, Fleet, Ground, ProcessFleet
+from deploy.fleet import QUEUE, Database, DockerFleet, Fleet, Ground, Habits, ProcessFleet
 from deploy.simulator import SimulatedGpus, Slot
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.jobstore import JobStore, Submission
-from remediator.ledger import Ledger
-from remediator.witness import Witness
+from remediator.ledger import Entry, Ledger
+from remediator.witness import Witness, WitnessError
 
 HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
@@ -69,6 +69,18 @@ class Stage:
             now=now,
         )
 
+    def armed(self, worker: str) -> bool:
+        """Whether a worker's job has loaded and given its first beat, as the host's exporter sees it."""
+        try:
+            return self.witness.about(worker, host=self.chain.plan.host).beat_age_s is not None
+        except WitnessError:
+            return False
+
+    def account(self, worker: str) -> list[Entry]:
+        """Everything on record about a worker's episodes, in order."""
+        stories = [self.ledger.story(story.episode_id) for story in self.ledger.stories() if story.worker == worker]
+        return [entry for story in stories if story for entry in story.entries]
+
     def start_workers(self) -> dict[str, str]:
         """Start every worker; the incarnation of each."""
         for slot in self.slots:
@@ -85,9 +97,16 @@ def stage(
     armed: bool,
     stop_grace_s: float = 2.0,
     settle_bound_s: float = 60.0,
+    free_bound_s: float = 120.0,
+    tend_s: float = 5.0,
+    dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
     unmanaged: Sequence[str] = (),
     queues: dict[str, str] | None = None,
+    habits: Habits | None = None,
+    host: str = HOST,
+    database: Database | None = None,
+    data: Path | None = None,
 ) -> Iterator[Stage]:
     """Set the stage in a folder, and clear it.
 
@@ -98,18 +117,26 @@ def stage(
         armed: whether the remediator acts.
         stop_grace_s: between SIGTERM and SIGKILL, seconds.
         settle_bound_s: when a fenced job is settled at the latest, seconds.
+        free_bound_s: when a free without progress is given up, seconds.
+        tend_s: between two sweeps of the leases, seconds.
+        dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
         unmanaged: workers whose containers do not opt in.
         queues: workers that serve another queue than the usual one.
+        habits: how the workers go about their work.
+        host: the host's key. Two stages with keys and folders of their own are two hosts.
+        database: where queue and ledger are, instead of in SQLite files: what several hosts share.
+        data: what jobs read and write, where several hosts share that too.
     """
-    ground = Ground(directory=work / "run", queue=work / "queue", data=work / "data")
+    ground = Ground(directory=work / "run", queue=work / "queue", data=data or work / "data", database=database)
     ground.data.mkdir(parents=True, exist_ok=True)
+    habits = habits or Habits()
     simulation = work / "gpus.json"
     commands = work / "workers.toml"
     with ExitStack() as stack:
         plan = Plan(
             work=work,
-            host=HOST,
+            host=host,
             docker=engine.base_url if isinstance(engine, Engine) else None,
             simulate_gpu=simulation,
             processes=None if isinstance(engine, Engine) else commands,
@@ -118,15 +145,19 @@ def stage(
             ram_delta_mib=ram_delta_mib,
             stop_grace_s=stop_grace_s,
             settle_bound_s=settle_bound_s,
+            free_bound_s=free_bound_s,
+            tend_s=tend_s,
+            dead_after_s=dead_after_s,
+            database=None if database is None else database.url,
         )
         chain = Chain(plan)
         fleet: Fleet
         if isinstance(engine, Engine):
             client = docker.DockerClient(base_url=engine.base_url)
             stack.callback(client.close)
-            fleet = DockerFleet(client, slots, ground, unmanaged=unmanaged, queues=queues or {})
+            fleet = DockerFleet(client, slots, ground, unmanaged=unmanaged, queues=queues or {}, habits=habits)
         else:
-            fleet = ProcessFleet(slots, ground, commands=commands, queues=queues or {})
+            fleet = ProcessFleet(slots, ground, commands=commands, queues=queues or {}, habits=habits)
         stack.enter_context(fleet)
         gpus = stack.enter_context(SimulatedGpus(simulation, directory=ground.directory, slots=slots))
         stack.enter_context(chain)

@@ -1,4 +1,4 @@
-"""From one sample a second to durations: for how long a container's GPUs have been idle and its RAM still.
+"""From one sample a second to durations: how long GPUs have been idle, RAM still, and a process without CPU time.
 
 A duration is published instead of raw samples so that a rule compares instants and works at any scrape interval. Each
 counts only what was seen: it starts at the first sample, starts anew after a gap in the samples (a suspended machine, a
@@ -11,23 +11,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from exporter.readings import Container, ContainerEvidence, Gpu, GpuReadings, GpuShare, Unknown
-from gpuwarden.statefile import JobFile
+from exporter.readings import (
+    Container,
+    ContainerEvidence,
+    CpuUse,
+    Gpu,
+    GpuReadings,
+    GpuShare,
+    Unknown,
+    WorkerSighting,
+)
+from gpuwarden.statefile import JobFile, Stamp
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What counts as idle, as still, and as a gap.
+    """What counts as idle, as still, as a gap, and as dead.
 
     Args:
         idle_ratio: a GPU at or under this share of its time is idle (A2).
         ram_delta_bytes: RAM that moved by no more than this, either way, is still (A2).
         gap_max_s: samples further apart than this prove nothing about the time between, seconds.
+        dead_after_s: a worker that owns a job is dead after this long without heartbeat and CPU time, seconds (A14).
     """
 
     idle_ratio: float = 0.05
     ram_delta_bytes: int = 5120 * 2**20
     gap_max_s: float = 5.0
+    dead_after_s: float = 30.0
 
 
 NO_GPU: Final = "no_gpu"
@@ -129,6 +140,39 @@ def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidenc
     if evidence.ram_still_s < silence_s:
         return f"RAM moved or was unseen {evidence.ram_still_s:.0f} s ago"
     return None
+
+
+def is_dead(sighting: WorkerSighting, cpu_still_s: float | None, *, now: Stamp, dead_after_s: float) -> bool:
+    """Whether a worker owns a job and lives, but has had no heartbeat and no CPU time for `dead_after_s` (A14).
+
+    Without a heartbeat alone it may well work: a native call that holds the interpreter lets no other thread beat.
+    """
+    heartbeat_age_s = sighting.worker.heartbeat.age_s(now)
+    if sighting.job is None or not sighting.alive or heartbeat_age_s is None or cpu_still_s is None:
+        return False
+    return min(heartbeat_age_s, cpu_still_s) >= dead_after_s
+
+
+class CpuHistory:
+    """Of one process: since when its CPU time has not moved, as far as it was looked at without a gap."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._gap_max_s = thresholds.gap_max_s
+        self._last_s: float | None = None
+        self._since_s = 0.0
+        self._used_ticks = 0
+
+    def observe(self, use: CpuUse, *, now_s: float) -> float:
+        """Take in one sample; returns for how long the process has used no CPU time, seconds.
+
+        A process that slept with its machine has used none either, so a gap starts the duration anew.
+        """
+        unbroken = self._last_s is not None and 0 <= now_s - self._last_s <= self._gap_max_s
+        if not unbroken or use.used_ticks != self._used_ticks:
+            self._since_s = now_s
+        self._last_s = now_s
+        self._used_ticks = use.used_ticks
+        return now_s - self._since_s
 
 
 class ContainerHistory:

@@ -51,7 +51,11 @@ def serve(settings: Settings) -> None:
     if not settings.dir.is_dir():
         raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
     host = host_key(settings.dir)
-    thresholds = Thresholds(idle_ratio=settings.idle_ratio, ram_delta_bytes=settings.ram_delta_mib * 2**20)
+    thresholds = Thresholds(
+        idle_ratio=settings.idle_ratio,
+        ram_delta_bytes=settings.ram_delta_mib * 2**20,
+        dead_after_s=settings.dead_after_s,
+    )
     gpus = _gpu_source(settings)
     docker = None if settings.docker == "none" else DockerContainers(settings.docker)
     sampler = Sampler(

@@ -81,6 +81,17 @@ class WorkerSighting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuUse:
+    """All the CPU time that one process has used, over every thread it had, clock ticks.
+
+    With `start_ticks`, when it started, a pid names one process until the next boot.
+    """
+
+    start_ticks: int
+    used_ticks: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerReadings:
     """Every worker of the host, and what could not be read: (reason, how many)."""
 
@@ -134,6 +145,10 @@ class Snapshot:
     workers: WorkerReadings | None
     containers: tuple[ContainerEvidence, ...]
     sources: tuple[SourceHealth, ...]
+    dead_after_s: float
+    """A worker without heartbeat and CPU time for this long, while it owns a job, is dead (A14)."""
+    cpu_still_s: Mapping[int, float] = field(default_factory=dict)
+    """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 
@@ -143,6 +158,10 @@ class Snapshot:
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
+
+    def cpu_still_of(self, sighting: WorkerSighting) -> float | None:
+        """For how long a worker's process has been seen to use no CPU time, seconds."""
+        return None if sighting.pid is None else self.cpu_still_s.get(sighting.pid)
 
     @cached_property
     def _places(self) -> tuple[Mapping[str, ContainerEvidence], Mapping[int, ContainerEvidence]]:

@@ -3,7 +3,6 @@
 `python -m exporter.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from exporter.readings import GpuReadings, Snapshot, WorkerReadings
 from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
 from exporter.settings import Settings
 from gpuwarden import clock
+from gpuwarden.settings import table, write_pages
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
@@ -32,6 +32,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_worker_alive": "the lock cannot be tested",
     "gpuwarden_worker_heartbeat_age_seconds": UNKNOWN_AGE,
     "gpuwarden_worker_heartbeat_timestamp_seconds": "as `gpuwarden_worker_info`",
+    "gpuwarden_worker_cpu_still_seconds": "its lock is not held, or its process cannot be looked at",
+    "gpuwarden_worker_dead_after_seconds": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_loop_age_seconds": UNKNOWN_AGE,
     "gpuwarden_statefiles_invalid": "nothing is wrong with any file",
     "gpuwarden_workers_duplicate": NO_WORKERS,
@@ -79,23 +81,9 @@ _UNITS: Final = {"seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1
 
 def main(argv: list[str] | None = None) -> int:
     """Write both pages, or with `--check` compare them; 1 when one lags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m exporter.reference", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page lags behind the code")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages (default: %(default)s)")
-    chosen = parser.parse_args(argv)
-    lagging = 0
-    for name, page in (("metrics.md", metrics_page()), ("settings-exporter.md", settings_page())):
-        path: Path = chosen.docs / name
-        if path.exists() and path.read_text(encoding="utf-8") == page:
-            continue
-        if chosen.check:
-            print(f"{path} lags behind the code: python -m exporter.reference", file=sys.stderr)
-            lagging = 1
-        else:
-            path.write_text(page, encoding="utf-8")
-    return lagging
+    pages = {"metrics.md": metrics_page, "settings-exporter.md": settings_page}
+    about = (__doc__ or "").partition("\n")[0]
+    return write_pages(pages, module="exporter.reference", about=about, docs=DOCS, argv=argv)
 
 
 def metrics_page() -> str:
@@ -139,21 +127,10 @@ def settings_page() -> str:
             "",
             "`gpuwarden exporter` takes each as an option or from the environment; an option wins.",
             "",
-            "| option | environment variable | default | meaning |",
-            "|---|---|---|---|",
-            *_settings(),
+            *table(Settings),
             "",
         ]
     )
-
-
-def _settings() -> Iterator[str]:
-    prefix = Settings.model_config.get("env_prefix", "")
-    for name, field in Settings.model_fields.items():
-        default = "/run/gpuwarden" if field.default_factory else field.default
-        shown = "none" if default is None else f"`{default}`"
-        option = f"`--{name.replace('_', '-')}`"
-        yield f"| {option} | `{prefix}{name.upper()}` | {shown} | {_cell(field.description or '')} |"
 
 
 def _rows(families: Iterable[Metric]) -> Iterator[str]:
@@ -188,6 +165,7 @@ def _empty_snapshot() -> Snapshot:
         workers=WorkerReadings(workers=()),
         containers=(),
         sources=(),
+        dead_after_s=Thresholds().dead_after_s,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds
+from exporter.evidence import ContainerHistory, CpuHistory, GpuUse, RamUse, Thresholds
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -61,10 +61,12 @@ class Sampler:
         self._thresholds = thresholds
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
+        self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
+        self._dead: set[str] = set()
         self._snapshot: Snapshot | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
@@ -108,6 +110,7 @@ class Sampler:
             incarnation: history for incarnation, history in self._histories.items() if incarnation in running
         }
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
+        cpu_still_s = self._cpu_still(found_workers, running, now)
         snapshot = Snapshot(
             host=self._host,
             taken=now,
@@ -115,6 +118,8 @@ class Sampler:
             workers=found_workers,
             containers=found,
             sources=tuple(health),
+            dead_after_s=self._thresholds.dead_after_s,
+            cpu_still_s=cpu_still_s,
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)
@@ -171,21 +176,53 @@ class Sampler:
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         return history.observe(container, use, ram, now_s=now.boottime_s)
 
+    def _cpu_still(self, found: WorkerReadings | None, running: dict[str, Container], now: Stamp) -> dict[int, float]:
+        """For how long the process of each live worker has used no CPU time, by pid."""
+        names = {container.id: container.name for container in running.values()}
+        histories: dict[tuple[int, int], CpuHistory] = {}
+        still_s: dict[int, float] = {}
+        for sighting in () if found is None else found.workers:
+            pid = sighting.pid
+            if pid in still_s or not sighting.alive:  # one process can be several workers
+                continue
+            name = names.get(sighting.container_id or "", sighting.worker.worker)
+            if pid is None:
+                self._unknown[name, "cpu", "pid_unknown"] += 1
+                continue
+            try:
+                use = processes.cpu_use(pid)
+            except (OSError, ValueError):
+                self._unknown[name, "cpu", "unreadable"] += 1
+                continue
+            process = (pid, use.start_ticks)
+            histories[process] = self._cpu_histories.get(process) or CpuHistory(self._thresholds)
+            still_s[pid] = histories[process].observe(use, now_s=now.boottime_s)
+        # What was not read in this look starts anew, as after a gap.
+        self._cpu_histories = histories
+        return still_s
+
     def _tell(self, snapshot: Snapshot) -> None:
-        """Log what changed: state files that turned bad or good, suspicions raised and dropped (A4)."""
+        """Log what changed: state files that turned bad or good, suspicions raised and dropped (A4), deaths (A14)."""
         if snapshot.workers is None:
             return
-        invalid = dict(snapshot.workers.errors)
-        if snapshot.workers.duplicates:
-            invalid["duplicate"] = snapshot.workers.duplicates
+        self._tell_invalid(snapshot.workers)
+        self._tell_suspected(snapshot.workers, snapshot)
+        self._tell_dead(snapshot.workers, snapshot)
+
+    def _tell_invalid(self, found: WorkerReadings) -> None:
+        invalid = dict(found.errors)
+        if found.duplicates:
+            invalid["duplicate"] = found.duplicates
         if invalid != self._invalid:
             if invalid:
                 log.warning("state files cannot be trusted", invalid=invalid, directory=str(self._directory))
             else:
                 log.info("every state file can be trusted again", directory=str(self._directory))
             self._invalid = invalid
+
+    def _tell_suspected(self, found: WorkerReadings, snapshot: Snapshot) -> None:
         suspected: dict[str, str] = {}
-        for sighting in snapshot.workers.workers:
+        for sighting in found.workers:
             job = sighting.job
             if job is not None:
                 age_s = job.beat.age_s(snapshot.taken) if job.beat else None
@@ -198,6 +235,20 @@ class Sampler:
         for worker in self._suspected.keys() - suspected.keys():
             log.info("no longer suspected", worker=worker)
         self._suspected = suspected
+
+    def _tell_dead(self, found: WorkerReadings, snapshot: Snapshot) -> None:
+        dead: set[str] = set()
+        for sighting in found.workers:
+            job, still_s = sighting.job, snapshot.cpu_still_of(sighting)
+            if job and evidence.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=snapshot.dead_after_s):
+                dead.add(sighting.worker.worker)
+                if sighting.worker.worker not in self._dead:
+                    log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,
+                              job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_still_s=still_s,
+                              heartbeat_age_s=sighting.worker.heartbeat.age_s(snapshot.taken))  # fmt: skip
+        for worker in self._dead - dead:
+            log.info("worker is no longer dead", worker=worker)
+        self._dead = dead
 
 
 def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, RamUse]:

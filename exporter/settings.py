@@ -42,6 +42,13 @@ class Settings(BaseSettings):
     sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="time between two looks at the host, seconds")
     idle_ratio: float = Field(default=0.05, ge=0, lt=1, description="a GPU at or under this share of its time is idle")
     ram_delta_mib: int = Field(default=5120, ge=0, description="RAM that moved by no more than this is still, MiB")
+    dead_after_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="a worker that owns a job is dead after this long without heartbeat and CPU time, seconds; "
+        "three heartbeats of the slowest worker or more",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",

@@ -28,6 +28,8 @@ def _facts(
         alive=sighting.alive,
         worker_incarnation=sighting.worker.incarnation,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(taken),
+        cpu_still_s=snapshot.cpu_still_of(sighting),
+        dead_after_s=snapshot.dead_after_s,
         container_kind=container.kind if container else None,
         container=container.name if container else None,
         container_id=container.id if container else None,

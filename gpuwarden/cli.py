@@ -21,11 +21,13 @@ _OWN: Final[Mapping[str, str]] = {
     "worker": "gpuwarden.worker:command",
     "submit": "gpuwarden.submit:command",
     "jobs": "gpuwarden.submit:jobs_command",
+    "gpu": "gpuwarden.quarantine:command",
 }
 _HELP: Final[Mapping[str, str]] = {
     "worker": "claim jobs from a queue and run them, one at a time",
     "submit": "put a job in a queue",
     "jobs": "list the queue's jobs",
+    "gpu": "take a GPU out of use, put it back, list those out of use",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
     "ledger": "show what was seen, decided and done",

@@ -13,6 +13,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+def boottime_s() -> float:
+    """Seconds since this boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def stamp() -> Stamp:
     """Now, three ways."""
-    return Stamp(boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME), boot_id=boot_id(), unix_s=time.time())
+    return Stamp(boottime_s=boottime_s(), boot_id=boot_id(), unix_s=time.time())

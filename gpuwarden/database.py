@@ -1,60 +1,125 @@
-"""How the queue and the ledger reach their database: one engine, transactions that write begin as writers.
+"""How the queue and the ledger reach their database: SQLite on one box, PostgreSQL where hosts share one.
 
 On SQLite a transaction that reads and then writes fails at once when another has written meanwhile, whatever the
-timeout; so every transaction of `writing` opens with BEGIN IMMEDIATE and waits its turn. Commits are synced to disk.
+timeout; so every transaction of `writing` opens with BEGIN IMMEDIATE and waits its turn. On PostgreSQL writers run side
+by side, and each change is one statement that compares before it sets. Commits are synced to disk on both.
+
+Tables are made and changed by Alembic, one history a schema, when a program opens the database.
 """
 
+import fcntl
+import hashlib
+import os
+import re
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, Protocol
 
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, make_url
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, func, inspect, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
+from gpuwarden import clock
 from gpuwarden.errors import GpuwardenError
 
-BUSY_TIMEOUT_S: Final = 10.0
-"""How long a writer waits for another before it gives up, seconds."""
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long a writer waits for another before it gives up, seconds: half of what Alertmanager gives a webhook."""
+
+STATEMENT_TIMEOUT_S: Final = 30.0
+"""How long one statement may take on PostgreSQL, seconds; migrations may take as long as they need."""
+
+CHANGES_POLL_S: Final = 0.05
+"""How often a wait on SQLite looks whether another has committed, seconds; PostgreSQL wakes its waiters itself."""
+
+CLOCK_TRUSTED_S: Final = 60.0
+"""How long the distance between the server's clock and ours is taken as known, seconds."""
 
 
 class DatabaseError(GpuwardenError):
     """The database did not do what was asked. Nothing of the transaction was kept."""
 
 
-def open_database(url: str, tables: MetaData) -> Engine:
-    """Connect, and make the tables that are not there yet.
+class NoAnswerError(DatabaseError):
+    """The database could not be reached or was not ready: asked again later, it may do it."""
+
+
+class LockHeldElsewhereError(GpuwardenError):
+    """Another process does what only one may do at a time; the message says which, where that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """One program's tables in a database: their names' family, what they are, and the history that makes them.
 
     Args:
-        url: an SQLAlchemy URL; `sqlite:////absolute/path.db` for one box.
-        tables: what must exist.
+        name: `queue` or `ledger`; also names the version table and the channel on which changes are told.
+        tables: the tables as they are now.
+        migrations: Alembic's script location, as `package:folder`.
+        first: the table by which a database older than its history is known.
+    """
+
+    name: str
+    tables: MetaData
+    migrations: str
+    first: str
+
+    @property
+    def channel(self) -> str:
+        """Where changes of these tables are told on PostgreSQL."""
+        return f"gpuwarden_{self.name}"
+
+    @property
+    def version_table(self) -> str:
+        """Where Alembic keeps how far the tables have come."""
+        return f"gpuwarden_{self.name}_version"
+
+
+BASELINE: Final = "0001"
+"""The revision of a database that was made before there was a history."""
+
+
+def open_database(url: str, schema: Schema) -> Engine:
+    """Connect, and bring the tables up to this version.
+
+    Args:
+        url: an SQLAlchemy URL; `sqlite:////absolute/path.db` for one box, `postgresql://user@server/database` for many.
+        schema: what must exist.
 
     Raises:
-        DatabaseError: the URL cannot be used, or the database cannot be opened.
+        DatabaseError: the URL cannot be used, the database cannot be opened, or it is of a newer gpuwarden.
     """
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise DatabaseError(f"{url!r} is no database URL: sqlite:////absolute/path.db is one") from None
-    if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
-        raise DatabaseError(f"only SQLite is supported so far, not {parsed.drivername}")
-    if not parsed.database or parsed.database == ":memory:":
-        raise DatabaseError("a database in memory forgets: give a file, as in sqlite:////absolute/path.db")
-    folder = Path(parsed.database).parent
-    if not folder.is_dir():
-        raise DatabaseError(f"the folder of {parsed.database} does not exist: make it first")
-    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin)
+    except (ArgumentError, ValueError):  # the second: a port that is no number
+        shown = re.sub("(://[^/@]*:)[^/@]*@", r"\1***@", url)
+        raise DatabaseError(
+            f"{shown!r} is no database URL: sqlite:////absolute/path.db or postgresql://user@server/database is one"
+        ) from None
+    engine = _postgresql(parsed) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed)
     try:
-        with writing(engine) as connection:
-            tables.create_all(connection)
-    except DatabaseError:
+        _migrate(engine, schema)
+    except Exception:
         engine.dispose()
         raise
     return engine
+
+
+def is_shared(engine: Engine) -> bool:
+    """Whether other hosts may use the database: then it can be out of this host's reach and yet at work."""
+    return engine.dialect.name == "postgresql"
 
 
 @contextmanager
@@ -75,15 +140,102 @@ def reading(engine: Engine) -> Iterator[Connection]:
     Raises:
         DatabaseError: the database cannot be read.
     """
-    with _translated(engine), engine.connect() as connection, connection.begin():
+    options: dict[str, Any] = {}
+    if is_shared(engine):
+        options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+    with _translated(engine), engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
 
 
-class Changes:
-    """Tells cheaply whether anyone else has committed since the last look: SQLite's `data_version`.
+def upsert(connection: Connection, table: Table) -> Any:
+    """An INSERT that may say what happens where the row is there already, in the words of this database.
 
-    Holds one connection of its own; use it from one thread.
+    `Any`, for the two dialects' inserts share their methods and no type.
     """
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+def tell(connection: Connection, channel: str) -> None:
+    """Wake whoever waits for changes on `channel`, once this transaction is committed."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_notify(channel, "")))
+
+
+def only_one(connection: Connection, what: str) -> bool:
+    """Whether this transaction is the one that does `what` now; false while another does it.
+
+    Writers of SQLite take turns anyway.
+    """
+    if connection.dialect.name != "postgresql":
+        return True
+    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(_lock_number(what)))))
+
+
+class DatabaseClock:
+    """The clock that everyone who shares the database goes by, Unix seconds: leases are measured with it.
+
+    On PostgreSQL it is the server's, so that no host's own clock, wrong or stepped, takes a job from anyone. On SQLite
+    all are on one host, and it is that host's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._asked_s = 0.0
+        self._ahead_s: float | None = None
+
+    def now(self) -> float:
+        """The time, Unix seconds.
+
+        Raises:
+            DatabaseError: the server cannot be asked, and never could be.
+        """
+        if not is_shared(self._engine):
+            return time.time()
+        now_s = clock.boottime_s()
+        if self._ahead_s is None or now_s - self._asked_s >= CLOCK_TRUSTED_S:
+            try:
+                with _translated(self._engine), self._engine.connect() as connection:
+                    told = connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
+                    now_s = clock.boottime_s()
+                self._ahead_s, self._asked_s = float(told or 0) - now_s, now_s
+            except DatabaseError:
+                if self._ahead_s is None:
+                    raise
+        return now_s + self._ahead_s
+
+
+class Changes(Protocol):
+    """Tells whether anyone else has committed since the last look. Holds a connection; use it from one thread."""
+
+    def any(self) -> bool:
+        """Whether the database changed since the last call.
+
+        Raises:
+            DatabaseError: the database cannot be asked.
+        """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return true at the next change, or false after `timeout_s`.
+
+        Raises:
+            DatabaseError: the database cannot be asked.
+        """
+
+    def close(self) -> None:
+        """Give the connection back."""
+
+
+def watch(engine: Engine, schema: Schema) -> Changes:
+    """A cheap watch on one schema's tables.
+
+    Raises:
+        DatabaseError: the database cannot be asked.
+    """
+    return _PostgresChanges(engine, schema.channel) if is_shared(engine) else _SqliteChanges(engine)
+
+
+class _SqliteChanges:
+    """SQLite's `data_version`: it changes when another connection has committed, whatever it wrote."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -92,18 +244,24 @@ class Changes:
             self._seen = self._version()
 
     def any(self) -> bool:
-        """Whether the database changed since the last call.
-
-        Raises:
-            DatabaseError: the database cannot be asked.
-        """
+        """See `Changes.any`."""
         with _translated(self._engine):
             version = self._version()
         changed, self._seen = version != self._seen, version
         return changed
 
+    def wait(self, timeout_s: float) -> bool:
+        """See `Changes.wait`."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.any():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(left_s, CHANGES_POLL_S))
+        return True
+
     def close(self) -> None:
-        """Give the connection back."""
+        """See `Changes.close`."""
         self._connection.close()
 
     def _version(self) -> int:
@@ -112,6 +270,189 @@ class Changes:
         row: tuple[int] = cursor.fetchone()  # type: ignore[assignment]
         cursor.close()
         return row[0]
+
+
+class _PostgresChanges:
+    """LISTEN: the server tells. After a lost connection everything counts as changed, for nobody knows."""
+
+    def __init__(self, engine: Engine, channel: str) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._connection: Any = None
+        self._listen()
+
+    def any(self) -> bool:
+        """See `Changes.any`."""
+        return self._told(0.0)
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Changes.wait`."""
+        return self._told(timeout_s)
+
+    def close(self) -> None:
+        """See `Changes.close`."""
+        if self._connection is not None:
+            with suppress(Exception):  # it is being let go of, however broken it is
+                self._connection.close()
+            self._connection = None
+
+    def _listen(self) -> None:
+        try:
+            with _translated(self._engine):
+                self._connection = _own_connection(self._engine)
+                self._connection.execute(f'LISTEN "{self._channel}"')
+        except DatabaseError:
+            self.close()  # a connection that does not listen would wait for ever
+            raise
+
+    def _told(self, timeout_s: float) -> bool:
+        if self._connection is None:
+            self._listen()
+            return True
+        try:
+            with _translated(self._engine):
+                told = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
+                if told:
+                    list(self._connection.notifies(timeout=0))
+        except DatabaseError:
+            self.close()
+            raise
+        return bool(told)
+
+
+class ProcessLock(Protocol):
+    """What one process alone may hold."""
+
+    def held(self) -> bool:
+        """Whether it is still ours: a lost connection loses it."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+def lock_for_one(engine: Engine, what: str) -> ProcessLock:
+    """Be the one process that does `what` on this database, until the lock is closed or the process ends.
+
+    On SQLite a file beside the database is locked, whatever its URL spells it like; on PostgreSQL an advisory lock.
+
+    Raises:
+        LockHeldElsewhereError: another process is.
+        DatabaseError: the lock cannot be asked for.
+    """
+    return _AdvisoryLock(engine, what) if is_shared(engine) else _FileLock(engine, what)
+
+
+class _FileLock:
+    def __init__(self, engine: Engine, what: str) -> None:
+        database = Path(engine.url.database or "").resolve()  # one file, one lock, however the URL spells it
+        path = database.with_name(f"{database.name}.{what.split(maxsplit=1)[0]}.lock")
+        try:
+            self._file: IO[str] = path.open("a+", encoding="ascii")
+        except OSError as error:
+            raise DatabaseError(f"the lock {path} cannot be opened ({error}): let this user write it") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise LockHeldElsewhereError(f"pid {holder} holds {path}") from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def held(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _AdvisoryLock:
+    def __init__(self, engine: Engine, what: str) -> None:
+        self._engine = engine
+        self._what = what
+        with _translated(engine), ExitStack() as undo:
+            self._connection: Any = _own_connection(engine)
+            undo.callback(self.close)
+            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(what),)).fetchone()
+            if not row[0]:
+                raise LockHeldElsewhereError(f"{self._holder()} holds the lock for {what}")
+            undo.pop_all()
+
+    def held(self) -> bool:
+        try:
+            self._connection.execute("SELECT 1")
+        except Exception:  # noqa: BLE001 - whatever broke the connection, the server lets go of its locks
+            return False
+        return True
+
+    def close(self) -> None:
+        with suppress(Exception):  # it is being let go of, however broken it is
+            self._connection.close()
+
+    def _holder(self) -> str:
+        number = _lock_number(self._what)
+        # How pg_locks shows a lock of one 64-bit number: its halves, and objsubid 1.
+        row = self._connection.execute(
+            "SELECT a.pid, a.client_addr, a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s AND l.objsubid = 1"
+            " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF),
+        ).fetchone()
+        return "another process" if row is None else f"{row[2] or 'a program'} at {row[1] or 'a local socket'}"
+
+
+def _own_connection(engine: Engine) -> Any:
+    """The driver's own connection, out of the pool, each statement a transaction of its own."""
+    borrowed = engine.raw_connection()
+    connection: Any = borrowed.driver_connection
+    borrowed.detach()
+    connection.rollback()  # whatever the pool began on it
+    connection.autocommit = True
+    return connection
+
+
+def _lock_number(what: str) -> int:
+    """A name as PostgreSQL's advisory locks want it: a signed 64-bit number."""
+    return int.from_bytes(hashlib.sha256(f"gpuwarden {what}".encode()).digest()[:8], "big", signed=True)
+
+
+def _sqlite(url: URL) -> Engine:
+    if url.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise DatabaseError(f"SQLite and PostgreSQL are supported, not {url.drivername}")
+    if not url.database or url.database == ":memory:":
+        raise DatabaseError("a database in memory forgets: give a file, as in sqlite:////absolute/path.db")
+    folder = Path(url.database).parent
+    if not folder.is_dir():
+        raise DatabaseError(f"the folder of {url.database} does not exist: make it first")
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    try:
+        return create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": round(BUSY_TIMEOUT_S),
+                "application_name": f"gpuwarden pid {os.getpid()}",
+                "options": f"-c lock_timeout={BUSY_TIMEOUT_S * 1000:.0f}"
+                f" -c statement_timeout={STATEMENT_TIMEOUT_S * 1000:.0f}"
+                " -c idle_in_transaction_session_timeout=60000",
+                # A server that vanished without a word is noticed within seconds, not after TCP's own two hours.
+                "keepalives_idle": 5,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 20_000,
+                **url.query,
+            },
+        )
+    except ImportError:
+        raise DatabaseError("PostgreSQL needs its driver: pip install 'gpuwarden[postgresql]'") from None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -125,10 +466,74 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
 
+# Alembic keeps what it migrates in module globals: two threads of one process would migrate each other's databases.
+_MIGRATING: Final = threading.Lock()
+
+
+def _migrate(engine: Engine, schema: Schema) -> None:
+    """Bring one schema's tables to the newest revision, one process at a time, in one transaction."""
+    config = Config()
+    config.set_main_option("script_location", schema.migrations)
+    script = ScriptDirectory.from_config(config)
+    newest = script.get_current_head()
+    with reading(engine) as connection:
+        if _revision(connection, schema) == newest:
+            return
+    with writing(engine) as connection:
+        if is_shared(engine):
+            for timeout in ("lock_timeout", "statement_timeout"):
+                connection.execute(select(func.set_config(timeout, "0", True)))
+            connection.execute(select(func.pg_advisory_xact_lock(_lock_number(f"migrate {schema.name}"))))
+        found = _revision(connection, schema)
+        if found == newest:
+            return
+        if found is not None:
+            try:
+                script.get_revision(found)
+            except CommandError:
+                raise DatabaseError(
+                    f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer "
+                    f"gpuwarden (revision {found}; this one knows {newest}): upgrade this program"
+                ) from None
+        config.attributes.update(connection=connection, version_table=schema.version_table)
+        with _MIGRATING:
+            if found is None and inspect(connection).has_table(schema.first):
+                command.stamp(config, BASELINE)
+            command.upgrade(config, "head")
+
+
+def _revision(connection: Connection, schema: Schema) -> str | None:
+    context = MigrationContext.configure(connection, opts={"version_table": schema.version_table})
+    return context.get_current_revision()
+
+
+def migrate_within(context: EnvironmentContext | Any) -> None:
+    """What each history's `env.py` does: run in the transaction that `_migrate` began."""
+    attributes = context.config.attributes
+    context.configure(connection=attributes["connection"], version_table=attributes["version_table"])
+    with context.begin_transaction():
+        context.run_migrations()
+
+
 @contextmanager
 def _translated(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, sqlite3.Error, NoConnectionFreeError) as error:
-        because = error.orig if isinstance(error, DBAPIError) else error
-        raise DatabaseError(f"{engine.url.render_as_string(hide_password=True)}: {because}") from error
+        raise _told_of(engine, error) from error
+    except Exception as error:
+        # What the driver raises outside SQLAlchemy's own calls; it is imported only where it is used.
+        if is_shared(engine) and isinstance(error, engine.dialect.dbapi.Error):  # type: ignore[union-attr]
+            raise _told_of(engine, error) from error
+        raise
+
+
+def _told_of(engine: Engine, error: Exception) -> DatabaseError:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    because = str(cause).strip().partition("\n")[0]
+    # The three that say so in so many words: the drivers' common name for it, and the pool's.
+    away = isinstance(error, NoConnectionFreeError) or any(
+        each.__name__ == "OperationalError" for each in type(cause).__mro__
+    )
+    told = NoAnswerError if away else DatabaseError
+    return told(f"{engine.url.render_as_string(hide_password=True)}: {because}")

@@ -33,6 +33,10 @@ class WorkerFacts:
     alive: bool | None
     worker_incarnation: str
     heartbeat_age_s: float | None
+    # For how long its process has been seen to use no CPU time; and how long a worker that owns a job may go without
+    # heartbeat and CPU time.
+    cpu_still_s: float | None
+    dead_after_s: float
     # The container the lock's holder lives in; for a worker in none, its own process tree.
     container_kind: str | None
     container: str | None

@@ -22,11 +22,26 @@ WATCHDOG_RETRIES_MAX: Final = 3
 RECLAIMS_MAX: Final = 10
 """Expired leases that requeue a job; the next one fails it (A13). Counted apart from watchdog retries."""
 
+ATTEMPTS_MAX: Final = 20
+"""Attempts that a job may have in all, however they ended; what would queue it once more fails it instead.
+
+The default leaves room for every watchdog retry and every reclaim, and for a few drains.
+"""
+
 REQUEUE_PRIORITY: Final = 10
 """A requeued job's priority becomes the lesser of its own and this (A9); lower runs sooner."""
 
 LEASE_S: Final = 600.0
 """How long a claim holds without renewal (A13), seconds."""
+
+FENCE_S: Final = 600.0
+"""How long a fence holds without renewal, seconds: then whoever owed the settle is gone, and a sweep queues the job."""
+
+AVOID_S: Final = 600.0
+"""For how long a requeued job stays away from the GPUs it was taken from, while others could run it, seconds."""
+
+FRESH_S: Final = 30.0
+"""A worker seen within this time is there (A12), seconds."""
 
 HEARTBEAT_S: Final = 10.0
 """How often a worker renews its lease and refreshes its row and its files (A12, A13), seconds."""
@@ -53,6 +68,8 @@ class Move(StrEnum):
     FAIL_BY_WORKER = "fail_by_worker"
     RELEASE = "release"
     RECLAIM = "reclaim"
+    SUPERSEDE = "supersede"
+    EXHAUST = "exhaust"
     FENCE = "fence"
     REQUEUE = "requeue"
     FAIL = "fail"
@@ -81,8 +98,13 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.COMPLETE: _legal(State.COMPLETED, State.RUNNING),
     Move.FAIL_BY_WORKER: _legal(State.FAILED, State.RUNNING),
     Move.RELEASE: _legal(State.QUEUED, State.RUNNING),
-    # The lease gives away what nobody renews. A fenced job is not reclaimed: its settle is already owed.
-    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING),
+    # The lease gives away what nobody renews. A fence has one too: whoever owes the settle renews it.
+    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING, State.FENCING),
+    # A new incarnation of the worker has registered, so the one that held the job is over. A fenced job's settle is
+    # owed already, and stays so.
+    Move.SUPERSEDE: _legal(State.QUEUED, State.RUNNING),
+    # What would queue the job once more finds a cap used up.
+    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING),
     # A trip: fence first, so that neither the old attempt nor a new claim can move the job; then settle.
     Move.FENCE: _legal(State.FENCING, State.RUNNING, State.NODE_LOST),
     Move.REQUEUE: _legal(State.QUEUED, State.FENCING),

@@ -2,20 +2,51 @@
 
 A worker's moves name its attempt and its incarnation, and are refused once either has changed; a trip's moves name the
 attempt. Which state each move starts from and ends in comes from `gpuwarden.job.MOVES` and from nowhere else. `now` is
-Unix seconds, passed in by the caller.
+Unix seconds by the queue's own clock, `JobStore.now`, passed in by the caller.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, Update, and_, case, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    FromClause,
+    Row,
+    Select,
+    Update,
+    and_,
+    case,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
 
-from gpuwarden.database import Changes, open_database, reading, writing
+from gpuwarden.database import (
+    Changes,
+    DatabaseClock,
+    is_shared,
+    only_one,
+    open_database,
+    reading,
+    tell,
+    upsert,
+    watch,
+    writing,
+)
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import (
-    FINAL,
+    ATTEMPTS_MAX,
+    FENCE_S,
+    FRESH_S,
     LEASE_S,
     MOVES,
     RECLAIMS_MAX,
@@ -27,7 +58,16 @@ from gpuwarden.job import (
     Trip,
     stall_timeout_s,
 )
-from gpuwarden.schema import DISPATCH_EVENTS, JOBS, METADATA, RUNS, WORKERS
+from gpuwarden.schema import (
+    AVOIDED,
+    DISPATCH_EVENTS,
+    JOBS,
+    QUARANTINED_GPUS,
+    QUEUE,
+    RUNS,
+    WORKER_GPUS,
+    WORKERS,
+)
 from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
@@ -36,6 +76,12 @@ PRIORITY: Final = 100
 GHOST_AGE_S: Final = 100.0
 """How far into the past a killed worker's last-seen time is set (A12), seconds."""
 
+SWEEP_MAX: Final = 1000
+"""How many jobs one sweep of leases gives away; the next sweep takes up the rest."""
+
+COUNT_MAX: Final = 2**31
+"""Whole numbers stay below this: it is what the databases' integers hold."""
+
 
 class SubmissionError(GpuwardenError):
     """A submission asks for what no worker could report and no rule could police."""
@@ -43,6 +89,10 @@ class SubmissionError(GpuwardenError):
 
 class UnknownJobError(GpuwardenError):
     """No job has that id."""
+
+
+class ReplacedError(GpuwardenError):
+    """This incarnation of a worker is over: a newer one has registered, or its process is being ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +109,21 @@ class Submission:
     steps_total: int | None = None
     budget_s: float | None = None
     stall_timeout_s: float | None = None
+    attempts_max: int = ATTEMPTS_MAX
 
     def __post_init__(self) -> None:
         for name in ("queue", "model", "run_id"):
             text = getattr(self, name)
             if text is not None and not is_text(text):
                 raise SubmissionError(f"{name} {text[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
-        for name in ("budget_s", "stall_timeout_s", "steps_total"):
+        for name in ("budget_s", "stall_timeout_s"):
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
+        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX)):
+            count = getattr(self, name)
+            if count is not None and not least <= count < COUNT_MAX:
+                raise SubmissionError(f"{name} {count} will not do: a whole number from {least}, below {COUNT_MAX}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +142,7 @@ class Job:
     state: State
     priority: int
     attempt: int
+    attempts_max: int
     watchdog_retries: int
     reclaims: int
     claimed_by: str | None
@@ -96,11 +152,34 @@ class Job:
     because: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One worker's place: what a requeued job stays away from. Its GPUs are UUIDs, as far as they are known."""
+
+    host: str
+    worker: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A GPU that nobody uses, since when (Unix seconds) and why. `worker` is the slot that held it."""
+
+    gpu: str
+    host: str
+    worker: str | None
+    since: float
+    because: str
+
+
 class JobStore:
     """The queue in one database. Safe to share between threads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._clock = DatabaseClock(engine)
+        self.shared = is_shared(engine)
+        """Whether other hosts work on this queue, so that it can be lost to this one and go on without it."""
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -109,7 +188,7 @@ class JobStore:
         Raises:
             DatabaseError: it cannot be opened.
         """
-        return cls(open_database(url, METADATA))
+        return cls(open_database(url, QUEUE))
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -117,23 +196,36 @@ class JobStore:
 
     def changes(self) -> Changes:
         """A cheap watch on the queue, for one thread."""
-        return Changes(self._engine)
+        return watch(self._engine, QUEUE)
+
+    def now(self) -> float:
+        """The time that leases go by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
+
+        Raises:
+            DatabaseError: the server's time is not known.
+        """
+        return self._clock.now()
 
     # --- what a submitter and a reader ask
 
     def submit(self, submission: Submission, *, now: float) -> JobId:
-        """Queue a job, and open its run when it is the first of it."""
+        """Queue a job, and open its run when it is the first of it.
+
+        Raises:
+            SubmissionError: its run has failed already.
+        """
         budget_s = submission.job_class.budget_s if submission.budget_s is None else submission.budget_s
         silence_s = stall_timeout_s(
             submission.job_class, reports_steps=submission.reports_steps, configured_s=submission.stall_timeout_s
         )
         with writing(self._engine) as connection:
             if submission.run_id is not None:
-                connection.execute(
-                    upsert(RUNS)
-                    .values(run_id=submission.run_id, state="running", submitted_at=now)
-                    .on_conflict_do_nothing()
-                )
+                opened = upsert(connection, RUNS).values(run_id=submission.run_id, state="running", submitted_at=now)
+                connection.execute(opened.on_conflict_do_nothing())
+                # Locked, so that a job is not added to a run while that fails and cancels what it finds.
+                run = select(RUNS.c.state).where(RUNS.c.run_id == submission.run_id).with_for_update(read=True)
+                if (state := connection.scalar(run)) != "running":
+                    raise SubmissionError(f"run {submission.run_id!r} has {state}: give the job another run")
             job_id = connection.scalar(
                 insert(JOBS)
                 .values(
@@ -148,12 +240,14 @@ class JobStore:
                     state=State.QUEUED,
                     priority=submission.priority,
                     attempt=0,
+                    attempts_max=submission.attempts_max,
                     watchdog_retries=0,
                     reclaims=0,
                     submitted_at=now,
                 )
                 .returning(JOBS.c.job_id)
             )
+            tell(connection, QUEUE.channel)
         return JobId(int(job_id or 0))
 
     def job(self, job_id: int) -> Job:
@@ -187,20 +281,46 @@ class JobStore:
 
     # --- what a worker does
 
+    def register(
+        self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Sequence[str] = ()
+    ) -> list[JobId]:
+        """A new incarnation of a worker begins, and what the one before it held is settled; the ids of those jobs.
+
+        It must hold the worker's lock already: that is what proves that the one before it is over. A job of it that
+        still runs is queued again, at no cost of a retry; one that is fenced stays with whoever settles it.
+        """
+        with writing(self._engine) as connection:
+            _see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
+            slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
+            connection.execute(delete(WORKER_GPUS).where(slot))
+            if gpus:
+                rows = [{"host": host, "worker": worker, "gpu": gpu} for gpu in sorted(set(gpus))]
+                connection.execute(insert(WORKER_GPUS), rows)
+            held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
+            return _give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
+
     def claim(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, lease_s: float = LEASE_S
     ) -> Job | None:
-        """Take the queue's next job for this incarnation, raising its attempt; `None` when there is none."""
+        """Take the queue's next job for this incarnation, raising its attempt; `None` when there is none for it.
+
+        There is none for a worker whose GPU is in quarantine, and a job is left to others for a while by the GPUs it
+        was taken from. A slot that nobody has registered for is registered by its first claim.
+
+        Raises:
+            ReplacedError: this incarnation is over.
+        """
+        job = JOBS.alias("job")
         next_job = (
-            select(JOBS.c.job_id)
-            .where(JOBS.c.queue == queue, _from(Move.CLAIM))
-            .order_by(JOBS.c.priority, JOBS.c.job_id)
+            select(job.c.job_id)
+            .where(job.c.queue == queue, job.c.state.in_(sorted(MOVES[Move.CLAIM].sources)))
+            .where(not_(_in_quarantine(host, worker)), not_(_better_elsewhere(job, host, worker, now)))
+            .order_by(job.c.priority, job.c.job_id)
             .limit(1)
-            .scalar_subquery()
         )
         take = _move(
             Move.CLAIM,
-            JOBS.c.job_id == next_job,
+            JOBS.c.job_id == next_job.with_for_update(skip_locked=True).scalar_subquery(),
             attempt=JOBS.c.attempt + 1,
             claimed_by=incarnation,
             host=host,
@@ -209,17 +329,30 @@ class JobStore:
             lease_expires_at=now + lease_s,
             because=None,
         ).returning(JOBS)
+        over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
+        # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
+        with reading(self._engine) as connection:
+            if connection.scalar(_is_over(host, worker, incarnation)):
+                raise over
+            if connection.scalar(next_job) is None:
+                return None
         with writing(self._engine) as connection:
+            # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
+            if not _touch_worker(connection, host, worker, queue, incarnation, now):
+                raise over
             row = connection.execute(take).one_or_none()
             if row is None:
                 return None
-            _see_worker(connection, host, worker, queue, incarnation, now, model=row.model or row.job_class)
+            _touch_worker(connection, host, worker, queue, incarnation, now, model=row.model or row.job_class)
             return _job(row)
 
-    def heartbeat(self, *, host: str, worker: str, queue: str, incarnation: str, model: str | None, now: float) -> None:
-        """Refresh the worker's row; `model` is what it holds now, `None` while it holds nothing."""
+    def heartbeat(self, *, host: str, worker: str, queue: str, incarnation: str, model: str | None, now: float) -> bool:
+        """Refresh the worker's row; `model` is what it holds now, `None` while it holds nothing.
+
+        False when this incarnation is over, and then the worker must stop.
+        """
         with writing(self._engine) as connection:
-            _see_worker(connection, host, worker, queue, incarnation, now, model=model)
+            return _touch_worker(connection, host, worker, queue, incarnation, now, model=model)
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
@@ -244,43 +377,72 @@ class JobStore:
         with writing(self._engine) as connection:
             return _end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, attempt, because, now)
 
-    def release(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
+    def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
-        back = _move(Move.RELEASE, _held(job_id, attempt, incarnation), because="released by its worker", **_UNCLAIMED)
+        held = _held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            return connection.execute(back).rowcount == 1
+            return bool(_give_away(connection, Move.RELEASE, held, "released by its worker", now))
 
     # --- what a trip does: fence, then requeue or fail
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
         """Take the job from an attempt: from now on nothing of that attempt is accepted and nobody claims the job.
 
-        False unless `incarnation` holds it: what a worker's state files say of another worker's job moves nothing.
+        The worker's incarnation claims nothing more either, and its row stops advertising a model (A12). False unless
+        `incarnation` holds the job: what a worker's state files say of another worker's job moves nothing.
         """
-        take = _move(
-            Move.FENCE,
-            JOBS.c.job_id == job_id,
-            JOBS.c.attempt == attempt,
-            JOBS.c.claimed_by == incarnation,
-            because=f"{trip}: fenced",
-            lease_expires_at=now,
-        )
+        held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
+        take = _move(Move.FENCE, held, because=f"{trip}: fenced", lease_expires_at=now + FENCE_S)
         with writing(self._engine) as connection:
-            return connection.execute(take).rowcount == 1
+            slot = connection.execute(select(JOBS.c.host, JOBS.c.worker).where(held)).one_or_none()
+            if slot is None:
+                return False
+            # The worker's row before the job's, as a registration takes them: else the two could wait for one another.
+            its_row = and_(WORKERS.c.host == slot.host, WORKERS.c.worker == slot.worker)
+            connection.execute(select(WORKERS.c.incarnation).where(its_row).with_for_update())
+            if connection.execute(take).rowcount != 1:
+                return False
+            connection.execute(_of_worker(slot.host, slot.worker, incarnation).values(**_retired(incarnation, now)))
+            tell(connection, QUEUE.channel)
+            return True
 
-    def requeue(self, job_id: int, *, attempt: int, trip: Trip) -> bool:
-        """Queue a fenced job again (A9): claim cleared, sooner than most, one watchdog retry more. No event."""
+    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Lengthen a fence, as whoever owes the settle does; false when the job is no longer fenced."""
+        fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.state == State.FENCING)
+        with writing(self._engine) as connection:
+            longer = update(JOBS).where(fenced).values(lease_expires_at=now + FENCE_S)
+            return connection.execute(longer).rowcount == 1
+
+    def requeue(
+        self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
+    ) -> bool:
+        """Queue a fenced job again (A9): claim cleared, sooner than most, one watchdog retry more. No event.
+
+        For `avoid_s` it is left to workers other than the slot `avoid`, and to other GPUs, while there are any. False,
+        and nothing written, when it is no longer fenced or has no attempt left: see `Job.attempts_max`.
+        """
         back = _move(
             Move.REQUEUE,
             JOBS.c.job_id == job_id,
             JOBS.c.attempt == attempt,
+            JOBS.c.attempt < JOBS.c.attempts_max,
             priority=_least(JOBS.c.priority, REQUEUE_PRIORITY),
             watchdog_retries=JOBS.c.watchdog_retries + 1,
             because=f"{trip}: requeued",
             **_UNCLAIMED,
         )
         with writing(self._engine) as connection:
-            return connection.execute(back).rowcount == 1
+            if connection.execute(back).rowcount != 1:
+                return False
+            connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
+            if avoid is not None and avoid_s > 0:
+                for gpu in {"", *avoid.gpus}:
+                    row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
+                    kept = upsert(connection, AVOIDED).values(**row, until=now + avoid_s)
+                    keys = [AVOIDED.c.job_id, AVOIDED.c.host, AVOIDED.c.worker, AVOIDED.c.gpu]
+                    connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": now + avoid_s}))
+            tell(connection, QUEUE.channel)
+            return True
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
         """End a fenced job for good (A10): the terminal mark and its `failed` event, in one transaction."""
@@ -288,53 +450,72 @@ class JobStore:
         with writing(self._engine) as connection:
             return _end_failed(connection, Move.FAIL, fenced, job_id, attempt, because, now)
 
-    def clear_busy_ghost(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
-        """A killed worker's row stops advertising a model (A12). False when the row is absent or already replaced."""
-        age = (
-            update(WORKERS)
-            .where(WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation)
-            .values(current_model=None, last_seen_at=now - GHOST_AGE_S)
-        )
+    def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
+        """A worker whose process is being ended claims nothing more and stops advertising a model (A12).
+
+        By incarnation, so that its replacement is free. False when the row is absent or already replaced.
+        """
         with writing(self._engine) as connection:
-            return connection.execute(age).rowcount == 1
+            retire = _of_worker(host, worker, incarnation).values(**_retired(incarnation, now))
+            return connection.execute(retire).rowcount == 1
+
+    # --- GPUs that nobody uses
+
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str | None, because: str, now: float) -> None:
+        """Nothing is claimed by the workers that have one of these GPUs, nor by the slot `worker`, until released."""
+        with writing(self._engine) as connection:
+            for gpu in gpus:
+                row = {"host": host, "worker": worker, "since": now, "because": because}
+                connection.execute(upsert(connection, QUARANTINED_GPUS).values(gpu=gpu, **row).on_conflict_do_nothing())
+
+    def release_gpu(self, gpu: str) -> bool:
+        """Put a GPU back to use; false when it was not in quarantine."""
+        with writing(self._engine) as connection:
+            released = connection.execute(delete(QUARANTINED_GPUS).where(QUARANTINED_GPUS.c.gpu == gpu)).rowcount == 1
+            tell(connection, QUEUE.channel)
+            return released
+
+    def quarantine_of(self, *, host: str, worker: str) -> Quarantine | None:
+        """Why this worker claims nothing: the GPU of its that is longest in quarantine, if any is."""
+        its = select(QUARANTINED_GPUS).where(_quarantined_for(host, worker)).order_by(QUARANTINED_GPUS.c.since).limit(1)
+        with reading(self._engine) as connection:
+            row = connection.execute(its).mappings().one_or_none()
+            return None if row is None else Quarantine(**row)
+
+    def quarantined(self) -> list[Quarantine]:
+        """Every GPU in quarantine, the longest first."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(QUARANTINED_GPUS).order_by(QUARANTINED_GPUS.c.since))
+            return [Quarantine(**row) for row in rows.mappings()]
 
     # --- what runs on a timer
 
     def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
-        """The running jobs whose lease has run out, each with its attempt."""
+        """The jobs whose lease, or fence, has run out, each with its attempt."""
         found = select(JOBS.c.job_id, JOBS.c.attempt).where(JOBS.c.lease_expires_at < now, _from(Move.RECLAIM))
         with reading(self._engine) as connection:
             return frozenset((JobId(row.job_id), row.attempt) for row in connection.execute(found))
 
     def reclaim_expired(self, *, now: float, among: Iterable[JobId] | None = None) -> list[JobId]:
-        """Queue again every running job whose lease ran out (A13), or fail it at the reclaim cap; the ids touched.
+        """Queue again the jobs whose lease ran out (A13), or fail them at a cap, `SWEEP_MAX` at most; the ids touched.
 
         `among` bounds it to some jobs. A lease is by the wall clock, so a caller that sweeps on a timer gives a machine
-        that woke from a suspend, or a queue that was away, the time of a renewal first.
+        that woke from a suspend, or a queue that was away, the time of a renewal first. Nothing while another sweeps,
+        and nothing to a job that somebody is writing to: that is looked at by the next sweep.
         """
-        expired = and_(JOBS.c.lease_expires_at < now, _from(Move.RECLAIM))
+        expired = JOBS.c.lease_expires_at < now
         if among is not None:
             expired = and_(expired, JOBS.c.job_id.in_(sorted(among)))
         with writing(self._engine) as connection:
-            spent = connection.execute(select(JOBS).where(expired, JOBS.c.reclaims >= RECLAIMS_MAX)).all()
-            for row in spent:
-                because = f"lease expired {RECLAIMS_MAX + 1} times"
-                connection.execute(_move(Move.FENCE, JOBS.c.job_id == row.job_id))
-                fenced = and_(JOBS.c.job_id == row.job_id, JOBS.c.attempt == row.attempt)
-                _end_failed(connection, Move.FAIL, fenced, row.job_id, row.attempt, because, now)
-            back = _move(
-                Move.RECLAIM,
-                expired,
-                priority=_least(JOBS.c.priority, REQUEUE_PRIORITY),
-                reclaims=JOBS.c.reclaims + 1,
-                because="lease expired",
-                **_UNCLAIMED,
-            ).returning(JOBS.c.job_id)
-            return [JobId(row.job_id) for row in spent] + [JobId(found) for found in connection.scalars(back)]
+            if not only_one(connection, "sweep of leases"):
+                return []
+            return _give_away(connection, Move.RECLAIM, expired, "lease expired", now)
 
     def consume_events(self, *, now: float) -> int:
         """Do what unread `failed` events ask, once each: fail the run, cancel its other jobs (A10). How many."""
         with writing(self._engine) as connection:
+            if not only_one(connection, "consumer of dispatch events"):
+                return 0
             unread = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.consumed_at.is_(None))
             events = connection.execute(unread.order_by(DISPATCH_EVENTS.c.event_id)).all()
             for event in events:
@@ -344,7 +525,8 @@ class JobStore:
                         .where(RUNS.c.run_id == event.run_id, RUNS.c.state == "running")
                         .values(state="failed", ended_at=now)
                     )
-                    siblings = and_(JOBS.c.run_id == event.run_id, JOBS.c.state.not_in(FINAL))
+                    siblings = and_(JOBS.c.run_id == event.run_id, _from(Move.CANCEL))
+                    connection.execute(_locked(select(JOBS.c.job_id).where(siblings)))
                     because = f"job {event.job_id} of its run failed"
                     connection.execute(_move(Move.CANCEL, siblings, because=because, ended_at=now, **_UNCLAIMED))
                 connection.execute(
@@ -395,15 +577,124 @@ def _end_failed(
     return True
 
 
+def _locked(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:
+    """Lock these jobs, lowest id first, so that two who change many of them never wait for one another in a circle."""
+    return jobs.order_by(JOBS.c.job_id).with_for_update(skip_locked=skip)
+
+
+def _give_away(connection: Connection, move: Move, where: ColumnElement[bool], why: str, now: float) -> list[JobId]:
+    """Queue jobs again that their attempt did not finish, or fail those at a cap; the ids touched.
+
+    A reclaim and the registration of a new incarnation are one kind of loss, and share a cap (A13).
+    """
+    lost = move in (Move.RECLAIM, Move.SUPERSEDE)
+    found = _locked(select(JOBS).where(where, _from(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
+    back: list[JobId] = []
+    spent: list[JobId] = []
+    for row in connection.execute(found).all():
+        if row.attempt >= row.attempts_max:
+            used = f"all {row.attempts_max} attempts"
+        elif lost and row.reclaims >= RECLAIMS_MAX:
+            used = f"all {RECLAIMS_MAX} reclaims"
+        else:
+            back.append(row.job_id)
+            continue
+        spent.append(row.job_id)
+        this, because = JOBS.c.job_id == row.job_id, f"{why}, and {used} are used"
+        _end_failed(connection, Move.EXHAUST, this, row.job_id, row.attempt, because, now)
+    # A fenced job keeps the reason of its fence.
+    fenced = JOBS.c.state == State.FENCING
+    because_of = case((fenced, JOBS.c.because + ", and nobody settled it in time"), else_=why)
+    values: dict[str, Any] = {"because": because_of, **_UNCLAIMED}
+    if lost:
+        values |= {"priority": _least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
+    if back:
+        connection.execute(_move(move, JOBS.c.job_id.in_(back), **values))
+        tell(connection, QUEUE.channel)
+    return sorted(back + spent)
+
+
+def _retired(incarnation: str, now: float) -> dict[str, Any]:
+    return {"current_model": None, "last_seen_at": now - GHOST_AGE_S, "retired": incarnation}
+
+
+def _of_worker(host: str, worker: str, incarnation: str) -> Update:
+    return update(WORKERS).where(
+        WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation
+    )
+
+
+def _is_over(host: str, worker: str, incarnation: str) -> Select[Any]:
+    """Whether an incarnation was replaced or retired; nothing for a slot without a row."""
+    over = or_(WORKERS.c.incarnation != incarnation, func.coalesce(WORKERS.c.retired == incarnation, false()))
+    return select(over).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
+
+
 def _see_worker(
     connection: Connection, host: str, worker: str, queue: str, incarnation: str, now: float, *, model: str | None
 ) -> None:
     row = {"queue": queue, "incarnation": incarnation, "current_model": model, "last_seen_at": now}
     connection.execute(
-        upsert(WORKERS)
+        upsert(connection, WORKERS)
         .values(host=host, worker=worker, **row)
         .on_conflict_do_update(index_elements=[WORKERS.c.host, WORKERS.c.worker], set_=row)
     )
+
+
+def _touch_worker(
+    connection: Connection,
+    host: str,
+    worker: str,
+    queue: str,
+    incarnation: str,
+    now: float,
+    *,
+    model: str | None = None,
+) -> bool:
+    """Refresh the row of this incarnation; false when it is over: replaced, or retired."""
+    row = {"queue": queue, "current_model": model, "last_seen_at": now}
+    alive = or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != incarnation)
+    if connection.execute(_of_worker(host, worker, incarnation).where(alive).values(**row)).rowcount == 1:
+        return True
+    first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
+    inserted = first.on_conflict_do_nothing().returning(WORKERS.c.worker)  # an insert's rowcount is not always told
+    return connection.scalar(inserted) is not None
+
+
+_Name = ColumnElement[str] | str
+
+
+def _gpus_of(host: _Name, worker: _Name) -> Select[tuple[str]]:
+    its = select(WORKER_GPUS.c.gpu).where(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
+    return its.correlate_except(WORKER_GPUS)
+
+
+def _quarantined_for(host: _Name, worker: _Name) -> ColumnElement[bool]:
+    held = and_(QUARANTINED_GPUS.c.host == host, QUARANTINED_GPUS.c.worker == worker)
+    return or_(held, QUARANTINED_GPUS.c.gpu.in_(_gpus_of(host, worker)))
+
+
+def _in_quarantine(host: _Name, worker: _Name) -> ColumnElement[bool]:
+    return exists().where(_quarantined_for(host, worker)).correlate_except(QUARANTINED_GPUS)
+
+
+def _better_elsewhere(job: FromClause, host: str, worker: str, now: float) -> ColumnElement[bool]:
+    """Whether a job avoids this worker, and another that it does not avoid is there to take it."""
+    other = WORKERS.alias("other")
+    there = exists().where(
+        other.c.queue == job.c.queue,
+        other.c.last_seen_at > now - FRESH_S,
+        or_(other.c.retired.is_(None), other.c.retired != other.c.incarnation),
+        not_(_avoids(job, other.c.host, other.c.worker, now)),
+        not_(_in_quarantine(other.c.host, other.c.worker)),
+    )
+    return and_(_avoids(job, host, worker, now), there.correlate_except(other))
+
+
+def _avoids(job: FromClause, host: _Name, worker: _Name, now: float) -> ColumnElement[bool]:
+    slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
+    here = or_(slot, AVOIDED.c.gpu.in_(_gpus_of(host, worker)))
+    return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)
 
 
 def _job(row: Row[Any]) -> Job:
@@ -420,6 +711,7 @@ def _job(row: Row[Any]) -> Job:
         state=State(row.state),
         priority=row.priority,
         attempt=row.attempt,
+        attempts_max=row.attempts_max,
         watchdog_retries=row.watchdog_retries,
         reclaims=row.reclaims,
         claimed_by=row.claimed_by,

@@ -1,9 +1,15 @@
-"""What the settings of every program have in common: how a bad one is told to the person who set it."""
+"""What the settings of every program have in common: how a bad one is told, and the pages that list them all."""
 
-from collections.abc import Iterator
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
+
+DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
+"""The one default that the environment decides, as it is where nobody has set it."""
 
 
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
@@ -18,3 +24,49 @@ def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator
             yield f"{option} is wanted: {settings.model_fields[name].description}"
         else:
             yield f"{found['input']!r} will not do for {option}: {found['msg']}"
+
+
+def table(settings: type[BaseSettings]) -> Iterator[str]:
+    """Every setting as a row of a Markdown table, under its head."""
+    yield "| option | environment variable | default | meaning |"
+    yield "|---|---|---|---|"
+    prefix = settings.model_config.get("env_prefix", "")
+    for name, field in settings.model_fields.items():
+        meaning = (field.description or "").replace("|", "\\|")
+        if field.is_required():
+            default = "required"
+        elif field.default_factory:
+            default = DEFAULT_FACTORY_SHOWN
+        else:
+            default = "none" if field.default is None else f"`{field.default}`"
+        yield f"| `--{name.replace('_', '-')}` | `{prefix}{name.upper()}` | {default} | {meaning} |"
+
+
+def write_pages(
+    pages: Mapping[str, Callable[[], str]], *, module: str, about: str, docs: Path, argv: list[str] | None = None
+) -> int:
+    """Write pages that come from the code, or with `--check` compare them; 1 when one lags.
+
+    Args:
+        pages: each page's file name, and what gives its text.
+        module: what is run to write them, as in `python -m MODULE`.
+        about: the sentence that `--help` begins with.
+        docs: the folder they belong to.
+        argv: the command line, without the program.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page lags behind the code")
+    parser.add_argument("--docs", type=Path, default=docs, help="the folder of the pages (default: %(default)s)")
+    chosen = parser.parse_args(argv)
+    lagging = 0
+    for name, page in pages.items():
+        path: Path = chosen.docs / name
+        text = page()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if chosen.check:
+            print(f"{path} lags behind the code: python -m {module}", file=sys.stderr)
+            lagging = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return lagging

@@ -3,12 +3,11 @@
 import argparse
 import json
 import os
-import time
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from gpuwarden.job import JobClass, State
+from gpuwarden.job import ATTEMPTS_MAX, JobClass, State
 from gpuwarden.jobstore import PRIORITY, JobStore, Submission
 
 
@@ -27,6 +26,9 @@ def command(argv: list[str]) -> int:
     )
     parser.add_argument("--stall-timeout-s", type=float, help="silence allowed once armed, seconds")
     parser.add_argument(
+        "--attempts-max", type=int, default=ATTEMPTS_MAX, help="attempts in all, however they end; then it fails"
+    )
+    parser.add_argument(
         "--no-steps", action="store_true", help="it reports no steps: the stall condition leaves it alone"
     )
     arguments = parser.parse_args(argv)
@@ -41,9 +43,10 @@ def command(argv: list[str]) -> int:
         steps_total=arguments.steps_total,
         budget_s=arguments.budget_s,
         stall_timeout_s=arguments.stall_timeout_s,
+        attempts_max=arguments.attempts_max,
     )
     with closing(JobStore.open(arguments.store)) as store:
-        print(store.submit(submission, now=time.time()))
+        print(store.submit(submission, now=store.now()))
     return 0
 
 

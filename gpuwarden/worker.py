@@ -5,9 +5,16 @@ that does the work. Between the two the worker sends the arming beat (A3). The b
 thread renews the lease and watches the claim, and ends the process at once when the claim is gone (A11), because the
 body may be deaf. A body must be idempotent on its output: an attempt can end at any instruction and another begin.
 
+At its start it registers with the queue, which settles what the incarnation before it held. An incarnation that is
+over, because another has registered or because it is being ended, claims nothing and ends with the same exit code.
+
 SIGTERM and SIGINT interrupt a body and nothing else: between a claim and its job's first line, or while a result is
-being written, a stop waits, so that no claim is left behind. A queue that does not answer stops no work: an idle worker
-asks again, and a result waits for it up to a lease.
+being written, a stop waits, so that no claim is left behind.
+
+A queue that does not answer is asked again, and a result waits for it up to a lease. Whether the job works on meanwhile
+depends on who else can reach the queue. On PostgreSQL others may, and give the job away once its lease has run out: a
+worker that could not renew for a whole lease stops itself at once, by a clock that counts suspended time. On SQLite
+nobody else reaches it either, and the worker works on.
 """
 
 import argparse
@@ -17,35 +24,37 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
-from gpuwarden import logs
-from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError
+from gpuwarden import clock, logs
+from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, Phase
-from gpuwarden.jobstore import Job, JobStore
+from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, JobId, Phase
+from gpuwarden.jobstore import Job, JobStore, ReplacedError
 from gpuwarden.reporter import Reporter, host_key, state_directory
+from gpuwarden.statefile import is_text
 
 Body = Callable[[Job, Reporter], Callable[[], None]]
+T = TypeVar("T")
 
 OWNERSHIP_S: Final = 1.0
 """How often a running worker checks that the job is still its own, seconds."""
 
-IDLE_POLL_S: Final = 0.2
-"""How often an idle worker looks whether the queue has changed, seconds; it claims only when it has."""
+IDLE_WAIT_S: Final = 0.2
+"""How long an idle worker waits for a change of the queue before it looks whether it was told to stop, seconds."""
 
 IDLE_CLAIM_S: Final = 5.0
 """An idle worker tries a claim this often even if it saw no change, seconds."""
 
-SETTLE_RETRY_S: Final = 1.0
-"""How long a result waits before it is offered again to a queue that did not answer, seconds."""
+RETRY_S: Final = 1.0
+"""How long a worker waits before it asks a queue again that did not answer, seconds."""
 
 log: Final = structlog.get_logger("worker")
 
@@ -94,6 +103,7 @@ class Settings:
     name: str
     queue: str
     host: str
+    gpus: tuple[str, ...] = ()
     lease_s: float = LEASE_S
     heartbeat_s: float = HEARTBEAT_S
     jobs_max: int | None = None
@@ -110,52 +120,99 @@ class Worker:
         self._store = store
         self._reporter = reporter
         self._body = body
+        self._quarantine: str | None = None
+        # When the renewal of the lease that was last accepted was sent, CLOCK_BOOTTIME.
+        self._renewed_s = 0.0
 
     def run(self) -> None:
-        """Claim and run until `jobs_max` jobs are done.
+        """Register, then claim and run until `jobs_max` jobs are done.
 
         Raises:
             WorkerStopping: told to stop; the job it held is given back.
+            ReplacedError: this incarnation is over.
             DatabaseError: the queue would not take a result.
         """
-        done = 0
-        changes = self._store.changes()
+        settings, done = self._settings, 0
+        settled = self._answer(self._register)
+        log.info(
+            "worker ready",
+            worker=settings.name,
+            queue=settings.queue,
+            incarnation=self._reporter.incarnation,
+            gpus=settings.gpus,
+            settled=settled,
+        )
+        changes = self._answer(self._store.changes)
         try:
-            while self._settings.jobs_max is None or done < self._settings.jobs_max:
+            while settings.jobs_max is None or done < settings.jobs_max:
                 job = self._next(changes)
                 self._run_one(job)
                 done += 1
         finally:
             changes.close()
 
+    def _answer(self, ask: Callable[[], T]) -> T:
+        return _answer(ask, worker=self._settings.name, stop=self._stop, reporter=self._reporter)
+
+    def _register(self) -> list[JobId]:
+        return self._store.register(
+            self._settings.queue,
+            host=self._settings.host,
+            worker=self._settings.name,
+            incarnation=self._reporter.incarnation,
+            now=self._store.now(),
+            gpus=self._settings.gpus,
+        )
+
     def _next(self, changes: Changes) -> Job:
         next_claim_s = next_row_s = 0.0
+        changed = False
         while True:
             self._stop.check()
             now_s = time.monotonic()
             self._reporter.loop_seen()
-            if now_s >= next_row_s:
-                self._see(model=None)
-                next_row_s = now_s + self._settings.heartbeat_s
             try:
-                if changes.any() or now_s >= next_claim_s:
+                if now_s >= next_row_s:
+                    self._check_in()
+                    next_row_s = now_s + self._settings.heartbeat_s
+                if changed or now_s >= next_claim_s:
                     next_claim_s = now_s + IDLE_CLAIM_S
                     job = self._claim()
                     if job is not None:
                         return job
+                    self._tell_of_quarantine()
+                changed = changes.wait(IDLE_WAIT_S)
             except DatabaseError as error:
                 log.warning("queue does not answer; asking again", worker=self._settings.name, because=str(error))
-            time.sleep(IDLE_POLL_S)
+                time.sleep(RETRY_S)
 
     def _claim(self) -> Job | None:
+        self._renewed_s = clock.boottime_s()
         return self._store.claim(
             self._settings.queue,
             host=self._settings.host,
             worker=self._settings.name,
             incarnation=self._reporter.incarnation,
-            now=time.time(),
+            now=self._store.now(),
             lease_s=self._settings.lease_s,
         )
+
+    def _tell_of_quarantine(self) -> None:
+        """Say once why nothing is claimed, and once that it is over."""
+        found = self._store.quarantine_of(host=self._settings.host, worker=self._settings.name)
+        gpu = None if found is None else found.gpu
+        if gpu == self._quarantine:
+            return
+        self._quarantine = gpu
+        if found is None:
+            log.info("no GPU of this worker is in quarantine any more", worker=self._settings.name)
+        else:
+            log.warning(
+                "a GPU of this worker is in quarantine: it claims nothing until `gpuwarden gpu release`",
+                worker=self._settings.name,
+                gpu=gpu,
+                because=found.because,
+            )
 
     def _run_one(self, job: Job) -> None:
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
@@ -172,17 +229,21 @@ class Worker:
         over = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)
         keeper.start()
+        if self._store.shared:
+            threading.Thread(target=self._time, args=(bound, over), name="gpuwarden-lease-time", daemon=True).start()
         try:
             because = self._attempt(job, bound)
         except WorkerStopping:
             over.set()
-            given_back = self._store.release(job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation)
+            given_back = self._store.release(
+                job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation, now=self._store.now()
+            )
             bound.info("stopping: job given back", accepted=given_back)
             raise
         finally:
             over.set()  # before the result is written: a keeper that finds the job settled must not take it for lost
         if not self._settle(job, because, bound):
-            _stop_at_once(bound)
+            _stop_at_once(bound, _DISOWNED)
         keeper.join(timeout=BUSY_TIMEOUT_S)  # or its last heartbeat could put the model back into the row
         self._reporter.end_job()
         self._see(model=None)
@@ -199,6 +260,7 @@ class Worker:
             if self._stop.requested:
                 raise WorkerStopping from error  # a body that turned the stop into an error of its own
             because = f"{type(error).__name__}: {error}"[:500].encode("utf-8", "backslashreplace").decode()
+            because = because.replace("\0", "\\x00")  # which PostgreSQL takes in no text
             bound.error("job failed", because=because, exc_info=True)
             return because
         return None
@@ -211,24 +273,24 @@ class Worker:
             try:
                 if because is None:
                     accepted = self._store.complete(
-                        job.job_id, attempt=attempt, incarnation=incarnation, now=time.time()
+                        job.job_id, attempt=attempt, incarnation=incarnation, now=self._store.now()
                     )
                 else:
                     accepted = self._store.fail_by_worker(
-                        job.job_id, attempt=attempt, incarnation=incarnation, because=because, now=time.time()
+                        job.job_id, attempt=attempt, incarnation=incarnation, because=because, now=self._store.now()
                     )
             except DatabaseError as error:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
                 bound.warning("queue does not answer; the result waits", because=str(error))
                 self._reporter.phase(Phase.SAVE)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
-                time.sleep(SETTLE_RETRY_S)
+                time.sleep(RETRY_S)
                 continue
             bound.info("job completed" if because is None else "job marked failed", accepted=accepted)
             return accepted
 
     def _keep(self, job: Job, over: threading.Event) -> None:
-        """Renew the lease and watch the claim. A database that does not answer is no reason to stop working."""
+        """Renew the lease and watch the claim. That the database does not answer is no reason to stop working yet."""
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
         incarnation = self._reporter.incarnation
         next_renewal_s = 0.0
@@ -236,39 +298,87 @@ class Worker:
             try:
                 if time.monotonic() >= next_renewal_s:
                     next_renewal_s = time.monotonic() + self._settings.heartbeat_s
-                    owned = self._store.renew(
-                        job.job_id,
-                        attempt=job.attempt,
-                        incarnation=incarnation,
-                        now=time.time(),
-                        lease_s=self._settings.lease_s,
-                    )
-                    if owned:
-                        self._see(model=job.model or job.job_class)
+                    owned = self._renew(job)
                 else:
                     owned = self._store.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
                 bound.warning("queue does not answer; working on", because=str(error))
                 continue
             if not owned and not over.is_set():
-                _stop_at_once(bound)
+                _stop_at_once(bound, _DISOWNED)
 
-    def _see(self, *, model: str | None) -> None:
+    def _renew(self, job: Job) -> bool:
+        sent_s = clock.boottime_s()
+        owned = self._store.renew(
+            job.job_id,
+            attempt=job.attempt,
+            incarnation=self._reporter.incarnation,
+            now=self._store.now(),
+            lease_s=self._settings.lease_s,
+        )
+        if owned:
+            self._renewed_s = sent_s
+        return owned and self._see(model=job.model or job.job_class)
+
+    def _time(self, bound: structlog.typing.FilteringBoundLogger, over: threading.Event) -> None:
+        """Stop the process when its lease has run out unrenewed. Asks no database, which could keep it waiting."""
+        while not over.wait(OWNERSHIP_S):
+            if clock.boottime_s() - self._renewed_s >= self._settings.lease_s and not over.is_set():
+                _stop_at_once(bound, f"the lease could not be renewed for {self._settings.lease_s:g} s")
+
+    def _see(self, *, model: str | None) -> bool:
+        """Refresh the worker's row; false when this incarnation is over. A queue that does not answer says nothing."""
         with suppress(DatabaseError):
-            self._store.heartbeat(
-                host=self._settings.host,
-                worker=self._settings.name,
-                queue=self._settings.queue,
-                incarnation=self._reporter.incarnation,
-                model=model,
-                now=time.time(),
-            )
+            return self._heartbeat(model=model)
+        return True
+
+    def _check_in(self) -> None:
+        if not self._heartbeat(model=None):
+            raise ReplacedError("the queue refuses the heartbeat of this incarnation")
+
+    def _heartbeat(self, *, model: str | None) -> bool:
+        return self._store.heartbeat(
+            host=self._settings.host,
+            worker=self._settings.name,
+            queue=self._settings.queue,
+            incarnation=self._reporter.incarnation,
+            model=model,
+            now=self._store.now(),
+        )
 
 
-def _stop_at_once(bound: structlog.typing.FilteringBoundLogger) -> None:
-    """End this process without another instruction of the job: the job belongs to someone else now."""
-    bound.error("this worker no longer owns its job: stopping at once", exit_code=EXIT_DISOWNED)
+_DISOWNED: Final = "this worker no longer owns its job"
+
+
+def _stop_at_once(bound: structlog.typing.FilteringBoundLogger, because: str) -> None:
+    """End this process without another instruction of the job: the job may belong to someone else now."""
+    bound.error("stopping at once", because=because, exit_code=EXIT_DISOWNED)
     os._exit(EXIT_DISOWNED)
+
+
+def _answer(ask: Callable[[], T], *, worker: str, stop: Stop, reporter: Reporter) -> T:
+    """What the queue answers, asked again until it does or the worker is told to stop."""
+    while True:
+        stop.check()
+        reporter.loop_seen()
+        try:
+            return ask()
+        except NoAnswerError as error:
+            log.warning("queue does not answer; asking again", worker=worker, because=str(error))
+            time.sleep(RETRY_S)
+
+
+def gpus_named(env: Mapping[str, str]) -> str:
+    """The GPUs of this process as its environment tells them, comma separated; those it tells by number are unknown."""
+    for name in ("GPUWARDEN_GPUS", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        if gpus := _gpus(env.get(name, "")):
+            return ",".join(gpus)
+    return ""
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    given = (each.strip() for each in text.split(","))
+    return tuple(each for each in given if each.startswith(("GPU-", "MIG-")) and is_text(each))
 
 
 def find_body(target: str) -> Body:
@@ -306,6 +416,10 @@ def command(argv: list[str]) -> int:
     except WorkerStopping:
         log.info("stopped", worker=arguments.name)
         return 0
+    except ReplacedError as error:
+        because = str(error)
+        log.error("this worker is over: stopping", worker=arguments.name, because=because, exit_code=EXIT_DISOWNED)  # noqa: TRY400 - its end is orderly
+        return EXIT_DISOWNED
 
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
@@ -314,11 +428,11 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         name=arguments.name,
         queue=arguments.queue,
         host=host_key(arguments.dir),
+        gpus=_gpus(arguments.gpus),
         lease_s=arguments.lease_s,
         heartbeat_s=arguments.heartbeat_s,
         jobs_max=arguments.jobs_max,
     )
-    store = JobStore.open(arguments.store)
     reporter = Reporter(
         arguments.dir,
         worker=settings.name,
@@ -326,12 +440,12 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         subdirectory=arguments.subdirectory,
         heartbeat_s=settings.heartbeat_s,
     )
-    try:
-        with reporter:
-            log.info("worker ready", worker=settings.name, queue=settings.queue, incarnation=reporter.incarnation)
+    with reporter:
+        store = _answer(lambda: JobStore.open(arguments.store), worker=settings.name, stop=stop, reporter=reporter)
+        try:
             Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
-    finally:
-        store.close()
+        finally:
+            store.close()
     return 0
 
 
@@ -341,7 +455,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpuwarden worker",
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog=f"Exit codes: 0 told to stop; 1 could not start; {EXIT_DISOWNED} the job was taken away (A11).",
+        epilog=f"Exit codes: 0 told to stop; 1 could not start; {EXIT_DISOWNED} the job was taken away (A11), or this "
+        "incarnation of the worker is over.",
     )
     parser.add_argument("--name", required=True, help="this slot's name, unique on the host; it names the state files")
     parser.add_argument("--body", required=True, help="module:function that loads a job and returns its work")
@@ -352,9 +467,13 @@ def _parser() -> argparse.ArgumentParser:
                         help="where state files go, or $GPUWARDEN_DIR")  # fmt: skip
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
                         help="the container's own folder in --dir; the worker's name when not given")  # fmt: skip
-    parser.add_argument(
-        "--lease-s", type=float, default=LEASE_S, help="how long a claim holds without renewal, seconds"
-    )
+    parser.add_argument("--gpus", default=gpus_named(env), metavar="UUID,...",
+                        help="its GPUs, so that what is in quarantine is not used; $GPUWARDEN_GPUS, else the UUIDs in "
+                             "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES")  # fmt: skip
+    parser.add_argument("--lease-s", type=float, default=LEASE_S,
+                        help="how long a claim holds without renewal, seconds; a worker that cannot renew for so "
+                             "long stops itself (PostgreSQL), or works on where nobody else can reach the queue "
+                             "(SQLite)")  # fmt: skip
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
                         help="how often the lease is renewed and the files refreshed, seconds")  # fmt: skip
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")

@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.errors import GpuwardenError
-from remediator.ledger import Ledger, Story
+from remediator.ledger import Entry, Ledger, Story
 
 
 def command(argv: list[str]) -> int:
@@ -29,6 +29,8 @@ def command(argv: list[str]) -> int:
 def lines(story: Story) -> list[str]:
     """One episode as text: a heading, then a line an entry with its time since the episode opened.
 
+    What another host's remediator wrote names that host.
+
     Names and sentences hold what labels and jobs said: nothing of it reaches a terminal but what can be printed.
     """
     job = "no job" if story.job_id is None else f"job {story.job_id} attempt {story.attempt}"
@@ -37,9 +39,14 @@ def lines(story: Story) -> list[str]:
         f"{story.outcome or 'open'}" + (f" ({_plain(story.because)})" if story.because else "")
     )
     return [heading] + [
-        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {entry.step:18} {_plain(entry.because)}"
+        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {entry.step:18} {_elsewhere(entry, story)}"
+        f"{_plain(entry.because)}"
         for entry in story.entries
     ]
+
+
+def _elsewhere(entry: Entry, story: Story) -> str:
+    return "" if entry.host in (None, story.host) else f"({_plain(str(entry.host))}) "
 
 
 def _plain(text: str) -> str:
@@ -50,7 +57,7 @@ def _existing(url: str) -> Ledger:
     """Open a ledger that is there: who mistypes its name is told so, and is not shown a new and empty one."""
     with suppress(ArgumentError):  # Ledger.open says it better
         database = make_url(url).database
-        if database and not Path(database).exists():
+        if make_url(url).get_backend_name() == "sqlite" and database and not Path(database).exists():
             raise GpuwardenError(
                 f"there is no ledger at {database}: is --ledger or $GPUWARDEN_REMEDIATOR_LEDGER right?"
             )

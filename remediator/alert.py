@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
+from gpuwarden.statefile import TEXT_MAX as NAME_MAX
+from gpuwarden.statefile import is_text
 
 ALERTS_MAX: Final = 2048
 """Alerts accepted in one payload; what comes after them is refused."""
@@ -72,19 +74,21 @@ def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
     return alerts, refusals
 
 
-def admit(alert: Alert, *, host: str, remedies: Mapping[str, Collection[Trip]]) -> Refusal | None:
-    """Whether this host's remediator takes the alert up at all; `None` means that it does.
+def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Collection[Trip]]) -> Refusal | None:
+    """Whether the alert is taken up at all; `None` means that it is.
 
-    `remedies` are the ones there are, each with the trips that it can confirm on the host: an alert for any other would
-    only keep its worker's episode busy.
+    `hosts` are those whose executors work this ledger: an alert for any other would never be looked at. `remedies` are
+    the ones there are, each with the trips that it can confirm on the host: an alert for any other would only keep its
+    worker's episode busy.
     """
     labels = alert.labels
     found = labels.get("host", "")
     remedy = labels.get("remedy", "")
     if not found:
         reason, because = "no_host", "it names no host: `host` must be a target label of the scrape configuration"
-    elif found != host:
-        reason, because = "other_host", f"it is for host {_short(found)}; this remediator acts on {host} alone"
+    elif found not in hosts:
+        known = ", ".join(sorted(hosts)[:10])
+        reason, because = "other_host", f"it is for host {_short(found)}; this ledger is worked by {known} alone"
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
         reason, because = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
@@ -94,8 +98,9 @@ def admit(alert: Alert, *, host: str, remedies: Mapping[str, Collection[Trip]]) 
             "unknown_trip",
             f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
         )
-    elif not labels.get("worker"):
-        reason, because = "no_worker", f"remedy {remedy} needs the label `worker`"
+    elif not is_text(labels.get("worker", "")):
+        because = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
+        reason = "no_worker"
     else:
         return None
     return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
@@ -113,9 +118,9 @@ def _one(found: Any) -> Alert | str:
     if isinstance(annotations, str):
         return f"annotations: {annotations}"
     fingerprint, starts_at = found.get("fingerprint"), found.get("startsAt")
-    if not isinstance(fingerprint, str) or not 0 < len(fingerprint) <= 64 or not _is_unicode(fingerprint):
+    if not isinstance(fingerprint, str) or not 0 < len(fingerprint) <= 64 or not _is_storable(fingerprint):
         return "no fingerprint: Alertmanager sends one since 0.19"
-    if not isinstance(starts_at, str) or len(starts_at) > 64 or not _is_unicode(starts_at):
+    if not isinstance(starts_at, str) or len(starts_at) > 64 or not _is_storable(starts_at):
         return "no startsAt"
     return Alert(
         fingerprint=fingerprint,
@@ -136,18 +141,18 @@ def _texts(found: Any) -> dict[str, str] | str:
             return f"{_short(name)} is not text"
         if len(name) > TEXT_MAX or len(value) > TEXT_MAX:
             return f"{_short(name)} has {max(len(name), len(value))} characters; {TEXT_MAX} are accepted"
-        if not _is_unicode(name) or not _is_unicode(value):
-            return f"{_short(name)} holds half a surrogate pair, which is no text"
+        if not _is_storable(name) or not _is_storable(value):
+            return f"{_short(name)} holds half a surrogate pair or a NUL, which is no text"
     return dict(found)
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether it can be stored: JSON can spell lone surrogates, which no database or URL takes."""
+def _is_storable(text: str) -> bool:
+    """Whether every database takes it: JSON can spell lone surrogates and NUL, which PostgreSQL refuses."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return True
+    return "\0" not in text
 
 
 def _short(value: object) -> str:

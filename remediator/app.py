@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Final
 
 import structlog
@@ -95,7 +95,7 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
 
     Args:
         ledger: where alerts are made durable.
-        host: this host's key; alerts for another are recorded and refused.
+        host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
         token: the bearer token that Alertmanager must send.
         body_max_bytes: larger bodies are refused with 413.
     """
@@ -134,10 +134,11 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
-        judged = [(each, alerts.admit(each, host=host, remedies=trips)) for each in found]
-        accepted = [each for each, refusal in judged if refusal is None]
-        refusals += [refusal for _, refusal in judged if refusal is not None]
         try:
+            hosts = await run_in_threadpool(_hosts, ledger, host, found)
+            judged = [(each, alerts.admit(each, hosts=hosts, remedies=trips)) for each in found]
+            accepted = [each for each, refusal in judged if refusal is None]
+            refusals += [refusal for _, refusal in judged if refusal is not None]
             await run_in_threadpool(ledger.accept, accepted, refusals, now=time.time())
         except DatabaseError as error:
             rejected.labels("ledger").inc()
@@ -162,6 +163,13 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
         return Response("ok\n", media_type="text/plain")
 
     return app
+
+
+def _hosts(ledger: Ledger, host: str, found: Sequence[alerts.Alert]) -> Collection[str]:
+    """Whose alerts are taken up here; the ledger is asked only where an alert names another host than this."""
+    if not ledger.shared or all(each.labels.get("host") == host for each in found):
+        return {host}
+    return {host, *ledger.executors()}
 
 
 async def _body(request: Request, limit: int, rejected: Counter) -> bytes:

@@ -1,28 +1,30 @@
 """The executor: the only loop that acts. Open episodes, facts, decide, record, act, record; again on a timer.
 
-One per host, in a process of its own, under a lock beside the ledger. It holds nothing in memory that matters: killed
-anywhere, the next one reads the ledger and the world, and goes on.
+One per host, in a process of its own, under a lock. It holds nothing in memory that matters but its patience: killed
+anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also settles what another
+host's executor has fenced and left, once that one has shown no life for the bound.
 """
 
-import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Final
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
-from sqlalchemy import make_url
 
-from gpuwarden.database import DatabaseError
+from gpuwarden import clock
+from gpuwarden.database import Changes, DatabaseError, LockHeldElsewhereError, ProcessLock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import WorkerFacts
-from gpuwarden.job import State
+from gpuwarden.job import HEARTBEAT_S, State
+from gpuwarden.jobstore import Slot
 from remediator import plan
 from remediator.actuators import Actuator
+from remediator.holder import Holder
 from remediator.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Outcome, Stage
 from remediator.queues import Queue
@@ -39,6 +41,18 @@ AT_ONCE: Final = 8
 
 STEPS_MAX: Final = 20
 """Steps of one episode before the others get their turn."""
+
+SETTLE_HELD_S: Final = 10.0
+"""For how long a settle is held for one act, seconds; less than any bound after which another host takes it up."""
+
+ACT_MARGIN_S: Final = 30.0
+"""How much longer than a stop's grace an intent is held for one act, seconds: every call to an engine is bounded."""
+
+PAUSE_MAX_S: Final = 10.0
+"""A loop that has not gone round for longer was stopped, or without its ledger, and has not looked on, seconds."""
+
+FACTS_S: Final = 30.0
+"""Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
 
 
 class AlreadyExecutingError(GpuwardenError):
@@ -65,19 +79,51 @@ class Pace:
     stop_grace_s: float
 
 
-class Executor:
-    """Works the ledger's open episodes on one host."""
+@dataclass(kw_only=True)
+class _Watch:
+    """Since when this process has seen an episode as it is, by the monotonic clock."""
 
-    def __init__(self, ledger: Ledger, *, host: str, hands: Hands, pace: Pace) -> None:
+    stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
+    quiet_since_s: float | None = None
+
+    def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
+        """Since when an intent has been at its stage; one that was promised anew begins anew."""
+        if intent is None:
+            return now_s
+        known = self.stages_since_s.get(intent.kind)
+        if known is None or known[:2] != (intent.intent_id, intent.stage):
+            known = self.stages_since_s[intent.kind] = (intent.intent_id, intent.stage, now_s)
+        return known[2]
+
+
+class Executor:
+    """Works the ledger's open episodes on one host.
+
+    Args:
+        ledger: what is owed.
+        host: this host's key.
+        hands: what to look and act with.
+        pace: how to go about it.
+        lock: what says that this is the host's one executor; `None` where there can be no other.
+    """
+
+    def __init__(
+        self, ledger: Ledger, *, host: str, hands: Hands, pace: Pace, lock: "ExecutorLock | None" = None
+    ) -> None:
         self._ledger = ledger
         self._host = host
         self._hands = hands
         self._pace = pace
+        self._lock = lock
         self._waits: dict[int, str] = {}
-        self._looking_since: dict[int, float] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._signs: dict[str, tuple[float, float]] = {}
         self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
+        self._took_over = False
         self._started_at = time.time()
+        self._looking_since_s = self._went_round_s = time.monotonic()
+        self._next_look_s = self._next_tend_s = self._next_fences_s = 0.0
         self._closing = threading.Event()
 
     def close(self) -> None:
@@ -85,21 +131,18 @@ class Executor:
         self._closing.set()
 
     def run(self) -> None:
-        """Go on until `close`."""
-        changes = self._ledger.changes()
-        next_look_s = next_tend_s = 0.0
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool:
+        """Go on until `close`.
+
+        Raises:
+            DatabaseError: the ledger cannot be watched; once it is, it may come and go.
+        """
+        with (
+            closing(self._ledger.changes()) as changes,
+            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
+        ):
             while not self._closing.is_set():
                 try:
-                    now_s = time.monotonic()
-                    if changes.any() or now_s >= next_look_s:
-                        next_look_s = now_s + self._pace.look_again_s
-                        self._beat()
-                        changes.any()  # our own beat is no news; whatever came before it is read now
-                        self.look(pool)
-                    if now_s >= next_tend_s:
-                        next_tend_s = now_s + self._pace.tend_s
-                        self._tend()
+                    self._go_round(changes, pool)
                 except DatabaseError as error:
                     log.warning("the ledger does not answer; nothing is done until it does", because=str(error))
                     self._closing.wait(self._pace.look_again_s)
@@ -107,24 +150,106 @@ class Executor:
                     self._errors += 1
                     log.exception("unexpected error")
                     self._closing.wait(self._pace.look_again_s)
-                self._closing.wait(POLL_S)
-        changes.close()
+        with suppress(DatabaseError):  # then the leases end by themselves
+            self._ledger.let_go()
+
+    def _go_round(self, changes: Changes, pool: ThreadPoolExecutor) -> None:
+        if not self._took_over:
+            self._ledger.take_over(Holder.this_process(self._host))
+            self._took_over = True
+        if changes.wait(POLL_S):
+            self._next_look_s = 0.0
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            if self._lock is not None and not self._lock.held():
+                self._closing.wait(self._pace.look_again_s)
+                return
+            self._next_look_s = now_s + self._pace.look_again_s
+            self._beat()
+            changes.any()  # our own beat is no news; whatever came before it is read now
+            self.look(pool)
+        else:
+            self._look_on()
+        if now_s >= self._next_tend_s:
+            self._next_tend_s = now_s + self._pace.tend_s
+            self._tend()
+
+    def _look_on(self) -> None:
+        """The loop goes round, the ledger answers, and this is the host's one executor: patience goes on.
+
+        The order matters to the threads that read both: see `_patience_since_s`.
+        """
+        now_s = time.monotonic()
+        if now_s - self._went_round_s > PAUSE_MAX_S:
+            log.warning("stood still; patience begins anew", for_s=round(now_s - self._went_round_s))
+            self._looking_since_s = now_s
+        self._went_round_s = now_s
+
+    def _patience_since_s(self, since_s: float, now_s: float) -> float:
+        """Since when something has been so while we looked on; only now, where the loop has just stood still.
+
+        A thread may wake before the loop does.
+        """
+        if now_s - self._went_round_s > PAUSE_MAX_S:
+            return now_s
+        return max(since_s, self._looking_since_s)
 
     def look(self, pool: ThreadPoolExecutor) -> None:
         """Take the new alerts, and give every open episode that is not at work its turn.
 
         A container that is slow to stop holds up its own episode only.
         """
+        self._look_on()
         self._collect()
-        while self._ledger.take_new(now=time.time()):
+        while self._ledger.take_new(self._host, now=time.time()):
             pass
-        episodes = [episode for episode in self._ledger.open_episodes() if episode.host == self._host]
-        for closed in set(self._waits).difference(each.episode_id for each in episodes):
-            del self._waits[closed]
-            self._looking_since.pop(closed, None)
+        episodes = self._ledger.open_episodes(self._host)
+        left = self._ledger.unsettled_elsewhere(self._host) if self._ledger.shared else []
+        if left:
+            self._see_executors(time.monotonic())
+        self._keep_fences(episodes, left)
+        known = {each.episode_id for each in (*episodes, *left)}
+        for closed in (set(self._waits) | set(self._watches)) - known:
+            self._waits.pop(closed, None)
+            self._watches.pop(closed, None)
         for episode in episodes:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._work, episode)
+        for episode in left:
+            if episode.episode_id not in self._at_work:
+                self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
+
+    def _see_executors(self, now_s: float) -> None:
+        """Since when each host's executor has shown the same sign of life, by our own clock and not by theirs."""
+        for host, beat_at in self._ledger.executors().items():
+            if self._signs.get(host, (None, 0.0))[0] != beat_at:
+                self._signs[host] = (beat_at, now_s)
+
+    def _keep_fences(self, ours: list[Episode], left: list[Episode]) -> None:
+        """While somebody is about to settle a fenced job, no sweep of the queue gives it away.
+
+        As often as a worker renews its lease, so that a clock that is set takes neither. The first failure ends it: a
+        queue that does not answer must not keep the loop from going round.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_fences_s:
+            return
+        self._next_fences_s = now_s + HEARTBEAT_S
+        waited_for = [each for each in left if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s]
+        queue = self._hands.queue
+        for episode in [*ours, *waited_for]:
+            settle, job_id, attempt = episode.settle, episode.job_id, episode.attempt
+            if settle is None or settle.stage is not Stage.FENCED or job_id is None or attempt is None:
+                continue
+            try:
+                queue.hold_fence(job_id, attempt=attempt, now=queue.now())
+            except GpuwardenError as error:
+                log.warning("the fence could not be lengthened", job_id=job_id, because=str(error))
+                return
+
+    def _silent_s(self, host: str, now_s: float) -> float:
+        """For how long we have looked on while a host's executor showed no new sign of life."""
+        return now_s - self._patience_since_s(self._signs.get(host, (0.0, now_s))[1], now_s)
 
     def _collect(self) -> None:
         """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
@@ -147,7 +272,7 @@ class Executor:
 
     def _tend(self) -> None:
         try:
-            self._hands.queue.tend(now=time.time())
+            self._hands.queue.tend(now=self._hands.queue.now())
         except GpuwardenError as error:
             log.warning("the queue does not answer", because=str(error))
 
@@ -161,6 +286,7 @@ class Executor:
             for _ in range(STEPS_MAX):
                 if episode is None or self._closing.is_set():
                     return
+                read_at_s = clock.boottime_s()
                 step = REMEDIES[episode.remedy].decide(self._facts(episode))
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
@@ -171,10 +297,42 @@ class Executor:
                         self._closing.wait(self._pace.look_again_s)
                         return
                     acted = type(step)
-                self._perform(episode, step)
+                if clock.boottime_s() - read_at_s <= FACTS_S:
+                    self._perform(episode, step)
                 episode = self._ledger.episode(episode.episode_id)
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
+
+    def _adopt(self, episode: Episode) -> None:
+        """Settle for another host, if its executor shows no life. Nothing but the job is touched."""
+        read_at_s, unknown = clock.boottime_s(), list[str]()
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        try:
+            job, job_known = self._job(episode, unknown)
+            now_s = time.monotonic()
+            settle_since_s = watch.stage_since_s(episode.settle, now_s)
+            settle_for_s = now_s - self._patience_since_s(settle_since_s, now_s)
+            step = REMEDIES[episode.remedy].adopt(
+                Facts(
+                    armed=self._pace.armed,
+                    limits=self._pace.limits,
+                    episode=episode,
+                    evidence=None,
+                    container=None,
+                    container_known=False,
+                    job=job,
+                    job_known=job_known,
+                    settle_for_s=min(settle_for_s, self._silent_s(episode.host, now_s)),
+                    unknown="; ".join(unknown),
+                )
+            )
+            if isinstance(step, plan.Wait):
+                # Every host looks on while one settles its own: that is no part of the story.
+                log.debug("not ours to settle yet", episode=episode.episode_id, host=episode.host, because=step.because)
+            elif clock.boottime_s() - read_at_s <= FACTS_S:
+                self._perform(episode, step)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
     def _wait(self, episode: Episode, step: plan.Wait) -> None:
         """Waiting is told once for each reason, not once a second."""
@@ -190,11 +348,13 @@ class Executor:
         evidence, worker_ended = self._evidence(episode, unknown)
         container, container_known = self._container(episode, evidence, unknown)
         job, job_known = self._job(episode, unknown)
-        now = time.time()
-        if len(unknown) > worker_ended:  # somebody was silent: a worker that is not seen is an answer
-            self._looking_since.pop(episode.episode_id, None)
+        now_s = time.monotonic()
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        if len(unknown) > worker_ended or watch.quiet_since_s is None:
+            watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
+        free_since_s = watch.stage_since_s(episode.free, now_s)
+        settle_since_s = watch.stage_since_s(episode.settle, now_s)
         return Facts(
-            now=now,
             armed=self._pace.armed,
             limits=self._pace.limits,
             episode=episode,
@@ -204,8 +364,9 @@ class Executor:
             job=job,
             job_known=job_known,
             worker_ended=worker_ended,
-            executing_since=self._started_at,
-            looking_since=self._looking_since.setdefault(episode.episode_id, now),
+            free_for_s=now_s - self._patience_since_s(free_since_s, now_s),
+            settle_for_s=now_s - self._patience_since_s(settle_since_s, now_s),
+            quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
             unknown="; ".join(unknown),
         )
 
@@ -275,6 +436,8 @@ class Executor:
                 self._settle(episode, step)
             case plan.Stop() | plan.Start():
                 self._free(episode, step)
+            case plan.Quarantine(because=because):
+                self._quarantine(episode, because)
             case plan.Wait():
                 raise AssertionError("a wait is not performed")
 
@@ -282,7 +445,10 @@ class Executor:
         intent, job_id, attempt = episode.settle, episode.job_id, episode.attempt
         if intent is None or job_id is None or attempt is None:
             raise AssertionError("a settle without a job was decided")
-        queue, now = self._hands.queue, time.time()
+        if not self._ledger.hold(intent, for_s=self._act_s(Kind.SETTLE)):
+            return  # another remediator is at it
+        queue = self._hands.queue
+        now = queue.now()
         if isinstance(step, plan.Fence):
             holder: str = intent.data["incarnation"]
             if not queue.fence(job_id, attempt=attempt, incarnation=holder, trip=episode.trip, now=now):
@@ -291,7 +457,9 @@ class Executor:
                     return  # the job moved meanwhile; the next look decides anew
             self._advance(episode, intent, Stage.FENCED, "fence", step.because)
         elif isinstance(step, plan.Requeue):
-            if queue.requeue(job_id, attempt=attempt, trip=episode.trip):
+            gpus = () if episode.free is None else tuple(episode.free.data.get("gpus", ()))
+            avoid = Slot(host=episode.host, worker=episode.worker, gpus=gpus)
+            if queue.requeue(job_id, attempt=attempt, trip=episode.trip, now=now, avoid=avoid, avoid_s=step.avoid_s):
                 self._advance(episode, intent, Stage.DONE, "requeue", step.because)
         elif queue.fail(job_id, attempt=attempt, because=step.because, now=now):
             self._advance(episode, intent, Stage.DONE, "fail", step.because)
@@ -307,7 +475,7 @@ class Executor:
         tries = 1 + (int(intent.data.get("tries", 0)) if intent.stage is stage else 0)
         if isinstance(step, plan.Start):
             if self._advance(episode, intent, stage, "start", step.because, act="decided", data={"tries": tries}):
-                self._try(episode, "start", lambda: actuator.start(handle))
+                self._tell(episode, "start", *self._try(lambda: actuator.start(handle)))
             return
         before = actuator.look(handle)
         if before is None or before.incarnation != intent.key:
@@ -321,8 +489,28 @@ class Executor:
         }
         if self._advance(episode, intent, stage, "stop", step.because, act="decided", data=data):
             # Nothing that can take its time stands between the look and the stop: the container could be another then.
-            self._try(episode, "stop", lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
-            self._clear_ghost(episode)
+            how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
+            self._retire(episode)
+            self._tell(episode, "stop", *how)
+
+    def _quarantine(self, episode: Episode, because: str) -> None:
+        intent = episode.free
+        if intent is None:
+            raise AssertionError("a quarantine without a free was decided")
+        if not self._ledger.hold(intent, for_s=self._act_s(Kind.FREE)):
+            return
+        gpus: list[str] = intent.data["gpus"]
+        queue = self._hands.queue
+        queue.quarantine(gpus, host=self._host, worker=episode.worker, because=because, now=queue.now())
+        log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
+        self._advance(episode, intent, intent.stage, "quarantine", because, data={"quarantined": True})
+
+    def _act_s(self, kind: Kind) -> float:
+        """For how long an intent is held while something is done for it, seconds.
+
+        A settle is a transaction or two, and the queue takes each once only; a free may have to wait for a stop.
+        """
+        return SETTLE_HELD_S if kind is Kind.SETTLE else self._pace.stop_grace_s + ACT_MARGIN_S
 
     def _advance(
         self,
@@ -343,57 +531,80 @@ class Executor:
             step=step,
             because=because,
             now=time.time(),
+            for_s=self._act_s(intent.kind),
             data=data,
         )
 
-    def _try(self, episode: Episode, step: str, act: Callable[[], None]) -> None:
-        """Act after the decision is on record, and record how it went."""
+    def _try(self, act: Callable[[], None]) -> tuple[str, str]:
+        """Act after the decision is on record; how it went, in the ledger's words."""
         started_s = time.monotonic()
         try:
             act()
         except GpuwardenError as error:
-            self._ledger.record(episode.episode_id, "failed", step, str(error), now=time.time())
-            log.warning("act failed", episode=episode.episode_id, step=step, because=str(error))
-            self._closing.wait(self._pace.look_again_s)
-            return
-        took_s = time.monotonic() - started_s
-        self._ledger.record(episode.episode_id, "did", step, f"took {took_s:.1f} s", now=time.time())
+            return "failed", str(error)
+        return "did", f"took {time.monotonic() - started_s:.1f} s"
 
-    def _clear_ghost(self, episode: Episode) -> None:
+    def _tell(self, episode: Episode, step: str, act: str, because: str) -> None:
+        self._ledger.record(episode.episode_id, act, step, because, now=time.time())
+        if act == "failed":
+            log.warning("act failed", episode=episode.episode_id, step=step, because=because)
+            self._closing.wait(self._pace.look_again_s)
+
+    def _retire(self, episode: Episode) -> None:
         """Best effort: it never holds up the stop."""
         if episode.incarnation is None:
             return
+        queue = self._hands.queue
         try:
-            self._hands.queue.clear_busy_ghost(
-                host=self._host, worker=episode.worker, incarnation=episode.incarnation, now=time.time()
+            queue.retire_worker(
+                host=self._host, worker=episode.worker, incarnation=episode.incarnation, now=queue.now()
             )
         except GpuwardenError as error:
             log.warning("the worker's row could not be aged", worker=episode.worker, because=str(error))
 
 
-def take_lock(ledger_url: str) -> IO[str]:
-    """Be the one executor of a SQLite ledger, for as long as the returned file is open.
+class ExecutorLock:
+    """That this is the host's one executor. One that a broken connection lost is asked for again.
 
     Raises:
         AlreadyExecutingError: another one is; the message says which process.
-        GpuwardenError: the lock file cannot be opened.
+        DatabaseError: the ledger does not answer.
     """
-    ledger = Path(make_url(ledger_url).database or "").resolve()  # one file, one lock, however the URL spells it
-    path = ledger.with_name(ledger.name + ".executor.lock")
-    try:
-        file = path.open("a+", encoding="ascii")
-    except OSError as error:
-        raise GpuwardenError(f"the executor's lock {path} cannot be opened ({error}): let this user write it") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise AlreadyExecutingError(
-            f"another executor (pid {holder}) works this ledger and holds {path}: one acts, the other must not"
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+
+    def __init__(self, ledger: Ledger, *, host: str) -> None:
+        self._ledger = ledger
+        self._host = host
+        self._told = False
+        try:
+            self._lock: ProcessLock | None = ledger.lock_executor(host)
+        except LockHeldElsewhereError as error:
+            raise AlreadyExecutingError(
+                f"another executor works this ledger ({error}): one acts, the other must not"
+            ) from None
+
+    def held(self) -> bool:
+        """Whether we may act now.
+
+        Raises:
+            DatabaseError: the ledger does not answer; then we may not.
+        """
+        if self._lock is not None and self._lock.held():
+            return True
+        self.close()
+        try:
+            self._lock = self._ledger.lock_executor(self._host)
+        except LockHeldElsewhereError as error:
+            if not self._told:
+                log.warning("another executor took over; nothing is done here meanwhile", because=str(error))
+            self._told = True
+            return False
+        self._told = False
+        log.warning("the lock was lost with its connection, and is ours again")
+        self._ledger.take_over(Holder.this_process(self._host))
+        return True
+
+    def close(self) -> None:
+        """Let another one execute."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

@@ -1,21 +1,49 @@
 """What was seen, decided and done, and what is still owed. Write ahead, then act.
 
 An accepted alert is here before Alertmanager hears 202. An intent is here before anything is done for it, at most one
-per container incarnation and one per job attempt, and stays until it is done or abandoned with a reason.
+per container incarnation and one per job attempt, and stays until it is done or abandoned with a reason. Who works on
+an intent holds it: a lease, taken and lengthened with each change of it, keeps every other executor's hands off.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Engine, Row, Select, String, and_, cast, func, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    String,
+    and_,
+    case,
+    cast,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from gpuwarden.database import Changes, open_database, reading, writing
+from gpuwarden.database import (
+    Changes,
+    DatabaseClock,
+    ProcessLock,
+    is_shared,
+    lock_for_one,
+    open_database,
+    reading,
+    tell,
+    upsert,
+    watch,
+    writing,
+)
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
-from remediator.plan import Begin, Episode, Intent, Kind, Outcome, Stage
-from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, METADATA
+from remediator.holder import Holder
+from remediator.plan import OVER, Begin, Episode, Intent, Kind, Outcome, Stage
+from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
@@ -23,12 +51,13 @@ TAKE_MAX: Final = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of an episode's account."""
+    """One line of an episode's account. `host` is whose remediator wrote it."""
 
     at: float
     act: str
     step: str
     because: str
+    host: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +90,29 @@ class Totals:
 
 
 class Ledger:
-    """The ledger in one database. Safe to share between threads."""
+    """The ledger in one database. Safe to share between threads.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: the database.
+        host: whose remediator writes; `None` for a reader.
+    """
+
+    def __init__(self, engine: Engine, *, host: str | None = None) -> None:
         self._engine = engine
+        self._host = host
+        self._clock = DatabaseClock(engine)
+        self._holder: str | None = None
+        self.shared = is_shared(engine)
+        """Whether several hosts' remediators may work on it."""
 
     @classmethod
-    def open(cls, url: str) -> Self:
+    def open(cls, url: str, *, host: str | None = None) -> Self:
         """Open the ledger at an SQLAlchemy URL.
 
         Raises:
             DatabaseError: it cannot be opened.
         """
-        return cls(open_database(url, METADATA))
+        return cls(open_database(url, LEDGER), host=host)
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -81,7 +120,16 @@ class Ledger:
 
     def changes(self) -> Changes:
         """A cheap watch on the ledger, for one thread."""
-        return Changes(self._engine)
+        return watch(self._engine, LEDGER)
+
+    def lock_executor(self, host: str) -> ProcessLock:
+        """Be the one executor of a host, and on SQLite of the whole ledger.
+
+        Raises:
+            LockHeldElsewhereError: another one is; the message says which process.
+            DatabaseError: the lock cannot be asked for.
+        """
+        return lock_for_one(self._engine, f"executor of {host}")
 
     # --- the inbox
 
@@ -91,6 +139,7 @@ class Ledger:
         rows += [
             {
                 "received_at": now,
+                "host": self._host,
                 "fingerprint": refusal.fingerprint,
                 "firing": False,
                 "labels": dict(refusal.labels),
@@ -105,15 +154,16 @@ class Ledger:
         with writing(self._engine) as connection:
             if rows:
                 connection.execute(insert(ALERTS), rows)
+                tell(connection, LEDGER.channel)
 
-    def take_new(self, *, now: float) -> int:
-        """Tie each new alert to its worker's open episode, or open one; how many were taken.
+    def take_new(self, host: str, *, now: float) -> int:
+        """Tie each new alert for `host` to its worker's open episode, or open one; how many were taken.
 
         A resolved alert opens nothing. In one transaction, so that an alert is tied once.
         """
         with writing(self._engine) as connection:
-            new = select(ALERTS).where(ALERTS.c.state == "new").order_by(ALERTS.c.alert_id).limit(TAKE_MAX)
-            rows = connection.execute(new).all()
+            new = select(ALERTS).where(ALERTS.c.state == "new", ALERTS.c.host == host).order_by(ALERTS.c.alert_id)
+            rows = connection.execute(new.limit(TAKE_MAX).with_for_update(skip_locked=True)).all()
             for row in rows:
                 episode_id = _open_episode_of(connection, row.labels) or (
                     _open_episode(connection, row.labels, now) if row.firing else None
@@ -129,16 +179,27 @@ class Ledger:
                 if episode_id is not None:
                     status = "firing" if row.firing else "resolved"
                     because = row.annotations.get("summary") or row.labels.get("alertname", "")
-                    _write(connection, episode_id, "saw", f"alert {status}", because, now)
+                    self._write(connection, episode_id, "saw", f"alert {status}", because, now)
             return len(rows)
 
     # --- episodes
 
-    def open_episodes(self) -> list[Episode]:
-        """Every episode that is not closed, oldest first."""
+    def open_episodes(self, host: str | None = None) -> list[Episode]:
+        """Every episode that is not closed, or those of one host; oldest first."""
+        found = select(EPISODES).where(EPISODES.c.closed_at.is_(None))
+        if host is not None:
+            found = found.where(EPISODES.c.host == host)
         with reading(self._engine) as connection:
-            rows = connection.execute(select(EPISODES).where(EPISODES.c.closed_at.is_(None))).all()
+            rows = connection.execute(found.order_by(EPISODES.c.episode_id)).all()
             return [_episode(connection, row) for row in rows]
+
+    def unsettled_elsewhere(self, host: str) -> list[Episode]:
+        """The episodes of other hosts whose settle is still owed, oldest first."""
+        unsettled = INTENTS.c.stage.in_([Stage.PLANNED, Stage.FENCED])
+        owed = and_(INTENTS.c.kind == Kind.SETTLE, unsettled, INTENTS.c.host != host)
+        found = select(EPISODES).where(EPISODES.c.episode_id.in_(select(INTENTS.c.episode_id).where(owed)))
+        with reading(self._engine) as connection:
+            return [_episode(connection, row) for row in connection.execute(found.order_by(EPISODES.c.episode_id))]
 
     def episode(self, episode_id: int) -> Episode | None:
         """One open episode; `None` once it is closed."""
@@ -148,7 +209,7 @@ class Ledger:
             return None if row is None else _episode(connection, row)
 
     def begin(self, episode: Episode, step: Begin, *, now: float) -> bool:
-        """Write the two intents; false, and nothing written, when that incarnation was freed or is being freed.
+        """Write the two intents; false, and nothing written, when the episode is closed or that incarnation taken.
 
         A settle that another episode already owes stays with it: the free stands on its own.
         """
@@ -158,14 +219,57 @@ class Ledger:
                 "handle": step.container_handle,
                 "name": step.container_name,
                 "gpus": list(step.gpus),
+                "pids": sorted(step.pids),
+                "cgroup": step.cgroup,
             }
+            this = EPISODES.c.episode_id == episode.episode_id
+            # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.
+            is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
+            if connection.scalar(is_open) is None:
+                return False
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return False
             if step.settle_key is not None:
-                holder = {"incarnation": step.worker_incarnation}
-                _promise(connection, episode, Kind.SETTLE, step.settle_key, holder, now)
-            _write(connection, episode.episode_id, "decided", "begin", step.because, now)
+                claimed = {"incarnation": step.worker_incarnation}
+                _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
+            connection.execute(update(EPISODES).where(this).values(trip=step.trip))
+            self._write(connection, episode.episode_id, "decided", "begin", step.because, now)
             return True
+
+    def take_over(self, holder: Holder) -> None:
+        """Work as `holder` from now on, and let go of what an executor held that is known to be over.
+
+        Where the ledger is one host's alone, whoever may execute is the only one: all others are over.
+        """
+        self._holder = str(holder)
+        held = INTENTS.c.holder.is_not(None) & (INTENTS.c.holder != self._holder)
+        with writing(self._engine) as connection:
+            for name in connection.scalars(select(INTENTS.c.holder).where(held).distinct()).all():
+                before = Holder.parse(name)
+                if not self.shared or (before is not None and before.is_over(seen_by=holder)):
+                    connection.execute(update(INTENTS).where(INTENTS.c.holder == name).values(_LET_GO))
+
+    def let_go(self) -> None:
+        """This process holds nothing any more: what it leaves need not wait for a lease."""
+        with writing(self._engine) as connection:
+            connection.execute(update(INTENTS).where(INTENTS.c.holder == self._holder).values(_LET_GO))
+
+    def hold(self, intent: Intent, *, for_s: float) -> bool:
+        """Take, or keep, an intent for `for_s` seconds; false while another executor has it, or has moved it."""
+        mine = update(INTENTS).where(*self._free_for_me(intent)).values(self._mine(for_s))
+        with writing(self._engine) as connection:
+            return connection.execute(mine).rowcount == 1
+
+    def _free_for_me(self, intent: Intent) -> list[ColumnElement[bool]]:
+        """The intent is at the stage it was read at, and nobody else has it."""
+        return [INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage, self._nobody_elses()]
+
+    def _nobody_elses(self) -> ColumnElement[bool]:
+        ran_out = INTENTS.c.held_until < self._clock.now()
+        return or_(INTENTS.c.holder.is_(None), INTENTS.c.holder == self._holder, ran_out)
+
+    def _mine(self, for_s: float) -> dict[str, Any]:
+        return {"holder": self._holder, "held_until": self._clock.now() + for_s}
 
     def advance(
         self,
@@ -177,9 +281,12 @@ class Ledger:
         step: str,
         because: str,
         now: float,
+        for_s: float,
         data: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Move an intent from the stage it was read at; false when somebody else moved it first.
+        """Move an intent from the stage it was read at, and hold it for `for_s` seconds while anything is owed of it.
+
+        False when somebody else moved it first, or has it.
 
         One that is abandoned while it was only planned gives its key back: nothing was done under it, and the same
         target may come to need it after all.
@@ -187,41 +294,48 @@ class Ledger:
         unused = stage is Stage.ABANDONED and intent.stage is Stage.PLANNED
         move = (
             update(INTENTS)
-            .where(INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage)
+            .where(*self._free_for_me(intent))
             .values(
                 stage=stage,
                 key=f"{intent.key} (unused {intent.intent_id})" if unused else intent.key,
                 entered_at=INTENTS.c.entered_at if stage is intent.stage else now,
                 data={**intent.data, **(data or {})},
+                **(_LET_GO if stage in OVER else self._mine(for_s)),
             )
         )
         with writing(self._engine) as connection:
             if connection.execute(move).rowcount != 1:
                 return False
-            _write(connection, episode_id, act, step, because, now)
+            self._write(connection, episode_id, act, step, because, now)
             return True
 
     def withdraw(self, episode_id: int, because: str, *, now: float) -> None:
-        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither."""
+        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither.
+
+        Nothing while another executor has one of them: it may be acting on it.
+        """
         planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
         unused = INTENTS.c.key + " (withdrawn " + cast(INTENTS.c.intent_id, String) + ")"
         with writing(self._engine) as connection:
+            free_for_us = select(self._nobody_elses()).where(planned).with_for_update()
+            if not all(connection.scalars(free_for_us).all()):
+                return
             taken = connection.execute(
                 update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
             )
             if taken.rowcount:
-                _write(connection, episode_id, "decided", "withdraw", because, now)
+                self._write(connection, episode_id, "decided", "withdraw", because, now)
 
     def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
         """Add a line to an episode's account."""
         with writing(self._engine) as connection:
-            _write(connection, episode_id, act, step, because, now)
+            self._write(connection, episode_id, act, step, because, now)
 
     def would_act(self, episode_id: int, because: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
         with writing(self._engine) as connection:
             connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
-            _write(connection, episode_id, "would", "act", because, now)
+            self._write(connection, episode_id, "would", "act", because, now)
 
     def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
         """The episode is over. Firing alerts that accuse another attempt than its own go back to the inbox.
@@ -232,11 +346,16 @@ class Ledger:
             closed = (
                 update(EPISODES)
                 .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
-                .values(closed_at=now, outcome=outcome, because=because)
+                .values(closed_at=now, outcome=outcome, because=_storable(because))
             )
             if connection.execute(closed).rowcount == 1:
-                _write(connection, episode_id, "decided", f"close: {outcome}", because, now)
+                self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
                 _hand_back(connection, episode_id)
+                tell(connection, LEDGER.channel)
+
+    def _write(self, connection: Connection, episode_id: int, act: str, step: str, because: str, now: float) -> None:
+        entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "because": _storable(because[:2000])}
+        connection.execute(insert(JOURNAL).values(**entry, host=self._host))
 
     # --- for people and metrics
 
@@ -254,7 +373,7 @@ class Ledger:
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
             entries = tuple(
-                Entry(at=line.at, act=line.act, step=line.step, because=line.because)
+                Entry(at=line.at, act=line.act, step=line.step, because=line.because, host=line.host)
                 for line in connection.execute(lines)
             )
             return _story(row, entries)
@@ -268,17 +387,23 @@ class Ledger:
             return [(row.received_at, row.reason, row.because, row.labels) for row in rows]
 
     def totals(self, host: str) -> Totals:
-        """Counts over the whole ledger; they only grow, but for the open episodes."""
+        """Counts of one host's share of the ledger; they only grow, but for the open episodes.
+
+        An alert that was refused counts for the host that received it.
+        """
         with reading(self._engine) as connection:
             state = func.coalesce(ALERTS.c.reason, "")
-            refused = ALERTS.c.state == "refused"
-            outcome = func.iif(refused, "refused", "accepted")
-            alerts = connection.execute(select(outcome, state, func.count()).group_by(outcome, state))
+            outcome = case((ALERTS.c.state == "refused", "refused"), else_="accepted")
+            here = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # the second: from before hosts were noted
+            alerts = connection.execute(select(outcome, state, func.count()).where(here).group_by(outcome, state))
+            its = EPISODES.c.host == host
             ended = select(EPISODES.c.outcome, EPISODES.c.trip, func.count()).where(EPISODES.c.closed_at.is_not(None))
-            outcomes = connection.execute(ended.group_by(EPISODES.c.outcome, EPISODES.c.trip))
-            acts = and_(JOURNAL.c.act.in_(("did", "failed", "would")))
-            steps = select(JOURNAL.c.act, JOURNAL.c.step, func.count()).where(acts)
-            is_open = select(func.count()).select_from(EPISODES).where(EPISODES.c.closed_at.is_(None))
+            outcomes = connection.execute(ended.where(its).group_by(EPISODES.c.outcome, EPISODES.c.trip))
+            acts = and_(
+                JOURNAL.c.act.in_(("did", "failed", "would")), func.coalesce(JOURNAL.c.host, EPISODES.c.host) == host
+            )
+            steps = select(JOURNAL.c.act, JOURNAL.c.step, func.count()).join(EPISODES).where(acts)
+            is_open = select(func.count()).select_from(EPISODES).where(its, EPISODES.c.closed_at.is_(None))
             executor = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
             return Totals(
                 alerts={(row[0], row[1]): row[2] for row in alerts},
@@ -296,15 +421,24 @@ class Ledger:
         row = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now, "errors": errors}
         with writing(self._engine) as connection:
             connection.execute(
-                upsert(EXECUTORS)
+                upsert(connection, EXECUTORS)
                 .values(host=host, **row)
                 .on_conflict_do_update(index_elements=[EXECUTORS.c.host], set_=row)
             )
+
+    def executors(self) -> dict[str, float]:
+        """Every host whose executor has ever worked this ledger, and when it last said so, Unix seconds."""
+        with reading(self._engine) as connection:
+            return {row.host: row.beat_at for row in connection.execute(select(EXECUTORS.c.host, EXECUTORS.c.beat_at))}
+
+
+_LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
 
 
 def _row(alert: Alert, now: float) -> dict[str, Any]:
     return {
         "received_at": now,
+        "host": alert.labels["host"],
         "fingerprint": alert.fingerprint,
         "firing": alert.firing,
         "labels": dict(alert.labels),
@@ -314,11 +448,9 @@ def _row(alert: Alert, now: float) -> dict[str, Any]:
 
 
 def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
-    return connection.scalar(
-        select(EPISODES.c.episode_id).where(
-            EPISODES.c.host == labels["host"], EPISODES.c.worker == labels["worker"], EPISODES.c.closed_at.is_(None)
-        )
-    )
+    """The open episode of a worker, kept open until this is committed: what is tied to a closed one would be lost."""
+    its = and_(EPISODES.c.host == labels["host"], EPISODES.c.worker == labels["worker"], EPISODES.c.closed_at.is_(None))
+    return connection.scalar(select(EPISODES.c.episode_id).where(its).with_for_update(read=True))
 
 
 def _open_episode(connection: Connection, labels: Mapping[str, str], now: float) -> int | None:
@@ -362,6 +494,11 @@ def _newest(episode_id: int) -> Select[tuple[int]]:
     return newest.group_by(ALERTS.c.fingerprint)
 
 
+def _storable(text: str) -> str:
+    """What errors and answers say may hold half a surrogate pair, or a NUL, which no database takes."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
 
@@ -370,7 +507,7 @@ def _promise(
     connection: Connection, episode: Episode, kind: Kind, key: str, data: Mapping[str, Any], now: float
 ) -> bool:
     promised = (
-        upsert(INTENTS)
+        upsert(connection, INTENTS)
         .values(
             episode_id=episode.episode_id,
             kind=kind,
@@ -382,14 +519,9 @@ def _promise(
             data=dict(data),
         )
         .on_conflict_do_nothing()
+        .returning(INTENTS.c.intent_id)  # not its row count, which PostgreSQL's driver does not tell of such an INSERT
     )
-    return connection.execute(promised).rowcount == 1
-
-
-def _write(connection: Connection, episode_id: int, act: str, step: str, because: str, now: float) -> None:
-    connection.execute(
-        insert(JOURNAL).values(at=now, episode_id=episode_id, act=act, step=step, because=because[:2000])
-    )
+    return connection.scalar(promised) is not None
 
 
 def _episode(connection: Connection, row: Row[Any]) -> Episode:
@@ -408,7 +540,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         )
     }
     newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
-    firing = connection.scalar(select(func.count()).where(newest, ALERTS.c.firing))
+    firing = list(connection.scalars(select(ALERTS.c.labels).where(newest, ALERTS.c.firing)))
     return Episode(
         episode_id=row.episode_id,
         remedy=row.remedy,
@@ -417,6 +549,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         worker=row.worker,
         opened_at=row.opened_at,
         firing=bool(firing),
+        trips=frozenset(Trip(labels["trip"]) for labels in firing),
         incarnation=row.incarnation,
         job_id=row.job_id,
         attempt=row.attempt,

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
 from remediator.app import create_app
-from remediator.execute import Executor, Hands, Pace, take_lock
+from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
 from remediator.queues.builtin import BuiltinQueue
@@ -71,7 +71,7 @@ def serve(settings: ServeSettings) -> None:
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
     token = _token(settings.token_file)
-    ledger = Ledger.open(settings.ledger)
+    ledger = Ledger.open(settings.ledger, host=host)
     try:
         app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes)
         server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
@@ -92,45 +92,41 @@ def execute(settings: ExecuteSettings) -> None:
     """
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
-    ledger = Ledger.open(settings.ledger)
-    lock = take_lock(settings.ledger)
-    store = JobStore.open(settings.queue)
-    witness = Witness(settings.exporter)
-    actuators: dict[str, Actuator] = {}
-    if settings.docker != "none":
-        actuators["docker"] = DockerActuator(settings.docker)
-    if settings.processes is not None:
-        actuators["process"] = ProcessActuator(settings.processes)
-    executor = Executor(
-        ledger,
-        host=host,
-        hands=Hands(witness=witness, queue=BuiltinQueue(store), actuators=actuators),
-        pace=Pace(
-            armed=settings.armed,
-            limits=Limits(
-                evidence_fresh_s=settings.evidence_fresh_s,
-                settle_bound_s=settings.settle_bound_s,
-                free_bound_s=settings.free_bound_s,
-                retries_max=settings.retries_max,
-            ),
-            look_again_s=settings.look_again_s,
-            tend_s=settings.tend_s,
-            stop_grace_s=settings.stop_grace_s,
-        ),
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: executor.close())
-    log.info("executor ready", host=host, armed=settings.armed, hands=sorted(actuators), version=__version__)
-    if not settings.armed:
-        log.warning("dry run: everything is recorded and nothing is done; --armed makes it act")
-    try:
+    with ExitStack() as parts:
+        ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
+        lock = parts.enter_context(closing(ExecutorLock(ledger, host=host)))
+        store = parts.enter_context(closing(JobStore.open(settings.queue)))
+        witness = parts.enter_context(closing(Witness(settings.exporter)))
+        actuators: dict[str, Actuator] = {}
+        if settings.docker != "none":
+            actuators["docker"] = DockerActuator(settings.docker)
+        if settings.processes is not None:
+            actuators["process"] = ProcessActuator(settings.processes)
+        hands = Hands(witness=witness, queue=BuiltinQueue(store), actuators=actuators)
+        executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: executor.close())
+        log.info("executor ready", host=host, armed=settings.armed, hands=sorted(actuators), version=__version__)
+        if not settings.armed:
+            log.warning("dry run: everything is recorded and nothing is done; --armed makes it act")
         executor.run()
-    finally:
-        witness.close()
-        store.close()
-        ledger.close()
-        lock.close()
-        log.info("executor stopped")
+    log.info("executor stopped")
+
+
+def _pace(settings: ExecuteSettings) -> Pace:
+    return Pace(
+        armed=settings.armed,
+        limits=Limits(
+            evidence_fresh_s=settings.evidence_fresh_s,
+            settle_bound_s=settings.settle_bound_s,
+            free_bound_s=settings.free_bound_s,
+            retries_max=settings.retries_max,
+            avoid_s=settings.avoid_s,
+        ),
+        look_again_s=settings.look_again_s,
+        tend_s=settings.tend_s,
+        stop_grace_s=settings.stop_grace_s,
+    )
 
 
 class _Server(uvicorn.Server):

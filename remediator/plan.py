@@ -7,7 +7,7 @@ read anew, so that it never acts on what was true before. Every step carries the
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import State, Trip
@@ -36,6 +36,10 @@ class Stage(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
+OVER: Final = frozenset({Stage.DONE, Stage.ABANDONED, Stage.WITHDRAWN})
+"""Stages at which nothing is owed any more."""
+
+
 class Outcome(StrEnum):
     """How an episode closed."""
 
@@ -50,9 +54,9 @@ class Outcome(StrEnum):
 class Intent:
     """One thing that was promised: written before anything is done, and kept to its end.
 
-    `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle and
-    GPUs, once it is stopping the pids and cgroup it had, and how many tries its stage has had; that of a settle the
-    worker incarnation that held the job.
+    `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle,
+    GPUs, pids and cgroup, how many tries its stage has had, and whether its GPUs were
+    put in quarantine; that of a settle the worker incarnation that held the job.
     """
 
     intent_id: int
@@ -66,12 +70,15 @@ class Intent:
     @property
     def over(self) -> bool:
         """Whether nothing is owed any more."""
-        return self.stage in (Stage.DONE, Stage.ABANDONED)
+        return self.stage in OVER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One wedge as the ledger has it. The identity that the alert claimed is checked against local evidence."""
+    """One wedge as the ledger has it. The identity that the alert claimed is checked against local evidence.
+
+    Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by.
+    """
 
     episode_id: int
     remedy: str
@@ -80,6 +87,7 @@ class Episode:
     worker: str
     opened_at: float
     firing: bool
+    trips: frozenset[Trip]
     incarnation: str | None
     job_id: int | None
     attempt: int | None
@@ -110,6 +118,7 @@ class JobFacts:
     attempt: int
     state: State
     claimed_by: str | None
+    attempts_max: int
     watchdog_retries: int
     retried: bool
 
@@ -122,21 +131,21 @@ class Limits:
     settle_bound_s: float = 60.0
     free_bound_s: float = 120.0
     retries_max: int = 3
+    avoid_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`.
 
-    `looking_since` is since when, Unix seconds, this process has looked on without a break, with nobody silent and
-    nothing done meanwhile. Patience counts from there, so that downtime uses none of it up.
-    `executing_since` is when this executor started, Unix seconds: the bound after which a job is settled unseen counts
-    from there at the earliest, so that the first look after downtime stops before it requeues.
+    Patience is measured by this executor's own steady clock and counts only while it looks on, so that neither its
+    downtime, nor a suspended machine, nor a clock that is set uses any of it up. `free_for_s` and `settle_for_s` are
+    for how long it has known the intents at their stages, `quiet_for_s` for how long it has looked on without a break,
+    with nobody silent. For another host's episode `settle_for_s` is since when that host's executor has shown no life.
     `worker_ended` is set where the exporter did answer, from a fresh look, and sees no such worker: one that ended
     cleanly took its files away, while one that died or was killed leaves them.
     """
 
-    now: float
     armed: bool
     limits: Limits
     episode: Episode
@@ -146,8 +155,9 @@ class Facts:
     job: JobFacts | None
     job_known: bool
     worker_ended: bool = False
-    looking_since: float = 0.0
-    executing_since: float = 0.0
+    free_for_s: float = 0.0
+    settle_for_s: float = 0.0
+    quiet_for_s: float = 0.0
     unknown: str = ""
 
 
@@ -178,8 +188,11 @@ class WouldAct:
 class Begin:
     """Write the two intents. `settle_key` is `None` where the container runs no job of the queue.
 
-    `worker_incarnation` is the worker that local evidence saw: nobody else's job is settled on its account.
+    `worker_incarnation` is the worker that local evidence saw: nobody else's job is settled on its account. `trip` is
+    the condition that was confirmed; `pids` and `cgroup` are what must be gone before the container counts as dead.
     """
+
+    trip: Trip
 
     free_key: str
     container_kind: str
@@ -189,6 +202,8 @@ class Begin:
     worker_incarnation: str
     because: str
     gpus: tuple[str, ...] = ()
+    pids: frozenset[int] = frozenset()
+    cgroup: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,10 +235,18 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requeue:
-    """Queue the fenced job again."""
+class Quarantine:
+    """Take the free's GPUs out of use: a process on them cannot be killed."""
 
     because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requeue:
+    """Queue the fenced job again; for `avoid_s` seconds not on the GPUs it was taken from, if others can run it."""
+
+    because: str
+    avoid_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,4 +265,4 @@ class Advance:
     because: str
 
 
-Step = Wait | Close | WouldAct | Begin | Withdraw | Fence | Stop | Start | Requeue | Fail | Advance
+Step = Wait | Close | WouldAct | Begin | Withdraw | Fence | Stop | Start | Quarantine | Requeue | Fail | Advance

@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -14,19 +15,24 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from gpuwarden.database import Schema
+
 METADATA = MetaData()
+
+# SQLite numbers rows by itself only where the key is called INTEGER, which has 64 bits there.
+ID = BigInteger().with_variant(Integer, "sqlite")
 
 EPISODES = Table(
     "episodes",
     METADATA,
-    Column("episode_id", Integer, primary_key=True),
+    Column("episode_id", ID, primary_key=True),
     Column("remedy", String, nullable=False),
     Column("trip", String, nullable=False),
     Column("host", String, nullable=False),
     Column("worker", String, nullable=False),
     Column("incarnation", String),  # the worker incarnation that was accused
-    Column("job_id", Integer),
-    Column("attempt", Integer),
+    Column("job_id", ID),
+    Column("attempt", ID),
     Column("opened_at", Float, nullable=False),
     Column("would_act", Boolean, nullable=False),  # a dry run has recorded what it would have done
     Column("closed_at", Float),
@@ -39,14 +45,16 @@ Index(
     EPISODES.c.worker,
     unique=True,
     sqlite_where=EPISODES.c.closed_at.is_(None),
+    postgresql_where=EPISODES.c.closed_at.is_(None),
 )
 
 # The inbox: every alert that was accepted or refused, as it came.
 ALERTS = Table(
     "alerts",
     METADATA,
-    Column("alert_id", Integer, primary_key=True),
+    Column("alert_id", ID, primary_key=True),
     Column("received_at", Float, nullable=False),
+    Column("host", String),  # whose remediator takes it up; of a refused one, whose received it
     Column("fingerprint", String, nullable=False),
     Column("firing", Boolean, nullable=False),
     Column("labels", JSON, nullable=False),
@@ -64,7 +72,7 @@ ALERTS = Table(
 INTENTS = Table(
     "intents",
     METADATA,
-    Column("intent_id", Integer, primary_key=True),
+    Column("intent_id", ID, primary_key=True),
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
     Column("kind", String, nullable=False),
     Column("key", String, nullable=False),
@@ -73,18 +81,24 @@ INTENTS = Table(
     Column("created_at", Float, nullable=False),
     Column("entered_at", Float, nullable=False),
     Column("data", JSON, nullable=False),
+    # Which executor works on it, and until when without another word of it. A free is worked by its host's alone.
+    Column("holder", String),
+    Column("held_until", Float),
     UniqueConstraint("kind", "key", name="one_intent_per_target"),
+    Index("intents_by_stage", "kind", "stage"),
+    Index("intents_by_episode", "episode_id"),
 )
 
 JOURNAL = Table(
     "journal",
     METADATA,
-    Column("entry_id", Integer, primary_key=True),
+    Column("entry_id", ID, primary_key=True),
     Column("at", Float, nullable=False),
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
     Column("act", String, nullable=False),  # saw | decided | did | failed | would
     Column("step", String, nullable=False),
     Column("because", String, nullable=False),
+    Column("host", String),  # where it was seen, decided or done
     Index("journal_by_episode", "episode_id", "entry_id"),
 )
 
@@ -99,3 +113,5 @@ EXECUTORS = Table(
     Column("beat_at", Float, nullable=False),
     Column("errors", Integer, nullable=False),
 )
+
+LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations", first="episodes")

@@ -6,7 +6,7 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
 
-from gpuwarden.job import WATCHDOG_RETRIES_MAX
+from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
 
 STOP_MARGIN_S: Final = 15.0
@@ -28,7 +28,10 @@ class _Common(BaseSettings):
     dir: Path = Field(
         default_factory=state_directory, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
     )
-    ledger: str = Field(description="the ledger's database URL, as in sqlite:////var/lib/gpuwarden/ledger.db")
+    ledger: str = Field(
+        description="the ledger's database URL: sqlite:////var/lib/gpuwarden/ledger.db on one box, "
+        "postgresql://user@server/database where hosts share one"
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",
@@ -55,13 +58,21 @@ class ExecuteSettings(_Common):
     armed: CliImplicitFlag[bool] = Field(
         default=False, description="act; without it everything is a dry run, which only records"
     )
-    queue: str = Field(description="the job queue's database URL, as in sqlite:////var/lib/gpuwarden/queue.db")
+    queue: str = Field(
+        description="the job queue's database URL: sqlite:////var/lib/gpuwarden/queue.db on one box, "
+        "postgresql://user@server/database where hosts share one"
+    )
     exporter: str = Field(default="http://127.0.0.1:9835", description="this host's own exporter")
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
     processes: Path | None = Field(default=None, description="TOML file of supervised workers that run in no container")
-    look_again_s: float = Field(default=1.0, gt=0, le=60, description="time between looks at an open episode, seconds")
+    look_again_s: float = Field(
+        default=1.0,
+        gt=0,
+        le=5,  # each look is a sign of life; another host takes the lack of it, for settle_bound_s, for our end
+        description="time between looks at an open episode, seconds",
+    )
     tend_s: float = Field(default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds")
     stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="between SIGTERM and SIGKILL, seconds")
     evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="older evidence confirms nothing, seconds")
@@ -79,6 +90,13 @@ class ExecuteSettings(_Common):
     )
     retries_max: int = Field(
         default=WATCHDOG_RETRIES_MAX, ge=0, description="trips that requeue a job; the next one fails it"
+    )
+    avoid_s: float = Field(
+        default=AVOID_S,
+        ge=0,
+        le=86400,
+        description="a requeued job stays away from the GPUs it was taken from for this long, if others can run it, "
+        "seconds",
     )
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """What every test run shares: a PostgreSQL, and `--no-skips`, with which a skip is a failure, as in CI."""
 
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -17,38 +17,36 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what the tests start would inherit it, and no test could interrupt it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_SKIPPED = pytest.StashKey[list[str]]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail the run when a test is skipped, but for `gpu` tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SKIPPED] = []
+    if config.getoption("--no-skips"):
+        config.pluginmanager.register(_NoSkips())
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
-        item.config.stash[_SKIPPED].append(f"{item.nodeid}: {report.longrepr}")
-    return report
+class _NoSkips:
+    """From the reports, so that it also sees the skips of the processes that share a run."""
 
+    def __init__(self) -> None:
+        self._skipped: list[str] = []
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    skipped = session.config.stash[_SKIPPED]
-    if session.config.getoption("--no-skips") and skipped and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and "gpu" not in report.keywords:
+            self._skipped.append(f"{report.nodeid}: {report.longrepr}")
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._skipped and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    skipped = config.stash[_SKIPPED]
-    if config.getoption("--no-skips") and skipped:
-        terminalreporter.section("skipped, and so failed (--no-skips)")
-        for line in skipped:
-            terminalreporter.line(line)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._skipped:
+            terminalreporter.section("skipped, and so failed (--no-skips)")
+            for line in self._skipped:
+                terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,10 @@ Picture = list[list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What one job does. Durations are seconds; `wedge_*` say how often it wedges, and where."""
+    """What one job does. Durations are seconds; `wedge_*` say how often it wedges, and where.
+
+    After its first step, its process's wall clock is set by `clock_step_s`.
+    """
 
     picture: str
     load_s: float = 2.0
@@ -42,6 +45,7 @@ class Script:
     slow_s: float = 0.0
     idle_slow: bool = False
     churn_mib: int = 0
+    clock_step_s: float = 0.0
 
     def payload(self) -> dict[str, Any]:
         """As the queue carries it."""
@@ -73,6 +77,8 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
             current = smooth(current)
             spend(kernel_s, churn_mib=script.churn_mib if step == script.slow_step else 0)
             report.step()
+            if step == 1 and script.clock_step_s:
+                set_clock(script.clock_step_s)
             if wedges and step == script.wedge_after_step:
                 wedge(with_gil=script.wedge_with_gil)
         write_picture(data / f"{script.picture}.clean.pgm", current)
@@ -106,6 +112,12 @@ def wedge(*, with_gil: bool) -> None:
     mutex = ctypes.create_string_buffer(64)  # zeroes are PTHREAD_MUTEX_INITIALIZER on Linux
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
+
+
+def set_clock(ahead_s: float) -> None:
+    """Set this process's wall clock ahead, or back, and leave every other clock as it is."""
+    true = time.time
+    time.time = lambda: true() + ahead_s
 
 
 def smooth(picture: Picture) -> Picture:

@@ -55,6 +55,18 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ((key, sighting.worker.heartbeat.unix_s) for key, sighting in keyed),
     )
     yield gauge(
+        "gpuwarden_worker_cpu_still_seconds",
+        "For how long the worker's process has been seen to use no CPU time, all its threads together.",
+        _SLOT,
+        ((key, snapshot.cpu_still_of(sighting)) for key, sighting in keyed),
+    )
+    yield gauge(
+        "gpuwarden_worker_dead_after_seconds",
+        "A worker that owns a job is dead after this long without heartbeat and CPU time.",
+        _SLOT,
+        ((key, snapshot.dead_after_s) for key, _ in keyed),
+    )
+    yield gauge(
         "gpuwarden_worker_loop_age_seconds",
         "Time since the worker's main loop was last seen outside a job body.",
         _SLOT,

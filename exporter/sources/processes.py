@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from exporter.readings import Container
+from exporter.readings import Container, CpuUse
 from exporter.sources.containers import visible_devices
 from gpuwarden import cgroup, clock
 
@@ -38,6 +38,22 @@ def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
         pid=pid,
         gpu_request=("all",) if devices is None else visible_devices(devices),
     )
+
+
+def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
+    """The CPU time a process has used, all its threads together, those that ended too (proc_pid_stat(5)).
+
+    Raises:
+        OSError: the process is gone, or is not ours to look at.
+        ValueError: what the kernel answers is no such line.
+    """
+    line = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    # The name stands in brackets and may hold brackets and spaces itself; utime, stime and starttime are fields 14, 15
+    # and 22, the first after the name is the third.
+    fields = line.rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
+    return CpuUse(start_ticks=int(fields[19]), used_ticks=int(fields[11]) + int(fields[12]))
 
 
 def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:

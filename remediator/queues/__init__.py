@@ -1,8 +1,10 @@
 """Where jobs are settled: fence, requeue, fail. One file a kind of queue."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gpuwarden.job import Trip
+from gpuwarden.jobstore import Slot
 from remediator.plan import JobFacts
 
 
@@ -12,20 +14,29 @@ class Queue(Protocol):
     Every method raises `gpuwarden.errors.GpuwardenError` when the queue does not answer; nothing was changed then.
     """
 
+    def now(self) -> float:
+        """The time that the queue goes by, Unix seconds."""
+
     def job(self, job_id: int) -> JobFacts | None:
         """The job as it is now; `None` when the queue has none of that id."""
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
         """Take the job from the attempt; false when it was not, or no longer, that attempt's and incarnation's."""
 
-    def requeue(self, job_id: int, *, attempt: int, trip: Trip) -> bool:
-        """Queue the fenced job again; false when it was no longer fenced."""
+    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """The settle is still owed: no sweep gives the fenced job away; false when it is no longer fenced."""
+
+    def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
+        """Queue the fenced job again, for `avoid_s` seconds elsewhere than at `avoid`; false when not fenced."""
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
         """End the fenced job; false when it was no longer fenced."""
 
-    def clear_busy_ghost(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
-        """The killed worker stops being counted as busy (A12). Best effort."""
+    def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
+        """The killed worker claims nothing and stops being counted as busy (A12). Best effort."""
+
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
+        """Nothing is run on these GPUs, nor by that worker, until a person releases them."""
 
     def tend(self, *, now: float) -> None:
         """What runs on a timer: expired leases, unread events."""

@@ -1,10 +1,11 @@
 """gpuwarden's own SQL queue, as the remediator sees it."""
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from gpuwarden.job import HEARTBEAT_S, JobId, Trip
-from gpuwarden.jobstore import JobStore, UnknownJobError
+from gpuwarden.jobstore import JobStore, Slot, UnknownJobError
 from remediator.plan import JobFacts
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S
@@ -18,6 +19,10 @@ class BuiltinQueue:
         self._store = store
         self._expired: dict[tuple[JobId, int], float] = {}
 
+    def now(self) -> float:
+        """The queue's own clock."""
+        return self._store.now()
+
     def job(self, job_id: int) -> JobFacts | None:
         """The job as it is now."""
         try:
@@ -29,6 +34,7 @@ class BuiltinQueue:
             attempt=found.attempt,
             state=found.state,
             claimed_by=found.claimed_by,
+            attempts_max=found.attempts_max,
             watchdog_retries=found.watchdog_retries,
             retried=found.job_class.retried,
         )
@@ -37,17 +43,25 @@ class BuiltinQueue:
         """Running to fencing."""
         return self._store.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
 
-    def requeue(self, job_id: int, *, attempt: int, trip: Trip) -> bool:
+    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """The fence's lease is lengthened."""
+        return self._store.hold_fence(job_id, attempt=attempt, now=now)
+
+    def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
         """Fencing to queued."""
-        return self._store.requeue(job_id, attempt=attempt, trip=trip)
+        return self._store.requeue(job_id, attempt=attempt, trip=trip, now=now, avoid=avoid, avoid_s=avoid_s)
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
         """Fencing to failed."""
         return self._store.fail(job_id, attempt=attempt, because=because, now=now)
 
-    def clear_busy_ghost(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
-        """The worker's row stops advertising a model."""
-        self._store.clear_busy_ghost(host=host, worker=worker, incarnation=incarnation, now=now)
+    def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
+        """The worker's row stops advertising a model, and its incarnation claims nothing."""
+        self._store.retire_worker(host=host, worker=worker, incarnation=incarnation, now=now)
+
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
+        """The GPUs' workers claim nothing."""
+        self._store.quarantine(gpus, host=host, worker=worker, because=because, now=now)
 
     def tend(self, *, now: float) -> None:
         """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.
@@ -55,8 +69,8 @@ class BuiltinQueue:
         A machine that was suspended, or a queue that was away, leaves every lease expired at once: its workers renew
         within a heartbeat, and only what is still expired then is given away.
         """
-        now_s = time.monotonic()
-        self._expired = {each: self._expired.get(each, now_s) for each in self._store.expired(now=now)}
+        now_s, before, self._expired = time.monotonic(), self._expired, {}  # a queue that fails now was away meanwhile
+        self._expired = {each: before.get(each, now_s) for each in self._store.expired(now=now)}
         ripe = [job_id for (job_id, _), since_s in self._expired.items() if now_s - since_s >= RENEWAL_S]
         if ripe:
             self._store.reclaim_expired(now=now, among=ripe)

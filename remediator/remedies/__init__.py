@@ -1,4 +1,4 @@
-"""The remedies, one file each: `decide(facts) -> Step` and the trips it can confirm, pure.
+"""The remedies, one file each: `decide(facts) -> Step`, `adopt(facts) -> Step` and the trips it can confirm, pure.
 
 An alert names its remedy in the label `remedy`. To add one: a file here, its line in `REMEDIES`, a test in
 tests/remediator.
@@ -15,12 +15,13 @@ from remediator.remedies import restart_worker
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """How an episode is decided, and for which trips local evidence can confirm it."""
+    """How an episode is decided, on its own host and for a silent one, and which trips local evidence can confirm."""
 
     decide: Callable[[Facts], Step]
+    adopt: Callable[[Facts], Step]
     trips: frozenset[Trip]
 
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
-    "restart_worker": Remedy(decide=restart_worker.decide, trips=restart_worker.TRIPS)
+    "restart_worker": Remedy(decide=restart_worker.decide, adopt=restart_worker.adopt, trips=restart_worker.TRIPS)
 }

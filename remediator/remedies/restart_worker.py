@@ -1,10 +1,11 @@
 """Remedy `restart_worker`: free the container of a worker that is wedged, and settle the job it held.
 
 Order: confirm from the host's own exporter, write both intents, confirm and fence, confirm and stop, see it dead,
-requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. Pure.
+requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. What
+cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is silent. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gpuwarden.facts import WorkerFacts
@@ -17,8 +18,10 @@ from remediator.plan import (
     Fail,
     Fence,
     Intent,
+    JobFacts,
     Kind,
     Outcome,
+    Quarantine,
     Requeue,
     Stage,
     Start,
@@ -29,11 +32,10 @@ from remediator.plan import (
     WouldAct,
 )
 
-TRIPS: Final = frozenset({Trip.STALL})
-"""The trips that `confirm` can confirm; an alert with another is refused at the door."""
-
 TRIES_MAX: Final = 5
 """How often a stop, or a start, is tried before a person is called."""
+
+_SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 
 
 def decide(facts: Facts) -> Step:
@@ -48,11 +50,33 @@ def decide(facts: Facts) -> Step:
     if not free.over:
         return _free(facts, free)
     if settle is not None and not settle.over:
-        return Wait(
-            reason="bound",
-            because=f"the container was not seen dead; settling after {facts.limits.settle_bound_s:.0f} s",
-        )
+        because = "the container was not seen dead; settling "
+        if not facts.armed:
+            return Wait(reason="dry_run", because=f"{because}once armed")
+        return Wait(reason="bound", because=f"{because}after {facts.limits.settle_bound_s:.0f} s")
     return _close(free, settle)
+
+
+def adopt(facts: Facts) -> Step:
+    """The next step of a settle whose host's own executor shows no life: any remediator may do it, after the bound."""
+    settle, job, attempt = facts.episode.settle, facts.job, facts.episode.attempt
+    if settle is None or settle.over:
+        return Wait(reason="settled", because="nothing is owed")
+    if not facts.job_known:
+        return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
+    # What the queue says counts: the host may have died between fencing the job and noting it.
+    if job is None or job.attempt != attempt or job.state not in (State.FENCING, *MOVES[Move.FENCE].sources):
+        return Wait(reason="settled", because="it is settled; its own host has only to note it")
+    if job.state is not State.FENCING:
+        return Wait(reason="not_fenced", because="nothing was taken from its attempt yet; its own lease holds")
+    if facts.settle_for_s < facts.limits.settle_bound_s:
+        return Wait(reason="bound", because=f"the remediator of {facts.episode.host} may yet come back")
+    if not facts.armed:
+        return Wait(reason="dry_run", because="dry run: nothing is settled for another host")
+    free = facts.episode.free
+    seen = "seen dead" if free is not None and free.stage in _SEEN_DEAD else "not seen dead"
+    silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
+    return _requeue_or_fail(facts, job, f"{seen}, and {silent}")
 
 
 def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
@@ -60,12 +84,20 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
 
     Any unknown is a no: an absent figure is never taken for idle.
     """
-    if trip not in TRIPS:
+    check = _CONDITIONS.get(trip)
+    if check is None:
         return False, f"no local evidence is defined for trip {trip}"
-    silence_s = evidence.stall_timeout_s
     if evidence.alive is not True:
         return False, "the worker's process does not hold its lock"
-    if evidence.job_id is None or not silence_s:
+    if evidence.job_id is None:
+        return False, "the worker runs no job"
+    return check(evidence)
+
+
+def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
+    """No beat, every GPU idle and RAM still, each for the whole silence that the job's owner allows (A2)."""
+    silence_s = evidence.stall_timeout_s
+    if not silence_s:
         return False, "the worker runs no job that the stall condition polices"
     if evidence.beat_age_s is None:
         return False, f"the job is not armed (phase {evidence.phase})"
@@ -82,6 +114,43 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
     return quiet_s >= silence_s, figures
 
 
+def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
+    """No heartbeat, and no CPU time used meanwhile: a long call that holds the interpreter starves one only (A14)."""
+    bound_s = evidence.dead_after_s
+    if bound_s <= 0:
+        return False, "the exporter sets no time after which a worker is dead"
+    if evidence.heartbeat_age_s is None:
+        return False, "the worker's heartbeat is unknown"
+    if evidence.cpu_still_s is None:
+        return False, "the CPU time of the worker's process is unknown"
+    figures = (
+        f"no heartbeat for {evidence.heartbeat_age_s:.1f} s and no CPU time used for {evidence.cpu_still_s:.1f} s "
+        f"of {bound_s:.1f} s allowed, phase {evidence.phase}, step {evidence.step}"
+    )
+    return min(evidence.heartbeat_age_s, evidence.cpu_still_s) >= bound_s, figures
+
+
+_CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], tuple[bool, str]]]] = {
+    Trip.STALL: _stalled,
+    Trip.DEAD_WORKER: _worker_dead,
+}
+
+TRIPS: Final = frozenset(_CONDITIONS)
+"""The trips that `confirm` can confirm; an alert with another is refused at the door."""
+
+
+def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, str]:
+    """The first of the reported conditions that local evidence shows; else `None` and why each is not."""
+    reported = [facts.episode.trip, *sorted(facts.episode.trips - {facts.episode.trip})]
+    doubts = []
+    for trip in reported:
+        wedged, figures = confirm(evidence, trip)
+        if wedged:
+            return trip, figures
+        doubts.append(figures if len(reported) == 1 else f"{trip}: {figures}")
+    return None, "; ".join(doubts)
+
+
 def _consider(facts: Facts) -> Step:
     """Nothing is promised yet: is it the same worker, did it opt in, and is it wedged by what we see ourselves?"""
     episode, evidence = facts.episode, facts.evidence
@@ -93,8 +162,8 @@ def _consider(facts: Facts) -> Step:
         return Close(outcome=Outcome.SUPERSEDED, because="the worker that was accused has been replaced since")
     if (evidence.job_id, evidence.attempt) != (episode.job_id, episode.attempt):
         return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
-    wedged, figures = confirm(evidence, episode.trip)
-    if not wedged:
+    trip, figures = _confirmed(evidence, facts)
+    if trip is None:
         return _doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
     container = facts.container
     if container is None or evidence.container_incarnation is None:
@@ -115,6 +184,7 @@ def _consider(facts: Facts) -> Step:
             return Wait(reason="dry_run", because="dry run: would act, and does nothing")
         return WouldAct(because=f"would fence job {episode.job_id}, stop {container.name}, settle and start: {figures}")
     return Begin(
+        trip=trip,
         free_key=container.incarnation,
         container_kind=container.kind,
         container_handle=container.handle,
@@ -123,6 +193,8 @@ def _consider(facts: Facts) -> Step:
         worker_incarnation=evidence.worker_incarnation,
         because=figures,
         gpus=tuple(evidence.gpus or ()),
+        pids=container.pids,
+        cgroup=container.cgroup,
     )
 
 
@@ -137,6 +209,8 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
     """The settle's next step; `None` while it waits for the free."""
     job, attempt = facts.job, facts.episode.attempt
     if not facts.job_known:
+        if settle.stage is Stage.FENCED and free.stage in (Stage.PLANNED, Stage.STOPPING):
+            return None  # what is fenced is ended whatever the queue says now
         return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
     if job is None:
         return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because="the queue has no such job")
@@ -148,33 +222,39 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             if job.claimed_by != settle.data["incarnation"]:
                 because = f"attempt {attempt} is held by another worker than the one that is wedged"
                 return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=because)
-            return _fence_if_still_wedged(facts, free, settle)
+            return _fence_if_still_wedged(facts, free)
         return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=_over(job.state, job.attempt, attempt))
     if not ours or job.state is not State.FENCING:
         return Advance(
             kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
-    seen_dead = free.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
-    waited_s = facts.now - max(settle.entered_at, facts.executing_since)
-    if not seen_dead and waited_s < facts.limits.settle_bound_s:
-        return None
+    seen_dead = free.stage in _SEEN_DEAD
+    if not seen_dead and (facts.settle_for_s < facts.limits.settle_bound_s or not facts.armed):
+        return None  # disarmed, what may still run is not given to anybody else
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
+    return _requeue_or_fail(facts, job, ground)
+
+
+def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str) -> Step:
+    trip, limits = facts.episode.trip, facts.limits
     if not job.retried:
-        return Fail(because=f"{facts.episode.trip}: jobs of its class are not retried ({ground})")
-    if job.watchdog_retries < facts.limits.retries_max:
-        tries = f"retry {job.watchdog_retries + 1} of {facts.limits.retries_max}"
-        return Requeue(because=f"{facts.episode.trip}: {tries} ({ground})")
-    return Fail(because=f"{facts.episode.trip}: all {facts.limits.retries_max} retries are used ({ground})")
+        return Fail(because=f"{trip}: jobs of its class are not retried ({ground})")
+    if job.attempt >= job.attempts_max:
+        return Fail(because=f"{trip}: all {job.attempts_max} attempts are used ({ground})")
+    if job.watchdog_retries >= limits.retries_max:
+        return Fail(because=f"{trip}: all {limits.retries_max} retries are used ({ground})")
+    tries = f"retry {job.watchdog_retries + 1} of {limits.retries_max}"
+    return Requeue(because=f"{trip}: {tries} ({ground})", avoid_s=limits.avoid_s)
 
 
-def _fence_if_still_wedged(facts: Facts, free: Intent, settle: Intent) -> Step:
+def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """A fence ends its attempt as surely as a stop does, so it too needs what is true now: time may have passed."""
     if facts.container_known and not _is_up(facts, free):
-        wedged, figures = True, _ended(facts)
+        wedged, figures = True, _down(facts)
     else:
         wedged, figures = _still_wedged(facts, free)
     if not wedged:
-        if _late(facts, settle):
+        if _late(facts, facts.settle_for_s):
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
@@ -188,11 +268,9 @@ def _free(facts: Facts, free: Intent) -> Step:
         return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
     container = facts.container
     gone = container is None
-    if free.stage is Stage.PLANNED:
-        if not _is_up(facts, free):
-            return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=_ended(facts))
+    if free.stage is Stage.PLANNED and _is_up(facts, free):
         return _stop_if_still_wedged(facts, free)
-    if free.stage is Stage.STOPPING:
+    if free.stage in (Stage.PLANNED, Stage.STOPPING):
         return _see_dead(facts, free)
     if free.stage is Stage.DEAD:
         if gone:
@@ -210,9 +288,9 @@ def _free(facts: Facts, free: Intent) -> Step:
     return Start(because="it does not run yet")
 
 
-def _late(facts: Facts, intent: Intent) -> bool:
+def _late(facts: Facts, stage_for_s: float) -> bool:
     """Whether patience with an intent's stage has run out: it counts only while we looked on and all answered."""
-    return facts.now - max(intent.entered_at, facts.looking_since) >= facts.limits.free_bound_s
+    return min(stage_for_s, facts.quiet_for_s) >= facts.limits.free_bound_s
 
 
 def _tries(free: Intent) -> int:
@@ -230,7 +308,7 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
-    if _late(facts, free):
+    if _late(facts, facts.free_for_s):
         if facts.episode.settle is None:
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
@@ -248,7 +326,8 @@ def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
         return False, "the evidence does not speak of the container that was promised to"
     if (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         return False, "the evidence speaks of another attempt"
-    return confirm(evidence, facts.episode.trip)
+    trip, figures = _confirmed(evidence, facts)
+    return trip is not None, figures
 
 
 def _is_up(facts: Facts, free: Intent) -> bool:
@@ -260,14 +339,14 @@ def _is_up(facts: Facts, free: Intent) -> bool:
 def _see_dead(facts: Facts, free: Intent) -> Step:
     """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
 
-    What speaks against it is waited for, and a person called in the end; what cannot be asked is only waited for.
+    Also where it ended, or was restarted, before we stopped it. What speaks against it is waited for, and a person
+    called in the end; what cannot be asked is only waited for.
     """
     tried = _tries(free) >= TRIES_MAX
     if _is_up(facts, free):
         if tried:
-            because = f"it cannot be stopped, after {TRIES_MAX} tries: a person must look"
-            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
-        return Stop(because="it still runs")
+            return _give_up(facts, free, f"it cannot be stopped, after {TRIES_MAX} tries")
+        return _if_armed(facts, Stop(because="it still runs"))
     container, had = facts.container, set(free.data.get("pids", []))
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
@@ -275,9 +354,9 @@ def _see_dead(facts: Facts, free: Intent) -> Step:
     if left:
         because = f"processes {left} are still in its cgroup"
         if ours and not tried:
-            return Stop(because=f"it does not run, but {because}")
+            return _if_armed(facts, Stop(because=f"it does not run, but {because}"))
     elif facts.worker_ended:
-        because = "it does not run, its cgroup is empty, its worker ended cleanly"
+        because = f"{_down(facts)}, its cgroup is empty, its worker ended cleanly"
         return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     else:
         listed = _listed_on(free.data.get("gpus", []), facts)
@@ -286,12 +365,27 @@ def _see_dead(facts: Facts, free: Intent) -> Step:
             return Wait(reason="driver_silent", because=because)
         held = sorted(listed & had)
         if not held:
-            because = "it does not run, its cgroup is empty, no GPU of its lists its pids"
+            because = f"{_down(facts)}, its cgroup is empty, no GPU of its lists its pids"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
         because = f"the driver still lists its processes {held}"
-    if _late(facts, free):
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
+    if _late(facts, facts.free_for_s):
+        return _give_up(facts, free, because)
     return Wait(reason="dying", because=because)
+
+
+def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
+    """Disarmed in the middle: nothing more is taken from anybody. What was taken is still given back."""
+    if facts.armed:
+        return step
+    return Wait(reason="dry_run", because=f"disarmed since it began, and left as it is: {step.because}")
+
+
+def _give_up(facts: Facts, free: Intent, because: str) -> Step:
+    """What cannot be killed may hold its GPUs for ever: nobody else is sent there before a person has looked."""
+    if free.data.get("gpus") and not free.data.get("quarantined"):
+        because = f"{because}: its GPUs are out of use until a person releases them"
+        return _if_armed(facts, Quarantine(because=because))
+    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
 
 
 def _listed_on(gpus: Sequence[str], facts: Facts) -> set[int] | None:
@@ -309,18 +403,20 @@ def _listed_on(gpus: Sequence[str], facts: Facts) -> set[int] | None:
 
 
 def _close(free: Intent, settle: Intent | None) -> Step:
-    if free.stage is Stage.DONE and (settle is None or settle.stage is Stage.DONE):
-        job = "held no job that was its to settle" if settle is None else "its job is settled"
+    """A settle that was abandoned owes nothing: the job had been settled by somebody else, or was never this one's."""
+    if free.stage is Stage.DONE:
+        settled = settle is not None and settle.stage is Stage.DONE
+        job = "its job is settled" if settled else "held no job that was its to settle"
         return Close(outcome=Outcome.MENDED, because=f"the container is free and {job}")
     parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
     return Close(outcome=Outcome.PARTLY, because=parts)
 
 
-def _ended(facts: Facts) -> str:
+def _down(facts: Facts) -> str:
     container = facts.container
     if container is None:
         return "the container is gone"
-    return "the container was restarted by someone else" if container.running else "the container has stopped by itself"
+    return "the container was restarted by someone else" if container.running else "the container does not run"
 
 
 def _over(state: State, attempt: int, alerted: int | None) -> str:

@@ -11,66 +11,10 @@ from pathlib import Path
 import pytest
 
 from deploy import check, parts
+from tests.alerts.mutants import ALERTS, MUTANTS, RULES, STALL, Mutant
 
-ALERTS = check.CHECKOUT / "alerts"
-STALL = "stall.rules.yaml"
 STALL_TEST = "stall.test.yaml"
-RULES = (ALERTS / STALL).read_text()
 PROMTOOL_TIMEOUT_S = 120
-
-# The parts of the stall rule that the mutants break, letter for letter.
-ARMED = """\
-              min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
-                >=
-              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
-"""
-ARMED_BACKWARDS = """\
-              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
-                <=
-              min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
-"""
-GPU = """\
-            and on (host, worker, container) (
-              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
-                <= on (host, container) group_left ()
-              min by (host, container) (gpuwarden_container_gpu_idle_seconds)
-            )
-"""
-RAM = GPU.replace("gpu_idle", "ram_still")
-IDENTITY = """\
-          * on (host, worker, container) group_left (job_id, attempt, incarnation)
-          topk by (host, worker, container) (1, gpuwarden_job_info)
-"""
-PATIENCE = "        labels:\n"
-LABELS = """\
-          severity: critical
-          remedy: restart_worker
-          trip: stall
-"""
-
-BEAT_AGE = "gpuwarden_job_beat_age_seconds"
-TIMEOUT = "gpuwarden_job_stall_timeout_seconds"
-GPU_IDLE = "gpuwarden_container_gpu_idle_seconds"
-RAM_STILL = "gpuwarden_container_ram_still_seconds"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """One deliberate breakage: within `part` of the rule file, every `old` is replaced by `new`."""
-
-    sentence: str
-    part: str
-    old: str
-    new: str
-
-    @property
-    def applies(self) -> bool:
-        """Whether the rule file still holds what this one breaks."""
-        return RULES.count(self.part) == 1 and self.old in self.part
-
-    def text(self) -> str:
-        """The broken rule file."""
-        return RULES.replace(self.part, self.part.replace(self.old, self.new))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,116 +23,6 @@ class Verdict:
 
     check: subprocess.CompletedProcess[str]
     test: subprocess.CompletedProcess[str]
-
-
-def of(part: str, *breakages: tuple[str, str, str]) -> list[Mutant]:
-    """Mutants of one part, from (sentence, old, new)."""
-    return [Mutant(sentence=sentence, part=part, old=old, new=new) for sentence, old, new in breakages]
-
-
-def of_leg(leg: str, name: str, series: str, other: str) -> list[Mutant]:
-    """The mutants that the GPU's leg and the RAM's have in common. `other` is the other leg's series."""
-    here = "and on (host, worker, container)"
-    return of(
-        leg,
-        (f"{name} is not looked at", leg, ""),
-        (f"{name} accuses by itself", here, "or on (host, worker, container)"),
-        (f"{name} accuses by its life", here, "unless on (host, worker, container)"),
-        (f"{name} must be silent for longer than the timeout", "<=", "<"),
-        (f"{name} is compared the wrong way round", "<=", ">="),
-        (f"{name} compares its longest duration", "min by", "max by"),
-        (f"{name} compares its mean duration", "min by", "avg by"),
-        (f"{name} compares the shortest timeout", "max by", "min by"),
-        (f"{name} compares 120 s whatever the job says", f"({TIMEOUT})", f"({TIMEOUT} * 0 + 120)"),
-        (f"{name} is joined without aggregation", f"min by (host, container) ({series})", series),
-        (f"{name} joins a timeout without aggregation", f"max by (host, worker, container) ({TIMEOUT})", TIMEOUT),
-        (f"{name} remembers its longest silence", series, f"max_over_time({series}[5m])"),
-        (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
-        (f"{name} counts as silent where it is unknown", f"({series})", f"({series} or on (host, container) {other})"),
-        (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
-        (f"{name} is the least of all hosts", "(host, container)", "(container)"),
-        (f"{name} is the least of its host", "(host, container)", "(host)"),
-        (f"{name} accuses the worker's namesakes on other hosts", here, "and on (worker, container)"),
-        (f"{name} accuses the container's other workers", here, "and on (host, container)"),
-        (f"{name} accuses the worker in its other containers", here, "and on (host, worker)"),
-    )
-
-
-MUTANTS = [
-    *of(
-        ARMED,
-        ("the beat must be older than the timeout", ">=", ">"),
-        ("the beat is compared the wrong way round", ">=", "<="),
-        ("the beat is not compared", ">=", ">= 0 *"),
-        ("the beat compares 120 s whatever the job says", f"({TIMEOUT})", f"({TIMEOUT} * 0 + 120)"),
-        ("the beat compares the job's budget", TIMEOUT, "gpuwarden_job_budget_seconds"),
-        ("the beat compares the shortest timeout", "max by", "min by"),
-        ("the oldest of two beats counts", "min by", "max by"),
-        ("the mean of two beats counts", "min by", "avg by"),
-        ("the beat is joined without aggregation", f"min by (host, worker, container) ({BEAT_AGE})", BEAT_AGE),
-        ("the beat joins a timeout without aggregation", f"max by (host, worker, container) ({TIMEOUT})", TIMEOUT),
-        ("the beat remembers its longest silence", BEAT_AGE, f"max_over_time({BEAT_AGE}[5m])"),
-        ("the beat is believed after it has vanished", BEAT_AGE, f"last_over_time({BEAT_AGE}[5m])"),
-        ("the run time counts instead of the beat", BEAT_AGE, "gpuwarden_job_elapsed_seconds"),
-        ("the run time counts where there is no beat yet", f"({BEAT_AGE})",
-         f"({BEAT_AGE} or on (host, worker) gpuwarden_job_elapsed_seconds)"),
-        ("the beat is not told apart by host", "(host, worker, container)", "(worker, container)"),
-        ("the beat is not told apart by worker", "(host, worker, container)", "(host, container)"),
-        ("the beat is not told apart by container", "(host, worker, container)", "(host, worker)"),
-        ("the value is the timeout", ARMED, ARMED_BACKWARDS),
-    ),
-    *of_leg(GPU, "the GPU", GPU_IDLE, RAM_STILL),
-    *of_leg(RAM, "the RAM", RAM_STILL, GPU_IDLE),
-    *of(
-        IDENTITY,
-        ("no identity is joined", IDENTITY, ""),
-        ("the value is not the beat's age", "*", "+"),
-        ("the identity has no job", "job_id, ", ""),
-        ("the identity has no attempt", "attempt, ", ""),
-        ("the identity has no incarnation", ", incarnation", ""),
-        ("the identity is joined without the host", "* on (host, worker, container)", "* on (worker, container)"),
-        ("the identity is joined without the worker", "* on (host, worker, container)", "* on (host, container)"),
-        ("the identity is joined without the container", "* on (host, worker, container)", "* on (host, worker)"),
-        ("a doubled identity fails the rule", "topk by (host, worker, container) (1, gpuwarden_job_info)",
-         "gpuwarden_job_info"),
-        ("two identities are let through", "(1,", "(2,"),
-        ("identities are merged to nobody's", "topk by (host, worker, container) (1, gpuwarden_job_info)",
-         "max by (host, worker, container) (gpuwarden_job_info)"),
-        ("one identity is kept of all", "topk by (host, worker, container)", "topk"),
-        ("one identity is kept of all hosts", "topk by (host, worker, container)", "topk by (worker, container)"),
-        ("one identity is kept of a container", "topk by (host, worker, container)", "topk by (host, container)"),
-        ("one identity is kept of a worker's containers", "topk by (host, worker, container)",
-         "topk by (host, worker)"),
-        ("the attempt before is still named", "gpuwarden_job_info", "last_over_time(gpuwarden_job_info[5m])"),
-    ),
-    *of(
-        RULES,
-        ("a timeout is believed after it has vanished", TIMEOUT, f"last_over_time({TIMEOUT}[5m])"),
-        ("hosts are not told apart anywhere", "host, ", ""),
-        ("containers are not told apart anywhere", ", container)", ")"),
-        ("workers are not told apart anywhere", "worker, ", ""),
-    ),
-    *of(
-        PATIENCE,
-        ("it waits a minute", "        labels:", "        for: 1m\n        labels:"),
-        ("it waits a second", "        labels:", "        for: 1s\n        labels:"),
-        ("it lingers a minute", "        labels:", "        keep_firing_for: 1m\n        labels:"),
-        ("it lingers a second", "        labels:", "        keep_firing_for: 1s\n        labels:"),
-    ),
-    *of(
-        LABELS,
-        ("it names another severity", "critical", "warning"),
-        ("it names another remedy", "restart_worker", "restart_node"),
-        ("it names another trip", "stall", "health"),
-        ("it names no remedy", "          remedy: restart_worker\n", ""),
-    ),
-    *of("      - alert: GpuwardenJobStalled", ("it goes by another name", "Stalled", "Wedged")),
-    *of("/{{ $labels.worker }} is wedged", ("its summary names no worker", "/{{ $labels.worker }}", "")),
-    *of("wedged: no sign of life for {{ $value | humanizeDuration }}",
-        ("its summary has raw seconds", " | humanizeDuration", "")),
-    *of("Attempt {{ $labels.attempt }} of", ("its description names no attempt", " {{ $labels.attempt }}", "")),
-    *of("          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -202,19 +36,22 @@ def promtool() -> Path:
 @pytest.fixture(scope="module")
 def verdicts(promtool: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     """What promtool says of every mutant, all run side by side."""
+    room = tmp_path_factory.mktemp("mutants")  # made here: pytest's own making of folders knows no threads
 
-    def judge(mutant: Mutant) -> Verdict:
-        folder = tmp_path_factory.mktemp("mutant")
-        (folder / STALL).write_text(mutant.text())
-        shutil.copy(ALERTS / STALL_TEST, folder)
+    def judge(number: int, mutant: Mutant) -> Verdict:
+        folder = room / str(number)
+        folder.mkdir()
+        tests = mutant.rules.replace(".rules.", ".test.")
+        (folder / mutant.rules).write_text(mutant.text())
+        shutil.copy(ALERTS / tests, folder)
         return Verdict(
-            check=run(promtool, "check", "rules", folder / STALL),
-            test=run(promtool, "test", "rules", folder / STALL_TEST),
+            check=run(promtool, "check", "rules", folder / mutant.rules),
+            test=run(promtool, "test", "rules", folder / tests),
         )
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        judged = {mutant.sentence: pool.submit(judge, mutant) for mutant in MUTANTS if mutant.applies}
-        return {sentence: verdict.result() for sentence, verdict in judged.items()}
+        judged = {each[1].name: pool.submit(judge, *each) for each in enumerate(MUTANTS) if each[1].applies}
+        return {name: verdict.result() for name, verdict in judged.items()}
 
 
 @pytest.fixture
@@ -259,15 +96,20 @@ def test_the_rules_do_what_their_tests_say(tests: Path, promtool: Path) -> None:
 
 
 def test_no_two_mutants_go_by_one_sentence() -> None:
-    assert len({mutant.sentence for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_rule_file_has_mutants() -> None:
+    assert {file.name for file in ALERTS.glob("*.rules.yaml")} == RULES.keys() == {each.rules for each in MUTANTS}
 
 
 @pytest.mark.needs_parts
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.sentence)
-def test_the_stall_rules_tests_catch_it_when(mutant: Mutant, verdicts: dict[str, Verdict]) -> None:
-    assert mutant.applies, f"{STALL} has moved on; {mutant.old!r} is not to be found once in it, within:\n{mutant.part}"
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_rules_tests_catch_it_when(mutant: Mutant, verdicts: dict[str, Verdict]) -> None:
+    found = f"{mutant.rules} has moved on; {mutant.old!r} is not to be found once in it, within:\n{mutant.part}"
+    assert mutant.applies, found
 
-    verdict = verdicts[mutant.sentence]
+    verdict = verdicts[mutant.name]
 
     assert verdict.check.returncode == 0, f"a rule that does not parse proves nothing:\n{verdict.check.stderr}"
     assert verdict.test.returncode == 1

@@ -84,6 +84,8 @@ def a_snapshot() -> Snapshot:
         containers=(evidence,),
         sources=(SourceHealth(source="workers", success=True, duration_s=0.01),),
         unknown={("c1", "gpu", "source_failed"): 1},
+        dead_after_s=30.0,
+        cpu_still_s={42: 1.0},
     )
 
 

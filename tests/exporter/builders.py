@@ -136,6 +136,8 @@ def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
         "workers": WorkerReadings(workers=sightings),
         "containers": (evidence(),),
         "sources": (),
+        "dead_after_s": 30.0,
+        "cpu_still_s": {4001: 1.0},
     }
     return Snapshot(**(given | changes))
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import exporter.sampler
 from deploy import parts
 from deploy.engine import Engine, NoEngine, docker_engine
 from tests.nvml import driver as nvidia
+from tests.waiting import eventually
 
 WORKER = """
 import sys
@@ -30,7 +32,8 @@ with Reporter(Path(directory), worker=worker, queue="gpu", subdirectory=subdirec
         reporter.start_job(job_id=int(job_id), attempt=1, job_class=JobClass.GPU, model="sdxl", budget_s=8100.0,
                            stall_timeout_s=120.0)
     print(reporter.incarnation, flush=True)
-    sys.stdin.read()
+    if sys.stdin.readline():
+        sum(range(10**15))  # one call that never lets the interpreter go: the heartbeat's thread does not run
 """
 
 
@@ -45,6 +48,21 @@ class Worker:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until the kernel has seen to it: it stays alive and does nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+        stat = Path("/proc") / str(self.pid) / "stat"
+        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def burn(self) -> None:
+        """Compute until it is killed, in a call that holds the interpreter."""
+        assert self.process.stdin
+        self.process.stdin.write("burn\n")
+        self.process.stdin.flush()
 
     def kill(self) -> None:
         self.process.kill()

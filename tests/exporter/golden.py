@@ -99,6 +99,7 @@ SNAPSHOT = build.snapshot(
         SourceHealth(source="gpu", success=True, duration_s=0.001),
         SourceHealth(source="docker", success=False, duration_s=5.0),
     ),
+    cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
 )  # fmt: skip
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds, gpu_use
-from exporter.readings import ContainerEvidence, Gpu, GpuReadings, GpuShare, Unknown
+from exporter.evidence import ContainerHistory, CpuHistory, GpuUse, RamUse, Thresholds, gpu_use
+from exporter.readings import ContainerEvidence, CpuUse, Gpu, GpuReadings, GpuShare, Unknown, WorkerSighting
 from tests.exporter import builders as build
 
 THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
@@ -394,3 +394,106 @@ def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
 )
 def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float | None) -> None:
     assert evidence.suspicion(build.job_file(stall_timeout_s=stall_timeout_s), beat_age_s, None) is None
+
+
+# CPU time, and the worker that uses none: A14, with 30 s of silence
+
+
+def cpu_still(*samples: tuple[float, int]) -> float:
+    """The duration after the last of these samples: seconds since the one before, and CPU time used in all."""
+    history, now_s, still_s = CpuHistory(THRESHOLDS), 1000.0, 0.0
+    for gap_s, used_ticks in samples:
+        now_s += gap_s
+        still_s = history.observe(CpuUse(start_ticks=5, used_ticks=used_ticks), now_s=now_s)
+    return still_s
+
+
+@pytest.mark.parametrize(
+    ("samples", "still_s"),
+    [
+        pytest.param([(0, 0)], 0.0, id="the first sample starts it: nothing is known of the time before"),
+        pytest.param([(0, 7), (1, 7), (2, 7)], 3.0, id="it counts while no CPU time is used"),
+        pytest.param([(0, 7), (1, 7), (1, 8)], 0.0, id="one tick starts it anew"),
+        pytest.param([(0, 7), (1, 8), (1, 8)], 1.0, id="it starts at the sample that first showed the last tick"),
+        pytest.param([(0, 7), (5, 7)], 5.0, id="a gap of the greatest length is no gap"),
+        pytest.param([(0, 7), (1, 7), (5.01, 7), (1, 7)], 1.0, id="a longer gap starts it anew"),
+        pytest.param([(0, 7), (1, 7), (600, 7)], 0.0, id="a suspended machine used no CPU time, and proves nothing"),
+        pytest.param([(0, 7), (-1, 7)], 0.0, id="a clock that runs backwards proves nothing"),
+    ],
+)
+def test_a_process_is_still_for_as_long_as_it_was_seen_to_use_no_cpu_time(
+    samples: list[tuple[float, int]], still_s: float
+) -> None:
+    assert cpu_still(*samples) == still_s
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.0, 5.0, 5.25, 600.0]), st.integers(0, 1)), min_size=1))
+def test_the_cpu_is_still_back_to_the_last_use_or_gap(steps: list[tuple[float, int]]) -> None:
+    used = [sum(each for _, each in steps[: i + 1]) for i in range(len(steps))]
+    broken = [i for i in range(1, len(steps)) if steps[i][0] > THRESHOLDS.gap_max_s or steps[i][1]]
+    first = max(broken, default=0)
+
+    assert cpu_still(*((gap_s, each) for (gap_s, _), each in zip(steps, used, strict=True))) == sum(
+        gap_s for gap_s, _ in steps[first + 1 :]
+    )
+
+
+def silent(heartbeat_age_s: float, **changes: object) -> WorkerSighting:
+    return build.sighting(worker=build.worker_file(heartbeat=build.ago(heartbeat_age_s)), **changes)
+
+
+@pytest.mark.parametrize(
+    ("sighting", "still_s", "dead"),
+    [
+        pytest.param(silent(30.0), 30.0, True, id="no heartbeat and no CPU time for all that is allowed"),
+        pytest.param(silent(29.9), 900.0, False, id="the heartbeat is not old enough"),
+        pytest.param(silent(900.0), 29.9, False, id="CPU time was used, or unseen, not long enough ago"),
+        pytest.param(silent(900.0), 0.0, False, id="it computes: a native call starves the heartbeat"),
+        pytest.param(silent(0.0), 900.0, False, id="it waits, and beats"),
+        pytest.param(silent(900.0), None, False, id="CPU time unknown is not still"),
+        pytest.param(silent(900.0, job=None), 900.0, False, id="it owns no job"),
+        pytest.param(silent(900.0, alive=False), 900.0, False, id="its process is gone"),
+        pytest.param(silent(900.0, alive=None), 900.0, False, id="its lock cannot be tested"),
+        pytest.param(
+            build.sighting(worker=build.worker_file(heartbeat=build.ago(900.0, boot_id="before"))),
+            900.0,
+            False,
+            id="its heartbeat is of before the reboot",
+        ),
+    ],
+)
+def test_a_worker_is_dead_only_without_heartbeat_and_cpu_time(
+    sighting: WorkerSighting, still_s: float | None, dead: bool
+) -> None:
+    assert evidence.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead
+
+
+@pytest.mark.parametrize(
+    ("awake_s", "wedged", "dead"),
+    [
+        pytest.param(0, False, False, id="right after it: everything is old, and nothing of it was seen"),
+        pytest.param(29, False, False, id="just under the one's silence"),
+        pytest.param(30, False, True, id="the one's whole silence, seen"),
+        pytest.param(119, False, True, id="just under the other's silence"),
+        pytest.param(120, True, True, id="the other's whole silence, seen"),
+    ],
+)
+def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
+    awake_s: int, wedged: bool, dead: bool
+) -> None:
+    container, cpu = ContainerHistory(THRESHOLDS), CpuHistory(THRESHOLDS)
+    slept_s = 600
+    times = [*range(200), *range(200 + slept_s, 200 + slept_s + awake_s + 1)]
+    for now_s in times:
+        seen = container.observe(build.container(), use(0.0), ram(1), now_s=now_s)
+        still_s = cpu.observe(CpuUse(start_ticks=5, used_ticks=7), now_s=now_s)
+    last_sign = build.ago(0, now_s=199.0)
+    now = build.ago(0, now_s=times[-1])
+    sighting = build.sighting(worker=build.worker_file(heartbeat=last_sign), job=build.job_file(beat=last_sign))
+
+    beat_age_s = last_sign.age_s(now)
+
+    assert beat_age_s is not None
+    assert beat_age_s > slept_s
+    assert (evidence.suspicion(build.job_file(), beat_age_s, seen) is None) is wedged
+    assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead

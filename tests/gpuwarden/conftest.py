@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from deploy.postgres import Postgres
 from gpuwarden.jobstore import JobStore
 
 
@@ -50,9 +52,44 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "queue.db"
 
 
+@pytest.fixture(scope="session")
+def queue_template(postgres: Postgres) -> str:
+    """A PostgreSQL database with the queue's tables, to be copied."""
+    postgres.create("queue_template")
+    JobStore.open(postgres.url("queue_template")).close()
+    return "queue_template"
+
+
 @pytest.fixture
-def store(database: Path) -> Iterator[JobStore]:
-    """An empty queue in a real SQLite file."""
-    opened = JobStore.open(f"sqlite:///{database}")
+def postgres_url(postgres: Postgres, queue_template: str) -> Iterator[str]:
+    """An empty queue on PostgreSQL; its server runs again afterwards, whatever was done to it."""
+    name = f"queue_{uuid4().hex}"
+    postgres.create(name, template=queue_template)
+    yield postgres.url(name)
+    postgres.start()
+    postgres.drop(name)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
+def url(request: pytest.FixtureRequest) -> str:
+    """Where the queue is: each test runs on both databases."""
+    if request.param == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('database')}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[JobStore]:
+    """An empty queue in a real database."""
+    opened = JobStore.open(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def shared_store(postgres_url: str) -> Iterator[JobStore]:
+    """An empty queue on PostgreSQL, which other hosts may use too."""
+    opened = JobStore.open(postgres_url)
     yield opened
     opened.close()

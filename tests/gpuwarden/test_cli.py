@@ -34,7 +34,7 @@ def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[st
 
     assert (code, out) == (2, "")
     assert "commands:" in err
-    for command in ("worker", "submit", "jobs"):
+    for command in ("worker", "submit", "jobs", "gpu"):
         assert f"\n  {command} " in err
 
 
@@ -143,7 +143,7 @@ def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
 
 def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
     options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
-    figures = ["--steps-total", "20", "--budget-s", "60", "--payload", '{"prompt": "a cat"}']
+    figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
     assert run(capsys, "submit", "--store", url, *options, *figures) == (0, "1\n", "")
     assert run(capsys, "submit", "--store", url) == (0, "2\n", "")
 
@@ -154,10 +154,11 @@ def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str)
     assert first == {
         "job_id": 1, "run_id": "r1", "queue": "video", "job_class": "gpu_video", "model": "svd",
         "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
-        "state": "queued", "priority": 5, "attempt": 0, "watchdog_retries": 0, "reclaims": 0, "claimed_by": None,
-        "host": None, "worker": None, "lease_expires_at": None, "because": None,
+        "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
+        "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "because": None,
     }  # fmt: skip
     assert (second["queue"], second["budget_s"], second["stall_timeout_s"]) == ("gpu", 8100.0, 120.0)
+    assert second["attempts_max"] == 20
 
 
 def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
@@ -198,6 +199,7 @@ def test_the_store_may_come_from_the_environment(
         pytest.param(["--store", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
         pytest.param(["--store", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
         pytest.param(["--store", "x"], 1, "'x' is no database URL", id="bad store"),
+        pytest.param(["--store", "x", "--attempts-max", "0"], 1, "attempts_max 0 will not do", id="no attempts"),
         pytest.param(["--store", "x", "--budget-s", "inf"], 1, "budget_s inf will not do", id="endless budget"),
         pytest.param(["--store", "x", "--model", "\udcff"], 1, r"model '\udcff' will not do", id="a model in bytes"),
     ],
@@ -211,3 +213,78 @@ def test_a_submission_that_will_not_do_says_why(
 
     assert (ended, out) == (code, "")
     assert says in err
+
+
+# --- GPUs out of use
+
+
+@pytest.fixture
+def on_box1(host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host's key is where the programs look for it."""
+    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+
+
+@pytest.mark.usefixtures("on_box1")
+def test_a_gpu_is_taken_out_of_use_listed_and_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    store = ["--store", url]
+    assert run(capsys, "gpu", "quarantine", *store, "GPU-a", "--because", "falls off the bus") == (0, "", "")
+    assert run(capsys, "gpu", "quarantine", *store, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
+
+    code, table, _ = run(capsys, "gpu", "list", *store)
+    listed = [json.loads(line) for line in run(capsys, "gpu", "list", *store, "--json")[1].splitlines()]
+
+    assert code == 0
+    assert [line.split()[:3] for line in table.splitlines()] == [
+        ["GPU", "HOST", "WORKER"], ["GPU-a", "box1", "-"], ["GPU-b", "box2", "w7"]
+    ]  # fmt: skip
+    assert table.splitlines()[1].endswith("Z falls off the bus")
+    since = [each.pop("since") for each in listed]
+    assert listed == [
+        {"gpu": "GPU-a", "host": "box1", "worker": None, "because": "falls off the bus"},
+        {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by a person"},
+    ]
+    assert since == sorted(since)
+    assert run(capsys, "gpu", "release", *store, "GPU-a") == (0, "", "")
+    assert len(run(capsys, "gpu", "list", *store, "--json")[1].splitlines()) == 1
+
+
+def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    code, out, err = run(capsys, "gpu", "release", "--store", url, "GPU-a")
+
+    assert (code, out) == (1, "")
+    assert err == "gpuwarden gpu: GPU-a is not in quarantine: `gpuwarden gpu list` says which are\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_no_gpu_out_of_use_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+    assert run(capsys, "gpu", "list", "--store", url, *options) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param([], "list | quarantine | release", id="no act"),
+        pytest.param(["list"], "required: --store", id="no store"),
+        pytest.param(["release", "--store", "x"], "required: UUID", id="no GPU"),
+    ],
+)
+def test_a_gpu_command_that_lacks_something_says_what(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+
+    code, _, err = run(capsys, "gpu", *arguments)
+
+    assert code == 2
+    assert says in err
+
+
+def test_a_gpu_is_not_taken_out_of_use_on_a_host_without_a_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_DIR", str(tmp_path / "nowhere"))
+
+    code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "GPU-a")
+
+    assert code == 1
+    assert "no host key at" in err

@@ -1,16 +1,52 @@
-"""The database's promises on real files: clear refusals, bounded waits, whole transactions, writers in turn."""
+"""The databases' promises: clear refusals, bounded waits, whole transactions, one history, wakes, locks."""
 
+import os
 import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, insert, select, update
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 
+from deploy.postgres import Postgres
 from gpuwarden import database as database_module
-from gpuwarden.database import Changes, DatabaseError, open_database, reading, writing
+from gpuwarden.database import (
+    Changes,
+    DatabaseError,
+    LockHeldElsewhereError,
+    NoAnswerError,
+    lock_for_one,
+    open_database,
+    reading,
+    tell,
+    watch,
+    writing,
+)
+from gpuwarden.jobstore import JobStore, Submission
+from gpuwarden.schema import QUEUE
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -19,13 +55,29 @@ TABLES = MetaData()
 COUNTS = Table("counts", TABLES, Column("name", String, primary_key=True), Column("n", Integer, nullable=False))
 
 
-@pytest.fixture
-def engine(database: Path) -> Iterator[Engine]:
-    opened = open_database(f"sqlite:///{database}", TABLES)
+def opened_with_counts(url: str) -> Iterator[Engine]:
+    opened = open_database(url, QUEUE)
     with writing(opened) as connection:
+        TABLES.create_all(connection)
         connection.execute(insert(COUNTS).values(name="a", n=0))
     yield opened
     opened.dispose()
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """Either database, with a table of counts beside the queue's."""
+    yield from opened_with_counts(url)
+
+
+@pytest.fixture
+def sqlite_engine(database: Path) -> Iterator[Engine]:
+    yield from opened_with_counts(f"sqlite:///{database}")
+
+
+@pytest.fixture
+def postgres_engine(postgres_url: str) -> Iterator[Engine]:
+    yield from opened_with_counts(postgres_url)
 
 
 @pytest.fixture
@@ -42,10 +94,13 @@ def count(engine: Engine, name: str = "a") -> int | None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        pytest.param("queue.db", "'queue.db' is no database URL: sqlite:////absolute/path.db is one", id="a path"),
+        pytest.param(
+            "queue.db", "'queue.db' is no database URL: sqlite:////absolute/path.db or postgresql://", id="a path"
+        ),
         pytest.param("", "'' is no database URL", id="nothing"),
-        pytest.param("postgresql://u:p@h/d", "only SQLite is supported so far, not postgresql", id="PostgreSQL"),
-        pytest.param("sqlite+aiosqlite:////x.db", "only SQLite .* not sqlite.aiosqlite", id="another SQLite driver"),
+        pytest.param("mysql://u:p@h/d", "SQLite and PostgreSQL are supported, not mysql", id="MySQL"),
+        pytest.param("postgresql://u@h:port/d", "is no database URL", id="a port that is no number"),
+        pytest.param("sqlite+aiosqlite:////x.db", "are supported, not sqlite.aiosqlite", id="another SQLite driver"),
         pytest.param("sqlite://", "a database in memory forgets: give a file", id="no file"),
         pytest.param("sqlite:///:memory:", "a database in memory forgets", id="memory"),
         pytest.param(
@@ -55,12 +110,13 @@ def count(engine: Engine, name: str = "a") -> int | None:
 )
 def test_a_url_that_cannot_be_used_is_refused_with_what_to_do(url: str, says: str) -> None:
     with pytest.raises(DatabaseError, match=says):
-        open_database(url, TABLES)
+        open_database(url, QUEUE)
 
 
-def test_a_password_is_not_shown() -> None:
+@pytest.mark.parametrize("url", ["postgresql://u:secret@127.0.0.1:1/d", "postgresql://u:secret@127.0.0.1:port/d"])
+def test_a_password_is_not_shown(url: str) -> None:
     with pytest.raises(DatabaseError) as refused:
-        open_database("postgresql://u:secret@h/d", TABLES)
+        open_database(url, QUEUE)
 
     assert "secret" not in str(refused.value)
 
@@ -69,25 +125,26 @@ def test_a_file_that_is_no_database_is_refused(database: Path) -> None:
     database.write_text("this is a letter, " * 100)
 
     with pytest.raises(DatabaseError, match="file is not a database"):
-        open_database(f"sqlite:///{database}", TABLES)
+        open_database(f"sqlite:///{database}", QUEUE)
 
 
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="unable to open database file"):
-        open_database(f"sqlite:///{tmp_path}", TABLES)
+        open_database(f"sqlite:///{tmp_path}", QUEUE)
 
 
 @pytest.mark.usefixtures("engine")
-def test_opening_again_keeps_what_is_there(database: Path) -> None:
-    again = open_database(f"sqlite:///{database}", TABLES)
+def test_opening_again_keeps_what_is_there(url: str) -> None:
+    again = open_database(url, QUEUE)
 
     assert count(again) == 0
     again.dispose()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_writer_gives_up_after_the_timeout_while_another_writes(engine: Engine, database: Path) -> None:
-    again = open_database(f"sqlite:///{database}", TABLES)
+def test_a_writer_gives_up_after_the_timeout_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
+    engine = sqlite_engine
+    again = open_database(f"sqlite:///{database}", QUEUE)
     with writing(engine) as holder:
         holder.execute(update(COUNTS).values(n=1))
         with pytest.raises(DatabaseError, match="database is locked"), writing(again):
@@ -106,12 +163,13 @@ def test_a_database_that_is_locked_whole_cannot_be_opened(database: Path) -> Non
     holder.execute("BEGIN EXCLUSIVE")
 
     with pytest.raises(DatabaseError, match="database is locked"):
-        open_database(f"sqlite:///{database}", TABLES)
+        open_database(f"sqlite:///{database}", QUEUE)
 
     holder.close()
 
 
-def test_a_writer_waits_its_turn_while_another_writes(engine: Engine, database: Path) -> None:
+def test_a_writer_waits_its_turn_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
+    engine = sqlite_engine
     holder = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN IMMEDIATE")
     holder.execute("UPDATE counts SET n = 1")
@@ -132,7 +190,8 @@ def test_a_writer_waits_its_turn_while_another_writes(engine: Engine, database: 
     assert count(engine) == 12
 
 
-def test_two_that_read_and_then_write_both_succeed(engine: Engine) -> None:
+def test_two_that_read_and_then_write_both_succeed(sqlite_engine: Engine) -> None:
+    engine = sqlite_engine
     # A transaction that begins as a reader and upgrades would fail at once here, whatever the timeout.
     together = threading.Barrier(2)
     failures: list[BaseException] = []
@@ -186,7 +245,8 @@ def test_a_transaction_that_raises_keeps_nothing(engine: Engine) -> None:
     assert count(engine) == 0
 
 
-def test_a_full_disk_loses_nothing_that_was_kept_and_keeps_nothing_of_what_was_not(engine: Engine) -> None:
+def test_a_full_disk_loses_nothing_that_was_kept_and_keeps_nothing_of_what_was_not(sqlite_engine: Engine) -> None:
+    engine = sqlite_engine
     with writing(engine) as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
@@ -201,8 +261,8 @@ def test_a_full_disk_loses_nothing_that_was_kept_and_keeps_nothing_of_what_was_n
     assert (count(engine), count(engine, "999" * 200)) == (1, 999)
 
 
-def test_a_commit_is_on_the_disk_and_journalled(engine: Engine) -> None:
-    with reading(engine) as connection:
+def test_a_commit_is_on_the_disk_and_journalled(sqlite_engine: Engine) -> None:
+    with reading(sqlite_engine) as connection:
         asked = [connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "synchronous")]
 
     assert asked == ["wal", 2]
@@ -220,23 +280,55 @@ def test_no_connection_free_is_the_databases_error(engine: Engine, monkeypatch: 
         connection.close()
 
 
+@pytest.mark.needs_postgres
+def test_a_reader_on_postgresql_writes_nothing(postgres_engine: Engine) -> None:
+    with pytest.raises(DatabaseError, match="read-only transaction"), reading(postgres_engine) as connection:
+        connection.execute(update(COUNTS).values(n=1))
+
+    with writing(postgres_engine) as connection:
+        connection.execute(update(COUNTS).values(n=1))
+    assert count(postgres_engine) == 1
+
+
+@pytest.mark.needs_postgres
+def test_a_row_that_another_holds_is_waited_for_within_a_bound(
+    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 1)
+    again = open_database(postgres_url, QUEUE)
+    with writing(postgres_engine) as holder:
+        holder.execute(update(COUNTS).values(n=1))
+        with pytest.raises(NoAnswerError, match="lock timeout"), writing(again) as connection:
+            connection.execute(update(COUNTS).values(n=2))
+
+    assert count(again) == 1
+    again.dispose()
+
+
 # --- Changes
 
 
 @pytest.fixture
 def changes(engine: Engine) -> Iterator[Changes]:
-    watch = Changes(engine)
-    yield watch
-    watch.close()
+    watching = watch(engine, QUEUE)
+    yield watching
+    watching.close()
+
+
+def change(engine: Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(update(COUNTS).values(n=COUNTS.c.n + 1))
+        tell(connection, QUEUE.channel)
 
 
 def test_nothing_changed_until_somebody_commits(engine: Engine, changes: Changes) -> None:
     assert not changes.any()
     with writing(engine) as connection:
         connection.execute(update(COUNTS).values(n=1))
+        tell(connection, QUEUE.channel)
         assert not changes.any()
 
-    assert changes.any()
+    assert changes.wait(10)
     assert not changes.any()
 
 
@@ -245,27 +337,325 @@ def test_a_rollback_and_a_reader_are_no_change(engine: Engine, changes: Changes)
         write_half(engine)
     count(engine)
 
-    assert not changes.any()
+    assert not changes.wait(0.1)
 
 
-def test_a_commit_of_another_process_is_a_change(database: Path, changes: Changes, spawn: Spawn) -> None:
+def test_a_wait_ends_at_the_change_or_at_its_bound(engine: Engine, changes: Changes) -> None:
+    writer = threading.Timer(0.1, change, args=[engine])
+    began_s = time.monotonic()
+    writer.start()
+
+    assert changes.wait(30)
+    assert time.monotonic() - began_s < 20
+    assert not changes.wait(0.05)
+    writer.join()
+
+
+def test_what_changed_before_the_wait_began_ends_it(engine: Engine, changes: Changes) -> None:
+    for _ in range(3):
+        change(engine)
+
+    assert changes.wait(10)
+    eventually(lambda: not changes.wait(0.1), "what was told is told no more")
+
+
+def test_a_commit_of_another_process_is_a_change(database: Path, sqlite_engine: Engine, spawn: Spawn) -> None:
+    watching = watch(sqlite_engine, QUEUE)
     lines = "import sqlite3, sys\nwith sqlite3.connect(sys.argv[1]) as c: c.execute('UPDATE counts SET n = 3')"
     writer = spawn("-c", lines, str(database))
     writer.wait()
 
     assert writer.returncode == 0
-    assert changes.any()
+    assert watching.any()
+    watching.close()
 
 
-def test_a_watch_that_cannot_ask_says_so_in_our_words(engine: Engine) -> None:
-    watch = Changes(engine)
-    watch._connection.driver_connection.close()  # type: ignore[union-attr]
+def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> None:
+    watching: Any = watch(sqlite_engine, QUEUE)
+    watching._connection.driver_connection.close()
 
     with pytest.raises(DatabaseError, match="closed database"):
-        watch.any()
+        watching.any()
 
 
-# --- opening together
+@pytest.mark.needs_postgres
+def test_a_watch_outlives_its_server_and_takes_everything_for_changed(
+    postgres_engine: Engine, postgres: Postgres
+) -> None:
+    watching = watch(postgres_engine, QUEUE)
+    assert not watching.any()
+    postgres.stop()
+
+    for _ in range(2):
+        with pytest.raises(DatabaseError):
+            watching.wait(5)
+
+    postgres.start()
+    assert watching.any()
+    assert not watching.any()
+    change(postgres_engine)
+    assert watching.wait(10)
+    watching.close()
+
+
+# --- a server that is away
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_server_that_went_away_is_told_and_used_again_once_it_is_back(
+    postgres_engine: Engine, postgres: Postgres, end: str
+) -> None:
+    assert count(postgres_engine) == 0
+    getattr(postgres, end)()
+
+    for _ in range(2):
+        with pytest.raises(NoAnswerError, match=r"connection.* failed: "):
+            count(postgres_engine)
+        with pytest.raises(NoAnswerError):
+            change(postgres_engine)
+
+    postgres.start()
+    change(postgres_engine)
+    assert count(postgres_engine) == 1
+
+
+@pytest.mark.needs_postgres
+def test_a_transaction_whose_server_dies_keeps_nothing(postgres_engine: Engine, postgres: Postgres) -> None:
+    def half() -> None:
+        with writing(postgres_engine) as connection:
+            connection.execute(update(COUNTS).values(n=5))
+            postgres.kill()
+            connection.execute(update(COUNTS).values(n=6))
+
+    with pytest.raises(NoAnswerError):
+        half()
+
+    postgres.start()
+    assert count(postgres_engine) == 0
+
+
+@pytest.mark.needs_postgres
+def test_what_the_server_refuses_for_good_is_told_apart_from_its_absence(postgres_engine: Engine) -> None:
+    with pytest.raises(DatabaseError, match="does not exist") as refused, reading(postgres_engine) as connection:
+        connection.exec_driver_sql("SELECT 1 FROM nothing")
+
+    assert not isinstance(refused.value, NoAnswerError)
+
+
+@pytest.mark.needs_postgres
+def test_a_database_that_is_not_there_is_named(postgres: Postgres) -> None:
+    with pytest.raises(DatabaseError, match='database "no_such" does not exist'):
+        open_database(postgres.url("no_such"), QUEUE)
+
+
+# --- what one process alone may do
+
+
+LOCKER = """
+import sys
+from gpuwarden.database import lock_for_one, open_database
+from gpuwarden.schema import QUEUE
+lock = lock_for_one(open_database(sys.argv[1], QUEUE), "sweeping the floor")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def held_elsewhere(url: str, spawn: Spawn) -> subprocess.Popen[str]:
+    holder = spawn("-c", LOCKER, url)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_a_second_process_is_refused_and_told_who_is_first(engine: Engine, url: str, spawn: Spawn) -> None:
+    holder = held_elsewhere(url, spawn)
+
+    with pytest.raises(LockHeldElsewhereError, match=rf"pid {holder.pid}\b.* holds"):
+        lock_for_one(engine, "sweeping the floor")
+    other = lock_for_one(engine, "another thing")
+    assert other.held()
+    other.close()
+
+    holder.kill()
+    holder.wait()
+    mine = eventually(lambda: free(engine), "the lock of a dead process is free")
+    assert mine.held()
+    mine.close()
+
+
+def free(engine: Engine) -> Any:
+    try:
+        return lock_for_one(engine, "sweeping the floor")
+    except LockHeldElsewhereError:
+        return None
+
+
+def test_a_lock_that_was_let_go_is_free(engine: Engine) -> None:
+    for _ in range(2):
+        lock_for_one(engine, "sweeping the floor").close()
+
+
+def test_a_database_has_one_lock_however_its_url_spells_it(database: Path, sqlite_engine: Engine) -> None:
+    link = database.with_name("link.db")
+    link.symlink_to(database)
+    other = create_engine(f"sqlite:///{link}")
+    mine = lock_for_one(sqlite_engine, "sweeping the floor")
+
+    with pytest.raises(LockHeldElsewhereError, match=f"pid {os.getpid()} holds"):
+        lock_for_one(other, "sweeping the floor")
+
+    mine.close()
+    other.dispose()
+
+
+@pytest.mark.needs_postgres
+def test_a_lock_of_the_same_name_in_another_database_is_another(
+    postgres_engine: Engine, postgres: Postgres, queue_template: str
+) -> None:
+    postgres.create("other", template=queue_template)
+    other = open_database(postgres.url("other"), QUEUE)
+    mine, theirs = (lock_for_one(each, "sweeping the floor") for each in (postgres_engine, other))
+
+    with pytest.raises(LockHeldElsewhereError, match=f"gpuwarden pid {os.getpid()} at 127.0.0.1 holds"):
+        lock_for_one(postgres_engine, "sweeping the floor")
+
+    mine.close()
+    theirs.close()
+    other.dispose()
+    postgres.drop("other")
+
+
+@pytest.mark.needs_postgres
+def test_a_lost_connection_loses_the_lock(postgres_engine: Engine, postgres: Postgres) -> None:
+    lock = lock_for_one(postgres_engine, "sweeping the floor")
+    assert lock.held()
+    postgres.stop()
+
+    assert not lock.held()
+    with pytest.raises(DatabaseError):
+        lock_for_one(postgres_engine, "sweeping the floor")
+
+    postgres.start()
+    assert not lock.held()
+    again = lock_for_one(postgres_engine, "sweeping the floor")
+    assert again.held()
+    again.close()
+    lock.close()
+
+
+# --- the history of the tables
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
+def empty_url(request: pytest.FixtureRequest, database: Path) -> Iterator[str]:
+    """A database in which nothing is."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{database}"
+        return
+    postgres: Postgres = request.getfixturevalue("postgres")
+    postgres.create("empty")
+    yield postgres.url("empty")
+    postgres.drop("empty")
+
+
+def differences(engine: Engine) -> list[Any]:
+    with engine.connect() as connection:
+        options = {"version_table": QUEUE.version_table, "compare_server_default": True}
+        found = compare_metadata(MigrationContext.configure(connection, opts=options), QUEUE.tables)
+    return list(found)
+
+
+def first_version(url: str) -> None:
+    """The tables of the first version, which kept no history, and a job that runs."""
+    engine = create_engine(url)
+    config = Config()
+    config.set_main_option("script_location", QUEUE.migrations)
+    with engine.begin() as connection:
+        config.attributes.update(connection=connection, version_table=QUEUE.version_table)
+        command.upgrade(config, "0001")
+        connection.execute(text(f"DROP TABLE {QUEUE.version_table}"))
+        connection.execute(
+            text(
+                "INSERT INTO jobs (job_id, queue, job_class, payload, budget_s, stall_timeout_s, state, priority,"
+                " attempt, watchdog_retries, reclaims, submitted_at, claimed_by, host, worker, lease_expires_at)"
+                " VALUES (7, 'gpu', 'gpu', '{\"a\": 1}', 60, 0, 'running', 100, 2, 1, 0, 5, 'i1', 'box1', 'w1', 600)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO workers (host, worker, queue, incarnation, current_model, last_seen_at)"
+                " VALUES ('box1', 'w1', 'gpu', 'i1', 'm', 5)"
+            )
+        )
+    engine.dispose()
+
+
+def test_a_new_database_has_the_tables_that_the_code_has(empty_url: str) -> None:
+    engine = open_database(empty_url, QUEUE)
+
+    assert differences(engine) == []
+    engine.dispose()
+
+
+def test_a_database_of_the_first_version_is_brought_up_and_keeps_its_rows(empty_url: str) -> None:
+    first_version(empty_url)
+
+    store = JobStore.open(empty_url)
+
+    assert differences(store._engine) == []
+    job = store.job(7)
+    assert (job.state, job.attempt, job.attempts_max, job.payload) == ("running", 2, 20, {"a": 1})
+    assert store.renew(7, attempt=2, incarnation="i1", now=5)
+    assert store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=6)
+    assert store.register("gpu", host="box1", worker="w1", incarnation="i2", now=7) == [7]
+    store.close()
+
+
+def test_the_check_of_the_tables_sees_a_difference(empty_url: str) -> None:
+    engine = open_database(empty_url, QUEUE)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE workers DROP COLUMN retired"))
+        connection.execute(text("DROP INDEX jobs_by_lease"))
+
+    assert {each[0] for each in differences(engine)} == {"add_column", "add_index"}
+    engine.dispose()
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(empty_url: str) -> None:
+    engine = open_database(empty_url, QUEUE)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE gpuwarden_queue_version SET version_num = '9999'"))
+
+    with pytest.raises(DatabaseError, match=r"its queue tables are of a newer gpuwarden \(revision 9999; .*upgrade"):
+        open_database(empty_url, QUEUE)
+
+    assert differences(engine) == []
+    engine.dispose()
+
+
+def test_a_migration_that_breaks_off_leaves_the_tables_as_they_were(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_version(empty_url)
+    with monkeypatch.context() as patch:
+        patch.setattr("alembic.op.create_index", broken)
+        with pytest.raises(RuntimeError, match="power cut"):
+            open_database(empty_url, QUEUE)
+    engine = create_engine(empty_url)
+    assert "attempts_max" not in {column["name"] for column in inspect(engine).get_columns("jobs")}
+    engine.dispose()
+
+    again = open_database(empty_url, QUEUE)
+
+    assert differences(again) == []
+    again.dispose()
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise RuntimeError("power cut")
+
 
 OPENER = """
 import sys, time
@@ -279,10 +669,44 @@ print(len(JobStore.open(url).jobs()))
 """
 
 
-def test_processes_that_open_a_new_database_together_all_succeed(database: Path, tmp_path: Path, spawn: Spawn) -> None:
-    openers = [spawn("-c", OPENER, f"sqlite:///{database}", str(n), str(tmp_path)) for n in range(4)]
-    eventually(lambda: len(list(tmp_path.glob("*.ready"))) == 4, "every process is ready", within_s=40)
+@pytest.mark.parametrize("old", [False, True], ids=["empty", "of the first version"])
+def test_processes_that_open_a_database_together_all_succeed(
+    empty_url: str, tmp_path: Path, spawn: Spawn, *, old: bool
+) -> None:
+    if old:
+        first_version(empty_url)
+    openers = [spawn("-c", OPENER, empty_url, str(n), str(tmp_path)) for n in range(3)]
+    eventually(lambda: len(list(tmp_path.glob("*.ready"))) == 3, "every process is ready", within_s=40)
 
     (tmp_path / "go").touch()
 
-    assert [opener.communicate()[0] for opener in openers] == ["0\n"] * 4
+    assert [opener.communicate()[0] for opener in openers] == [f"{int(old)}\n"] * 3
+
+
+@pytest.mark.needs_postgres
+def test_the_queue_waits_for_a_migration_and_not_for_a_busy_row(postgres_engine: Engine, postgres_url: str) -> None:
+    with writing(postgres_engine) as holder:
+        holder.execute(update(COUNTS).values(n=1))
+
+        again = JobStore.open(postgres_url)
+        assert again.submit(Submission(queue="gpu"), now=1) == 1
+        again.close()
+
+
+@pytest.mark.needs_postgres
+def test_postgresql_may_be_named_without_its_driver(postgres_url: str) -> None:
+    engine = open_database(postgres_url.replace("+psycopg", ""), QUEUE)
+
+    with writing(engine) as connection:
+        raw: Any = connection.connection.driver_connection
+        assert isinstance(raw, psycopg.Connection)
+    engine.dispose()
+
+
+def test_two_threads_that_open_new_databases_at_once_both_succeed(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(lambda n: JobStore.open(f"sqlite:///{tmp_path}/{n}.db"), range(8)))
+
+    for store in stores:
+        assert store.jobs() == []
+        store.close()

@@ -31,7 +31,13 @@ facts = st.builds(
     },
 )  # fmt: skip
 
-KNOWN: dict[str, Any] = {"host": "box1", "worker": "w1", "sample_age_s": 0.5, "worker_incarnation": "i1"}
+KNOWN: dict[str, Any] = {
+    "host": "box1",
+    "worker": "w1",
+    "sample_age_s": 0.5,
+    "worker_incarnation": "i1",
+    "dead_after_s": 30.0,
+}
 NOTHING_ELSE: dict[str, Any] = {field.name: None for field in fields(WorkerFacts)}
 NOTHING_KNOWN = WorkerFacts(**{**NOTHING_ELSE, **KNOWN})
 
@@ -75,6 +81,7 @@ def test_a_whole_number_is_a_duration() -> None:
     [
         pytest.param("worker", None, "None for 'worker'", id="null where something must be known"),
         pytest.param("sample_age_s", None, "None for 'sample_age_s'", id="an age that must be known"),
+        pytest.param("dead_after_s", None, "None for 'dead_after_s'", id="a threshold that must be known"),
         pytest.param("sample_age_s", "1", "'1' for 'sample_age_s'", id="a number as a string"),
         pytest.param("sample_age_s", True, "True for 'sample_age_s'", id="a boolean for a float"),
         pytest.param("job_id", True, "True for 'job_id'", id="a boolean for a whole number"),

@@ -8,6 +8,7 @@ from gpuwarden.job import (
     IllegalMoveError,
     JobClass,
     Move,
+    Phase,
     State,
     after,
     claim_is_valid,
@@ -22,11 +23,19 @@ LEGAL: dict[str, dict[str, str]] = {
         "fail_by_worker": "failed",
         "release": "queued",
         "reclaim": "queued",
+        "supersede": "queued",
+        "exhaust": "failed",
         "fence": "fencing",
         "lose": "node_lost",
         "cancel": "cancelled",
     },
-    "fencing": {"requeue": "queued", "fail": "failed", "cancel": "cancelled"},
+    "fencing": {
+        "requeue": "queued",
+        "fail": "failed",
+        "reclaim": "queued",
+        "exhaust": "failed",
+        "cancel": "cancelled",
+    },
     "node_lost": {"return": "running", "fence": "fencing", "cancel": "cancelled"},
     "blocked": {"unblock": "queued", "cancel": "cancelled"},
     "completed": {},
@@ -88,8 +97,8 @@ def test_a_claim_falls_when_the_attempt_or_the_incarnation_is_another(attempt: i
     )
 
 
-@pytest.mark.parametrize("move", [Move.CLAIM, Move.COMPLETE, Move.FAIL_BY_WORKER, Move.RELEASE, Move.RECLAIM])
-def test_while_fencing_no_worker_and_no_lease_moves_the_job(move: Move) -> None:
+@pytest.mark.parametrize("move", [Move.CLAIM, Move.COMPLETE, Move.FAIL_BY_WORKER, Move.RELEASE, Move.SUPERSEDE])
+def test_while_fencing_no_worker_old_or_new_moves_the_job(move: Move) -> None:
     with pytest.raises(IllegalMoveError):
         after(State.FENCING, move)
 
@@ -134,3 +143,7 @@ def test_the_stall_condition_is_opt_in(
     job_class: JobClass, reports_steps: bool, configured_s: float | None, allowed_s: float
 ) -> None:
     assert stall_timeout_s(job_class, reports_steps=reports_steps, configured_s=configured_s) == allowed_s
+
+
+def test_a_phase_that_may_rightly_leave_the_gpu_idle_is_not_policed() -> None:
+    assert {phase for phase in Phase if not phase.policed} == {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT}

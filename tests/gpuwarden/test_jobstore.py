@@ -1,22 +1,34 @@
-"""The queue in a real SQLite file: claims, fencing, requeue, fail, leases, and a model that it must agree with."""
+"""The queue on real databases: claims, fencing, requeue, fail, leases, caps, and a model that it must agree with."""
 
-import sqlite3
 import subprocess
-import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import func, select
 
-from gpuwarden.database import DatabaseError
+from deploy.postgres import Postgres
+from gpuwarden.database import DatabaseError, reading, writing
 from gpuwarden.job import (
+    AVOID_S,
+    FENCE_S,
     FINAL,
     RECLAIMS_MAX,
     JobClass,
@@ -27,7 +39,8 @@ from gpuwarden.job import (
     after,
     claim_is_valid,
 )
-from gpuwarden.jobstore import Job, JobStore, Submission, SubmissionError, UnknownJobError
+from gpuwarden.jobstore import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError
+from gpuwarden.schema import DISPATCH_EVENTS, JOBS, WORKERS
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -40,7 +53,9 @@ def submit(store: JobStore, **changed: Any) -> JobId:
 
 
 def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: str = "gpu") -> Job:
-    job = store.claim(queue, host="box1", worker="w1", incarnation=incarnation, now=now)
+    """Incarnation `i1` is of worker `w1`, and so on."""
+    worker = incarnation.replace("i", "w")
+    job = store.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now)
     assert job is not None
     return job
 
@@ -52,10 +67,10 @@ def fenced(store: JobStore, **changed: Any) -> Job:
     return job
 
 
-def worker_rows(database: Path) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("SELECT host, worker, incarnation, current_model, last_seen_at FROM workers")
-        return rows.fetchall()
+def worker_rows(store: JobStore) -> list[tuple[Any, ...]]:
+    with reading(store._engine) as connection:
+        columns = [WORKERS.c[name] for name in ("host", "worker", "incarnation", "current_model", "last_seen_at")]
+        return [tuple(row) for row in connection.execute(select(*columns))]
 
 
 # --- submitting
@@ -85,6 +100,11 @@ def test_a_job_that_reports_no_steps_is_not_policed_by_the_stall_condition(store
         ({"budget_s": -1.0}, "budget_s -1"),
         ({"stall_timeout_s": -1.0}, "stall_timeout_s -1"),
         ({"steps_total": -1}, "steps_total -1"),
+        ({"steps_total": 2**31}, "steps_total 2147483648 will not do: a whole number from 0, below 2147483648"),
+        ({"priority": 2**31}, "priority 2147483648"),
+        ({"priority": -(2**31) - 1}, "priority -2147483649"),
+        ({"attempts_max": 0}, "attempts_max 0 will not do: a whole number from 1"),
+        ({"attempts_max": 2**31}, "attempts_max 2147483648"),
         ({"model": ""}, "model '' will not do: 1 to 256 printable"),
         ({"model": "a\nb"}, "model"),
         ({"model": "m" * 257}, "model"),
@@ -161,10 +181,10 @@ while (job := store.claim("gpu", host="box1", worker=name, incarnation=name, now
 
 @pytest.mark.behaviour("A11")
 def test_of_eight_processes_racing_for_200_jobs_each_job_is_claimed_exactly_once(
-    store: JobStore, database: Path, tmp_path: Path, spawn: Spawn
+    store: JobStore, url: str, tmp_path: Path, spawn: Spawn
 ) -> None:
     submitted = [submit(store) for _ in range(200)]
-    racers = {f"w{n}": spawn("-c", CLAIMER, f"sqlite:///{database}", f"w{n}", str(tmp_path)) for n in range(8)}
+    racers = {f"w{n}": spawn("-c", CLAIMER, url, f"w{n}", str(tmp_path)) for n in range(8)}
     eventually(lambda: len(list(tmp_path.glob("*.ready"))) == 8, "every process is ready", within_s=40)
 
     (tmp_path / "go").touch()
@@ -189,7 +209,7 @@ def test_of_eight_processes_racing_for_200_jobs_each_job_is_claimed_exactly_once
 def test_whoever_no_longer_holds_the_job_is_refused_everything(store: JobStore, attempt: int, incarnation: str) -> None:
     submit(store)
     first = claim(store, "i1")
-    assert store.release(first.job_id, attempt=1, incarnation="i1")
+    assert store.release(first.job_id, attempt=1, incarnation="i1", now=NOW)
     held = claim(store, "i2")
     assert held.attempt == 2
     stale = {"attempt": attempt, "incarnation": incarnation}
@@ -198,7 +218,7 @@ def test_whoever_no_longer_holds_the_job_is_refused_everything(store: JobStore, 
     assert not store.renew(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
     assert not store.complete(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
     assert not store.fail_by_worker(held.job_id, **stale, because="no", now=NOW + 50)  # type: ignore[arg-type]
-    assert not store.release(held.job_id, **stale)  # type: ignore[arg-type]
+    assert not store.release(held.job_id, **stale, now=NOW)  # type: ignore[arg-type]
 
     assert store.job(held.job_id) == held
     assert store.dispatch_events(held.job_id) == []
@@ -214,9 +234,9 @@ def test_while_fencing_nothing_is_accepted_and_nobody_claims(store: JobStore) ->
     assert not store.renew(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
     assert not store.complete(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
     assert not store.fail_by_worker(job.job_id, **held, because="no", now=NOW + 2)  # type: ignore[arg-type]
-    assert not store.release(job.job_id, **held)  # type: ignore[arg-type]
+    assert not store.release(job.job_id, **held, now=NOW)  # type: ignore[arg-type]
     assert store.claim("gpu", host="box2", worker="w2", incarnation="i2", now=NOW + 2) is None
-    assert store.reclaim_expired(now=NOW + 10_000) == []
+    assert store.reclaim_expired(now=NOW + 601) == []
 
     found = store.job(job.job_id)
     assert (found.state, found.attempt, found.because) == (State.FENCING, 1, "stall: fenced")
@@ -257,7 +277,7 @@ def test_a_job_given_back_counts_no_retry_and_keeps_its_priority(store: JobStore
     submit(store)
     job = claim(store)
 
-    assert store.release(job.job_id, attempt=1, incarnation="i1")
+    assert store.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
 
     back = store.job(job.job_id)
     assert (back.state, back.claimed_by, back.because) == (State.QUEUED, None, "released by its worker")
@@ -274,7 +294,7 @@ def test_a_requeue_clears_the_claim_counts_one_retry_and_never_lowers_urgency(
 ) -> None:
     job = fenced(store, priority=priority, run_id="r1")
 
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
+    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     back = store.job(job.job_id)
     assert (back.state, back.priority, back.watchdog_retries, back.reclaims) == (State.QUEUED, becomes, 1, 0)
@@ -288,7 +308,7 @@ def test_a_requeue_clears_the_claim_counts_one_retry_and_never_lowers_urgency(
 def test_a_requeued_job_is_claimed_before_what_waited_longer(store: JobStore) -> None:
     job = fenced(store)
     submit(store)
-    store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
+    store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     again = claim(store, "i2")
 
@@ -301,9 +321,12 @@ def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStor
     watch = store.changes()
     assert not watch.any()
 
-    store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
+    store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
-    assert watch.any()
+    assert watch.wait(10)
+    assert not watch.any()
+    store.submit(Submission(queue="gpu"), now=NOW)
+    eventually(watch.any, "the look alone sees a change too")
     watch.close()
 
 
@@ -320,12 +343,12 @@ def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store:
 def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
     submit(store)
     job = claim(store)
-    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
+    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
     store.fence(job.job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    assert not store.requeue(job.job_id, attempt=2, trip=Trip.STALL)
+    assert not store.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW)
 
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
-    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL)
+    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     assert store.job(job.job_id).watchdog_retries == 1
 
@@ -342,42 +365,53 @@ def test_a_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
     assert store.dispatch_events(job.job_id) == ["failed"]
 
 
-def refuse_events(database: Path) -> None:
-    connection = sqlite3.connect(database)
-    connection.execute(
-        "CREATE TRIGGER refuse BEFORE INSERT ON dispatch_events BEGIN SELECT RAISE(ABORT, 'no events today'); END"
-    )
-    connection.close()
+_REFUSALS = {
+    (
+        "sqlite",
+        "INSERT",
+    ): "CREATE TRIGGER refusal BEFORE INSERT ON dispatch_events BEGIN SELECT RAISE(ABORT, 'refusal'); END",
+    (
+        "sqlite",
+        "UPDATE",
+    ): "CREATE TRIGGER refusal BEFORE UPDATE ON dispatch_events BEGIN SELECT RAISE(ABORT, 'refusal'); END",
+    ("sqlite", ""): "DROP TRIGGER refusal",
+    ("postgresql", "INSERT"): "ALTER TABLE dispatch_events ADD CONSTRAINT refusal CHECK (kind <> 'failed')",
+    ("postgresql", "UPDATE"): "ALTER TABLE dispatch_events ADD CONSTRAINT refusal CHECK (consumed_at IS NULL)",
+    ("postgresql", ""): "ALTER TABLE dispatch_events DROP CONSTRAINT refusal",
+}
 
 
-def accept_events(database: Path) -> None:
-    connection = sqlite3.connect(database)
-    connection.execute("DROP TRIGGER refuse")
-    connection.close()
+def refuse_events(store: JobStore, when: str = "INSERT") -> None:
+    with writing(store._engine) as connection:
+        connection.exec_driver_sql(_REFUSALS[connection.dialect.name, when])
+
+
+def accept_events(store: JobStore) -> None:
+    refuse_events(store, "")
 
 
 @pytest.mark.behaviour("A10")
-def test_when_the_event_cannot_be_written_a_tripped_job_stays_as_it_was(store: JobStore, database: Path) -> None:
+def test_when_the_event_cannot_be_written_a_tripped_job_stays_as_it_was(store: JobStore) -> None:
     job = fenced(store)
     before = store.job(job.job_id)
-    refuse_events(database)
+    refuse_events(store)
 
-    with pytest.raises(DatabaseError, match="no events today"):
+    with pytest.raises(DatabaseError, match="refusal"):
         store.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
 
     assert store.job(job.job_id) == before
-    accept_events(database)
+    accept_events(store)
     assert store.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
     assert store.dispatch_events(job.job_id) == ["failed"]
 
 
 @pytest.mark.behaviour("A10")
-def test_when_the_event_cannot_be_written_the_worker_still_holds_its_job(store: JobStore, database: Path) -> None:
+def test_when_the_event_cannot_be_written_the_worker_still_holds_its_job(store: JobStore) -> None:
     submit(store)
     job = claim(store)
-    refuse_events(database)
+    refuse_events(store)
 
-    with pytest.raises(DatabaseError, match="no events today"):
+    with pytest.raises(DatabaseError, match="refusal"):
         store.fail_by_worker(job.job_id, attempt=1, incarnation="i1", because="boom", now=NOW + 2)
 
     assert store.job(job.job_id) == job
@@ -414,12 +448,26 @@ def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(
 def test_an_event_is_consumed_once_however_often_it_is_looked_for(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     store.fail(job.job_id, attempt=1, because="stall", now=NOW)
-    store.consume_events(now=NOW)
-    late = submit(store, run_id="r1")
+    stranger = submit(store, run_id="r2")
+    assert store.consume_events(now=NOW) == 1
 
     assert store.consume_events(now=NOW + 1) == 0
 
-    assert store.job(late).state is State.QUEUED
+    assert store.job(stranger).state is State.QUEUED
+
+
+@pytest.mark.behaviour("A10")
+def test_a_run_that_has_failed_takes_no_more_jobs(store: JobStore) -> None:
+    job = fenced(store, run_id="r1")
+    store.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    before = submit(store, run_id="r1")
+    store.consume_events(now=NOW)
+
+    with pytest.raises(SubmissionError, match="run 'r1' has failed: give the job another run"):
+        submit(store, run_id="r1")
+
+    assert store.job(before).state is State.CANCELLED
+    assert [found.job_id for found in store.jobs()] == [job.job_id, before]
 
 
 def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: JobStore) -> None:
@@ -432,22 +480,18 @@ def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: 
     assert store.job(other).state is State.QUEUED
 
 
-def test_a_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore, database: Path) -> None:
+def test_a_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     sibling = submit(store, run_id="r1")
     store.fail(job.job_id, attempt=1, because="stall", now=NOW)
-    connection = sqlite3.connect(database)
-    connection.execute(
-        "CREATE TRIGGER refuse BEFORE UPDATE ON dispatch_events BEGIN SELECT RAISE(ABORT, 'dies here'); END"
-    )
-    connection.close()
+    refuse_events(store, "UPDATE")
 
-    with pytest.raises(DatabaseError, match="dies here"):
+    with pytest.raises(DatabaseError, match="refusal"):
         store.consume_events(now=NOW)
 
     assert store.run_state("r1") == "running"
     assert store.job(sibling).state is State.QUEUED
-    accept_events(database)
+    accept_events(store)
     assert store.consume_events(now=NOW) == 1
     assert store.job(sibling).state is State.CANCELLED
 
@@ -482,7 +526,7 @@ def test_a_renewed_lease_is_left_alone(store: JobStore) -> None:
 
 @pytest.mark.behaviour("A13")
 def test_at_the_reclaim_cap_the_job_fails_with_its_event(store: JobStore) -> None:
-    job_id = submit(store, run_id="r1")
+    job_id = submit(store, run_id="r1", attempts_max=100)
     now = NOW
     for reclaim in range(RECLAIMS_MAX):
         claim(store, now=now)
@@ -496,7 +540,7 @@ def test_at_the_reclaim_cap_the_job_fails_with_its_event(store: JobStore) -> Non
     assert store.reclaim_expired(now=now + 601) == [job_id, other]
 
     ended = store.job(job_id)
-    assert (ended.state, ended.because) == (State.FAILED, "lease expired 11 times")
+    assert (ended.state, ended.because) == (State.FAILED, "lease expired, and all 10 reclaims are used")
     assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (11, 10, 0)
     assert store.dispatch_events(job_id) == ["failed"]
     assert store.job(other).state is State.QUEUED
@@ -513,25 +557,26 @@ def test_an_ingest_job_has_its_lease_reclaimed_like_any(store: JobStore) -> None
 
 
 @pytest.mark.behaviour("A12")
-def test_the_row_of_a_killed_worker_drops_its_model_and_ages_at_once(store: JobStore, database: Path) -> None:
+def test_the_row_of_a_killed_worker_drops_its_model_and_ages_at_once(store: JobStore) -> None:
     submit(store, model="sd-xl")
     claim(store)
-    assert worker_rows(database) == [("box1", "w1", "i1", "sd-xl", NOW)]
+    assert worker_rows(store) == [("box1", "w1", "i1", "sd-xl", NOW)]
 
-    assert store.clear_busy_ghost(host="box1", worker="w1", incarnation="i1", now=NOW + 5)
+    assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW + 5)
 
-    assert worker_rows(database) == [("box1", "w1", "i1", None, NOW - 95)]
+    assert worker_rows(store) == [("box1", "w1", "i1", None, NOW - 95)]
 
 
 @pytest.mark.behaviour("A12")
-def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore, database: Path) -> None:
+def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) -> None:
     submit(store)
     claim(store)
-    store.clear_busy_ghost(host="box1", worker="w1", incarnation="i1", now=NOW)
+    store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    register(store, "i1b")
 
-    store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i2", model=None, now=NOW + 3)
+    assert store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1b", model=None, now=NOW + 3)
 
-    assert worker_rows(database) == [("box1", "w1", "i2", None, NOW + 3)]
+    assert worker_rows(store) == [("box1", "w1", "i1b", None, NOW + 3)]
 
 
 @pytest.mark.behaviour("A12")
@@ -541,21 +586,565 @@ def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore, 
     ids=["its replacement is there already", "another worker", "another host"],
 )
 def test_a_row_that_is_absent_or_of_another_is_no_ghost(
-    store: JobStore, database: Path, host: str, worker: str, incarnation: str
+    store: JobStore, host: str, worker: str, incarnation: str
 ) -> None:
     store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
 
-    assert not store.clear_busy_ghost(host=host, worker=worker, incarnation=incarnation, now=NOW)
+    assert not store.retire_worker(host=host, worker=worker, incarnation=incarnation, now=NOW)
 
-    assert worker_rows(database) == [("box1", "w1", "i1", "m", NOW)]
+    assert worker_rows(store) == [("box1", "w1", "i1", "m", NOW)]
 
 
-def test_a_job_without_a_model_shows_its_class_in_the_row(store: JobStore, database: Path) -> None:
+def test_a_job_without_a_model_shows_its_class_in_the_row(store: JobStore) -> None:
     submit(store)
 
     claim(store)
 
-    assert worker_rows(database)[0][3] == "gpu"
+    assert worker_rows(store)[0][3] == "gpu"
+
+
+# --- incarnations
+
+
+def register(store: JobStore, incarnation: str, *, now: float = NOW, gpus: tuple[str, ...] = ()) -> list[JobId]:
+    """Incarnation `i1` and `i1b` are of worker `w1`."""
+    worker = incarnation.replace("i", "w").rstrip("b")
+    return store.register("gpu", host="box1", worker=worker, incarnation=incarnation, now=now, gpus=gpus)
+
+
+def test_a_registration_queues_again_what_the_incarnation_before_it_ran(store: JobStore) -> None:
+    register(store, "i1")
+    job_id = submit(store)
+    claim(store)
+
+    assert register(store, "i1b") == [job_id]
+
+    back = store.job(job_id)
+    assert (back.state, back.claimed_by, back.because) == (State.QUEUED, None, "its worker was started anew")
+    assert (back.reclaims, back.watchdog_retries, back.priority) == (1, 0, 10)
+    assert worker_rows(store) == [("box1", "w1", "i1b", None, NOW)]
+    assert register(store, "i1b") == []
+
+
+def test_a_registration_leaves_other_workers_jobs_and_what_is_fenced(store: JobStore) -> None:
+    job = fenced(store)
+    other = submit(store)
+    claim(store, "i2")
+
+    assert register(store, "i1b") == []
+
+    assert store.job(job.job_id).state is State.FENCING
+    assert store.owns(other, attempt=1, incarnation="i2")
+    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+
+def test_a_registration_that_cannot_settle_everything_registers_nothing(store: JobStore) -> None:
+    job_id = submit(store, attempts_max=1)
+    claim(store)
+    refuse_events(store)
+
+    with pytest.raises(DatabaseError, match="refusal"):
+        register(store, "i1b")
+
+    assert worker_rows(store)[0][2] == "i1"
+    assert store.owns(job_id, attempt=1, incarnation="i1")
+
+
+@pytest.mark.behaviour("A11")
+def test_an_incarnation_that_was_replaced_is_refused_everything(store: JobStore) -> None:
+    job_id, other = submit(store), submit(store)
+    claim(store)
+    register(store, "i1b")
+    old = {"attempt": 1, "incarnation": "i1"}
+
+    with pytest.raises(ReplacedError, match="incarnation i1 of worker box1/w1 is over"):
+        claim(store)
+    assert not store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
+    assert not store.renew(job_id, **old, now=NOW)  # type: ignore[arg-type]
+    assert not store.complete(job_id, **old, now=NOW)  # type: ignore[arg-type]
+    assert not store.release(job_id, **old, now=NOW)  # type: ignore[arg-type]
+
+    assert worker_rows(store) == [("box1", "w1", "i1b", None, NOW)]
+    assert [claim(store, "i1b").job_id if n else store.job(other).job_id for n in range(2)] == [other, job_id]
+
+
+@pytest.mark.parametrize("end", ["fence", "retire"])
+def test_an_incarnation_whose_process_is_being_ended_claims_nothing_and_its_successor_does(
+    store: JobStore, end: str
+) -> None:
+    if end == "fence":
+        fenced(store)
+    else:
+        register(store, "i1")
+        assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    job_id = submit(store)
+
+    with pytest.raises(ReplacedError):
+        claim(store)
+    assert not store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW)
+
+    register(store, "i1b")
+    again = store.claim("gpu", host="box1", worker="w1", incarnation="i1b", now=NOW)
+    assert again is not None
+    assert again.job_id == job_id
+
+
+def test_a_claim_that_finds_nothing_writes_nothing_and_so_wakes_nobody(store: JobStore) -> None:
+    register(store, "i1")
+    watch = store.changes()
+    watch.any()
+
+    assert store.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is None
+    assert not watch.any()
+
+    submit(store)
+    assert watch.wait(10)
+    watch.close()
+
+
+def together(*acts: Callable[[], Any]) -> list[Any]:
+    """Do these in threads that begin at once; what each returned, or raised."""
+    start = threading.Barrier(len(acts))
+    answers: list[Any] = [None] * len(acts)
+
+    def run(number: int, act: Callable[[], Any]) -> None:
+        start.wait()
+        try:
+            answers[number] = act()
+        except Exception as error:  # noqa: BLE001 - shown by the test
+            answers[number] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(acts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return answers
+
+
+@pytest.mark.behaviour("A11")
+def test_a_claim_and_the_registration_of_the_next_incarnation_leave_no_job_with_the_old(store: JobStore) -> None:
+    for turn in range(15):
+        old, new = f"{turn}-old", f"{turn}-new"
+        job_id = submit(store)
+        slot: dict[str, Any] = {"host": "box1", "worker": "w1", "now": NOW}
+        store.register("gpu", incarnation=old, **slot)
+
+        claimed, settled = together(
+            partial(store.claim, "gpu", incarnation=old, **slot),
+            partial(store.register, "gpu", incarnation=new, **slot),
+        )
+
+        assert isinstance(claimed, Job | ReplacedError), claimed
+        assert settled == ([job_id] if isinstance(claimed, Job) else [])
+        assert store.job(job_id).state is State.QUEUED
+        assert not store.renew(job_id, attempt=1, incarnation=old, now=NOW)
+        last = store.claim("gpu", incarnation=new, **slot)
+        assert last is not None
+        assert store.complete(job_id, attempt=last.attempt, incarnation=new, now=NOW)
+
+
+@pytest.mark.behaviour("A11")
+def test_a_fence_and_the_registration_of_the_next_incarnation_settle_the_job_once(store: JobStore) -> None:
+    for turn in range(15):
+        old, new = f"{turn}-old", f"{turn}-new"
+        job_id = submit(store)
+        slot: dict[str, Any] = {"host": "box1", "worker": "w1", "now": NOW}
+        store.register("gpu", incarnation=old, **slot)
+        assert store.claim("gpu", incarnation=old, **slot)
+
+        took, settled = together(
+            partial(store.fence, job_id, attempt=1, incarnation=old, trip=Trip.STALL, now=NOW),
+            partial(store.register, "gpu", incarnation=new, **slot),
+        )
+
+        assert (took, settled) in ((True, []), (False, [job_id]))
+        if took:
+            assert store.fail(job_id, attempt=1, because="stall", now=NOW)
+        else:
+            last = store.claim("gpu", incarnation=new, **slot)
+            assert last is not None
+            assert store.complete(job_id, attempt=2, incarnation=new, now=NOW)
+
+
+@pytest.mark.behaviour("A13")
+def test_a_sweep_and_a_renewal_of_an_expired_lease_agree_who_has_the_job(store: JobStore) -> None:
+    for _ in range(15):
+        job_id = submit(store)
+        claim(store)
+
+        swept, renewed = together(
+            lambda: store.reclaim_expired(now=NOW + 601),
+            partial(store.renew, job_id, attempt=1, incarnation="i1", now=NOW + 601),
+        )
+
+        assert (swept, renewed) in (([job_id], False), ([], True))
+        assert store.owns(job_id, attempt=1, incarnation="i1") is renewed
+        if renewed:
+            store.complete(job_id, attempt=1, incarnation="i1", now=NOW)
+        else:
+            store.complete(claim(store).job_id, attempt=2, incarnation="i1", now=NOW)
+
+
+def test_a_fence_that_runs_out_while_it_is_settled_is_settled_once(store: JobStore) -> None:
+    for turn in range(15):
+        job_id = submit(store)
+        claim(store, f"i{turn}")
+        store.fence(job_id, attempt=1, incarnation=f"i{turn}", trip=Trip.STALL, now=NOW)
+
+        swept, requeued = together(
+            lambda: store.reclaim_expired(now=NOW + 601),
+            partial(store.requeue, job_id, attempt=1, trip=Trip.STALL, now=NOW + 601),
+        )
+
+        assert (swept, requeued) in (([job_id], False), ([], True))
+        back = store.job(job_id)
+        assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, int(not requeued), int(requeued))
+        store.complete(claim(store, "i99").job_id, attempt=2, incarnation="i99", now=NOW)
+
+
+def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_one_another(store: JobStore) -> None:
+    for turn in range(8):
+        ids = [submit(store, run_id=f"r{turn}", attempts_max=1) for _ in range(12)]
+        culprit = submit(store, run_id=f"r{turn}", priority=1)
+        other = submit(store, queue="cpu")
+        store.register("gpu", host="box1", worker="w0", incarnation=f"{turn}-i0", now=NOW)
+        held = [store.claim("gpu", host="box1", worker="w0", incarnation=f"{turn}-i0", now=NOW) for _ in range(13)]
+        assert all(held)
+        assert store.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
+
+        answers = together(
+            lambda: store.reclaim_expired(now=NOW + 601),
+            lambda: store.reclaim_expired(now=NOW + 601),
+            lambda: store.consume_events(now=NOW),
+            lambda: store.consume_events(now=NOW),
+            partial(store.register, "gpu", host="box1", worker="w0", incarnation=f"{turn}-new", now=NOW),
+        )
+
+        assert not [answer for answer in answers if isinstance(answer, Exception)]
+        for job_id in ids:
+            state = store.job(job_id).state
+            assert state in (State.FAILED, State.CANCELLED)
+            assert store.dispatch_events(job_id) == (["failed"] if state is State.FAILED else [])
+        store.consume_events(now=NOW)
+        assert store.job(other).state is State.QUEUED
+
+
+def test_a_job_is_not_added_to_a_run_while_that_fails(store: JobStore) -> None:
+    for turn in range(15):
+        run_id = f"r{turn}"
+        culprit = submit(store, run_id=run_id)
+        claim(store)
+        store.fail_by_worker(culprit, attempt=1, incarnation="i1", because="boom", now=NOW)
+
+        added, consumed = together(partial(submit, store, run_id=run_id), lambda: store.consume_events(now=NOW))
+
+        assert consumed == 1
+        assert store.jobs(states=frozenset({State.QUEUED})) == []
+        assert isinstance(added, int | SubmissionError), added
+
+
+def test_threads_that_claim_together_get_a_job_each(store: JobStore) -> None:
+    ids = [submit(store) for _ in range(8)]
+
+    claimed = together(*(partial(claim, store, f"i{n}") for n in range(8)))
+
+    assert sorted(job.job_id for job in claimed) == ids
+
+
+@pytest.mark.needs_postgres
+def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore) -> None:
+    first, second = submit(shared_store), submit(shared_store)
+    with writing(shared_store._engine) as connection:
+        connection.execute(select(JOBS).where(JOBS.c.job_id == first).with_for_update())
+
+        assert claim(shared_store).job_id == second
+
+    assert claim(shared_store, "i2").job_id == first
+
+
+# --- caps
+
+
+def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
+    """End an attempt in a way that would queue the job once more."""
+    attempt, incarnation = job.attempt, job.claimed_by or ""
+    if how == "reclaim":
+        store.reclaim_expired(now=now + 601)
+    elif how == "fence":
+        store.fence(job.job_id, attempt=attempt, incarnation=incarnation, trip=Trip.STALL, now=now)
+        store.reclaim_expired(now=now + FENCE_S + 1)
+    elif how == "release":
+        store.release(job.job_id, attempt=attempt, incarnation=incarnation, now=now)
+    else:
+        store.register("gpu", host="box1", worker="w1", incarnation=f"next-{attempt}", now=now)
+
+
+@pytest.mark.parametrize(
+    ("how", "because"),
+    [
+        ("reclaim", "lease expired, and all 3 attempts are used"),
+        ("fence", "lease expired, and all 3 attempts are used"),
+        ("release", "released by its worker, and all 3 attempts are used"),
+        ("register", "its worker was started anew, and all 3 attempts are used"),
+    ],
+)
+def test_the_last_attempt_that_is_lost_fails_the_job_with_one_event(store: JobStore, how: str, because: str) -> None:
+    job_id = submit(store, attempts_max=3, run_id="r1")
+    for attempt in range(1, 4):
+        incarnation = f"{how}-{attempt}"
+        store.register("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
+        job = store.claim("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
+        assert job is not None
+        assert store.dispatch_events(job_id) == []
+        lose(store, how, job, now=NOW)
+
+    ended = store.job(job_id)
+    assert (ended.state, ended.attempt, ended.because, ended.claimed_by) == (State.FAILED, 3, because, None)
+    assert store.dispatch_events(job_id) == ["failed"]
+    assert store.claim("gpu", host="box1", worker="w9", incarnation="i9", now=NOW) is None
+    assert store.consume_events(now=NOW) == 1
+    assert store.run_state("r1") == "failed"
+
+
+def test_a_job_without_attempts_left_is_not_requeued_but_can_be_failed(store: JobStore) -> None:
+    job = fenced(store, attempts_max=1)
+
+    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.job(job.job_id).state is State.FENCING
+
+    assert store.fail(job.job_id, attempt=1, because="stall: no attempt left", now=NOW)
+    assert store.dispatch_events(job.job_id) == ["failed"]
+
+
+def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
+    job_id = submit(store, attempts_max=100)
+    for turn in range(RECLAIMS_MAX):
+        assert store.job(job_id).reclaims == turn
+        store.register("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
+        job = store.claim("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
+        assert job is not None
+        lose(store, ("reclaim", "register")[turn % 2], job, now=NOW)
+    store.register("gpu", host="box1", worker="w1", incarnation="last", now=NOW)
+    assert store.claim("gpu", host="box1", worker="w1", incarnation="last", now=NOW)
+
+    assert store.register("gpu", host="box1", worker="w1", incarnation="after", now=NOW) == [job_id]
+
+    ended = store.job(job_id)
+    assert (ended.state, ended.because) == (
+        State.FAILED, "its worker was started anew, and all 10 reclaims are used"
+    )  # fmt: skip
+    assert store.dispatch_events(job_id) == ["failed"]
+
+
+def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.jobstore.SWEEP_MAX", 2)
+    ids = [submit(store) for _ in range(3)]
+    for _ in ids:
+        claim(store)
+
+    assert store.reclaim_expired(now=NOW + 601) == ids[:2]
+    assert store.reclaim_expired(now=NOW + 601) == ids[2:]
+
+
+# --- the fence's own lease
+
+
+@pytest.mark.behaviour("A13")
+def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobStore) -> None:
+    job = fenced(store)
+
+    assert store.reclaim_expired(now=NOW + 1 + FENCE_S) == []
+    assert store.expired(now=NOW + 2 + FENCE_S) == {(job.job_id, 1)}
+    assert store.reclaim_expired(now=NOW + 2 + FENCE_S) == [job.job_id]
+
+    back = store.job(job.job_id)
+    assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, 1, 0)
+    assert back.because == "stall: fenced, and nobody settled it in time"
+    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+
+def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> None:
+    job = fenced(store)
+
+    assert store.hold_fence(job.job_id, attempt=1, now=NOW + 500)
+    assert not store.hold_fence(job.job_id, attempt=2, now=NOW + 9000)
+
+    assert store.reclaim_expired(now=NOW + 2 + FENCE_S) == []
+    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.hold_fence(job.job_id, attempt=1, now=NOW + 600)
+
+
+# --- a requeued job avoids where it was
+
+
+def avoiding(store: JobStore) -> JobId:
+    """A job that was taken from worker `w1` and its GPU `GPU-a`."""
+    register(store, "i1", gpus=("GPU-a",))
+    job = fenced(store)
+    avoid = Slot(host="box1", worker="w1", gpus=("GPU-a",))
+    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
+    register(store, "i1b", gpus=("GPU-a",))
+    return job.job_id
+
+
+def takes(store: JobStore, incarnation: str, *, now: float = NOW) -> bool:
+    worker = incarnation.replace("i", "w").rstrip("b")
+    return store.claim("gpu", host="box1", worker=worker, incarnation=incarnation, now=now) is not None
+
+
+def test_a_requeued_job_is_left_to_another_gpu_that_is_there(store: JobStore) -> None:
+    avoiding(store)
+    register(store, "i2", gpus=("GPU-b",))
+
+    assert not takes(store, "i1b")
+    assert takes(store, "i2")
+
+
+def test_another_worker_with_the_same_gpu_avoids_it_too(store: JobStore) -> None:
+    avoiding(store)
+    register(store, "i2", gpus=("GPU-a", "GPU-c"))
+    register(store, "i3", gpus=("GPU-b",))
+
+    assert not takes(store, "i2")
+    assert takes(store, "i3")
+
+
+def test_a_job_passes_over_the_worker_it_avoids_but_others_do_not(store: JobStore) -> None:
+    avoiding(store)
+    register(store, "i2")
+    other = submit(store)
+
+    assert store.claim("gpu", host="box1", worker="w1", incarnation="i1b", now=NOW) == store.job(other)
+
+
+def avoided_too(store: JobStore) -> None:
+    register(store, "i2", gpus=("GPU-a",))
+
+
+def of_another_queue(store: JobStore) -> None:
+    store.register("cpu", host="box1", worker="w2", incarnation="i2", now=NOW)
+
+
+def stale(store: JobStore) -> None:
+    register(store, "i2", now=NOW - 31)
+
+
+def retired(store: JobStore) -> None:
+    register(store, "i2")
+    store.retire_worker(host="box1", worker="w2", incarnation="i2", now=NOW)
+
+
+def in_quarantine(store: JobStore) -> None:
+    register(store, "i2", gpus=("GPU-b",))
+    store.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
+
+
+def absent(_store: JobStore) -> None: ...
+
+
+@pytest.mark.parametrize("other", [absent, avoided_too, of_another_queue, stale, retired, in_quarantine])
+def test_where_nobody_else_could_run_it_the_job_goes_back(store: JobStore, other: Callable[[JobStore], None]) -> None:
+    avoiding(store)
+    other(store)
+
+    assert takes(store, "i1b")
+
+
+def test_a_job_avoids_for_a_while_only(store: JobStore) -> None:
+    avoiding(store)
+    register(store, "i2", now=NOW + AVOID_S)
+
+    assert not takes(store, "i1b", now=NOW + AVOID_S - 1)
+    assert takes(store, "i1b", now=NOW + AVOID_S)
+
+
+def test_what_a_job_avoids_adds_up_over_its_trips(store: JobStore) -> None:
+    job_id = avoiding(store)
+    register(store, "i2", gpus=("GPU-b",))
+    register(store, "i3", gpus=("GPU-c",))
+    job = claim(store, "i2")
+    store.fence(job_id, attempt=2, incarnation="i2", trip=Trip.STALL, now=NOW)
+    avoid = Slot(host="box1", worker="w2", gpus=("GPU-b",))
+    store.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
+    register(store, "i2b", gpus=("GPU-b",))
+
+    assert not takes(store, "i1b")
+    assert not takes(store, "i2b")
+    assert takes(store, "i3")
+
+
+# --- quarantine
+
+
+def test_nothing_is_claimed_with_a_gpu_in_quarantine_until_it_is_released(store: JobStore) -> None:
+    register(store, "i1", gpus=("GPU-a", "GPU-b"))
+    register(store, "i2", gpus=("GPU-c",))
+    submit(store)
+    submit(store)
+    store.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
+
+    assert not takes(store, "i1")
+    assert takes(store, "i2")
+    assert store.release_gpu("GPU-b")
+    assert not store.release_gpu("GPU-b")
+    assert takes(store, "i1")
+
+
+def test_a_worker_that_does_not_know_its_gpus_is_known_by_its_slot(store: JobStore) -> None:
+    submit(store)
+    store.quarantine(["GPU-a"], host="box1", worker="w1", because="D state", now=NOW)
+
+    assert not takes(store, "i1")
+    assert takes(store, "i2")
+
+
+def test_a_quarantine_is_told_with_its_first_reason(store: JobStore) -> None:
+    register(store, "i1", gpus=("GPU-a", "GPU-b"))
+    assert store.quarantine_of(host="box1", worker="w1") is None
+    store.quarantine(["GPU-b"], host="box1", worker="w7", because="D state", now=NOW)
+    store.quarantine(["GPU-b", "GPU-a"], host="box1", worker=None, because="again", now=NOW + 1)
+
+    found = store.quarantined()
+
+    assert [(each.gpu, each.worker, each.since, each.because) for each in found] == [
+        ("GPU-b", "w7", NOW, "D state"),
+        ("GPU-a", None, NOW + 1, "again"),
+    ]
+    assert store.quarantine_of(host="box1", worker="w1") == found[0]
+    assert store.quarantine_of(host="box1", worker="w2") is None
+
+
+# --- whose clock
+
+
+@pytest.mark.needs_postgres
+def test_on_postgresql_the_time_is_the_servers_whatever_this_host_believes(
+    shared_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reading(shared_store._engine) as connection:
+        server = float(connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0)
+
+    monkeypatch.setattr("time.time", lambda: 0.0)
+
+    assert server <= shared_store.now() <= server + 30
+
+
+@pytest.mark.needs_postgres
+def test_the_servers_time_is_known_while_it_is_away_once_it_was_asked(
+    shared_store: JobStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = shared_store.now()
+    fresh = JobStore(shared_store._engine)
+    monkeypatch.setattr("gpuwarden.database.CLOCK_TRUSTED_S", 0.0)
+    postgres.stop()
+
+    assert before <= shared_store.now() <= before + 30
+    with pytest.raises(DatabaseError):
+        fresh.now()
+
+    postgres.start()
+    assert fresh.now() >= before
 
 
 # --- against a model
@@ -568,6 +1157,7 @@ class Expected:
     state: State = State.QUEUED
     priority: int
     run_id: str | None
+    attempts_max: int
     attempt: int = 0
     holder: str | None = None
     lease: float = 0.0
@@ -584,6 +1174,11 @@ class Claim:
     attempt: int
     incarnation: str
 
+    @property
+    def slot(self) -> str:
+        """Incarnation `a3` is of worker `a`."""
+        return self.incarnation[0]
+
 
 @dataclass
 class History:
@@ -593,24 +1188,33 @@ class History:
     requeues: Counter[JobId] = field(default_factory=Counter)
 
 
+Scene = Callable[[], AbstractContextManager[JobStore]]
+
+
 class QueueMachine(RuleBasedStateMachine):
-    """Workers that come late, trips that come twice, leases that run out: the store and a small model agree."""
+    """Workers that come late or anew, trips that come twice, leases that run out: the store and a small model agree."""
 
     claims = Bundle("claims")
 
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self.room = ExitStack()
+        self.store = self.room.enter_context(scene())
+
     @initialize()
     def open(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = JobStore.open(f"sqlite:///{self.folder.name}/queue.db")
         self.model: dict[JobId, Expected] = {}
+        self.workers: dict[str, str] = {}
+        self.over: set[str] = set()
         self.failed_runs: set[str] = set()
         self.unread: list[str | None] = []
         self.history = History()
         self.now = NOW
+        for slot in "abc":
+            self.register(slot)
 
     def teardown(self) -> None:
-        self.store.close()
-        self.folder.cleanup()
+        self.room.close()
 
     def move(self, job_id: JobId, move: Move, **changed: Any) -> None:
         job = self.model[job_id]
@@ -630,15 +1234,50 @@ class QueueMachine(RuleBasedStateMachine):
         self.move(job_id, move, holder=None, events=self.model[job_id].events + 1)
         self.unread.append(self.model[job_id].run_id)
 
-    @rule(priority=st.sampled_from([1, 10, 50, 100]), run_id=st.sampled_from([None, "r1", "r2"]))
-    def submit(self, priority: int, run_id: str | None) -> None:
-        job_id = submit(self.store, priority=priority, run_id=run_id)
-        self.model[job_id] = Expected(priority=priority, run_id=run_id)
+    def given_away(self, job_id: JobId, move: Move) -> None:
+        job = self.model[job_id]
+        lost = move is not Move.RELEASE
+        if job.attempt >= job.attempts_max or (lost and job.reclaims >= RECLAIMS_MAX):
+            self.ends_failed(job_id, Move.EXHAUST)
+        elif lost:
+            self.move(job_id, move, holder=None, reclaims=job.reclaims + 1, priority=min(job.priority, 10))
+        else:
+            self.move(job_id, move, holder=None)
 
-    @rule(target=claims, incarnation=st.sampled_from(["a", "b", "c"]))
-    def claim(self, incarnation: str) -> Any:
+    @rule(
+        priority=st.sampled_from([1, 10, 50, 100]),
+        run_id=st.sampled_from([None, "r1", "r2"]),
+        attempts_max=st.sampled_from([1, 2, 20]),
+    )
+    def submit(self, priority: int, run_id: str | None, attempts_max: int) -> None:
+        asked = {"priority": priority, "run_id": run_id, "attempts_max": attempts_max}
+        if run_id in self.failed_runs:
+            with pytest.raises(SubmissionError):
+                submit(self.store, **asked)
+        else:
+            self.model[submit(self.store, **asked)] = Expected(**asked)  # type: ignore[arg-type]
+
+    @rule(slot=st.sampled_from("abc"))
+    def register(self, slot: str) -> None:
+        if slot in self.workers:
+            self.over.add(self.workers[slot])
+        incarnation = self.workers[slot] = f"{slot}{len(self.over)}"
+        held = {
+            job_id for job_id, job in self.model.items() if job.state is State.RUNNING and (job.holder or "")[0] == slot
+        }
+        assert held == set(self.store.register("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now))
+        for job_id in held:
+            self.given_away(job_id, Move.SUPERSEDE)
+
+    @rule(target=claims, slot=st.sampled_from("abc"))
+    def claim(self, slot: str) -> Any:
         waiting = [(job.priority, job_id) for job_id, job in self.model.items() if job.state is State.QUEUED]
-        job = self.store.claim("gpu", host="h", worker=incarnation, incarnation=incarnation, now=self.now)
+        incarnation = self.workers[slot]
+        if incarnation in self.over:
+            with pytest.raises(ReplacedError):
+                self.store.claim("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now)
+            return multiple()
+        job = self.store.claim("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now)
         if job is None:
             assert not waiting
             return multiple()
@@ -646,6 +1285,16 @@ class QueueMachine(RuleBasedStateMachine):
         attempt = self.model[job.job_id].attempt + 1
         self.move(job.job_id, Move.CLAIM, attempt=attempt, holder=incarnation, lease=self.now + 600)
         return Claim(job_id=job.job_id, attempt=attempt, incarnation=incarnation)
+
+    @rule(claim=claims)
+    def an_old_incarnation_is_refused(self, claim: Claim) -> None:
+        alive = claim.incarnation not in self.over
+        assert alive is self.store.heartbeat(
+            host="h", worker=claim.slot, queue="gpu", incarnation=claim.incarnation, model=None, now=self.now
+        )
+        if not alive:
+            with pytest.raises(ReplacedError):
+                self.store.claim("gpu", host="h", worker=claim.slot, incarnation=claim.incarnation, now=self.now)
 
     @rule(claim=claims)
     def renew(self, claim: Claim) -> None:
@@ -678,9 +1327,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(claim=claims)
     def release(self, claim: Claim) -> None:
         stands = self.stands(claim)
-        assert stands is self.store.release(claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation)
+        assert stands is self.store.release(
+            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, now=self.now
+        )
         if stands:
-            self.move(claim.job_id, Move.RELEASE, holder=None)
+            self.given_away(claim.job_id, Move.RELEASE)
 
     @rule(claim=claims)
     def fence(self, claim: Claim) -> None:
@@ -689,13 +1340,22 @@ class QueueMachine(RuleBasedStateMachine):
             claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, trip=Trip.STALL, now=self.now
         )
         if legal:
-            self.move(claim.job_id, Move.FENCE)
+            self.move(claim.job_id, Move.FENCE, lease=self.now + FENCE_S)
+            self.over.add(claim.incarnation)
+
+    @rule(claim=claims)
+    def hold_fence(self, claim: Claim) -> None:
+        job = self.model[claim.job_id]
+        fenced = job.state is State.FENCING and job.attempt == claim.attempt
+        assert fenced is self.store.hold_fence(claim.job_id, attempt=claim.attempt, now=self.now)
+        if fenced:
+            self.model[claim.job_id] = replace(job, lease=self.now + FENCE_S)
 
     @rule(claim=claims)
     def requeue(self, claim: Claim) -> None:
         job = self.model[claim.job_id]
-        legal = job.state is State.FENCING and job.attempt == claim.attempt
-        assert legal is self.store.requeue(claim.job_id, attempt=claim.attempt, trip=Trip.STALL)
+        legal = job.state is State.FENCING and job.attempt == claim.attempt < job.attempts_max
+        assert legal is self.store.requeue(claim.job_id, attempt=claim.attempt, trip=Trip.STALL, now=self.now)
         if legal:
             self.history.requeues[claim.job_id] += 1
             priority = min(job.priority, 10)
@@ -712,16 +1372,12 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(waited_s=st.sampled_from([1, 599, 601, 2000]))
     def reclaim(self, waited_s: int) -> None:
         self.now += waited_s
-        expired = {job_id for job_id, job in self.model.items() if job.state is State.RUNNING and job.lease < self.now}
+        held = (State.RUNNING, State.FENCING)
+        expired = {job_id for job_id, job in self.model.items() if job.state in held and job.lease < self.now}
+        assert {job_id for job_id, _ in self.store.expired(now=self.now)} == expired
         assert set(self.store.reclaim_expired(now=self.now)) == expired
         for job_id in expired:
-            job = self.model[job_id]
-            if job.reclaims >= RECLAIMS_MAX:
-                self.move(job_id, Move.FENCE)
-                self.ends_failed(job_id, Move.FAIL)
-            else:
-                priority = min(job.priority, 10)
-                self.move(job_id, Move.RECLAIM, holder=None, reclaims=job.reclaims + 1, priority=priority)
+            self.given_away(job_id, Move.RECLAIM)
 
     @rule()
     def consume_events(self) -> None:
@@ -748,17 +1404,44 @@ class QueueMachine(RuleBasedStateMachine):
             self.history.attempts[job.job_id] = job.attempt
             assert job.watchdog_retries <= self.history.requeues[job.job_id]
             assert job.reclaims <= RECLAIMS_MAX
+            assert job.attempt <= job.attempts_max
             assert events[job.job_id] == expected.events == (job.state is State.FAILED)
             assert (job.claimed_by is not None) == (job.state in {State.RUNNING, State.FENCING})
         for run_id in ("r1", "r2"):
             assert (self.store.run_state(run_id) == "failed") == (run_id in self.failed_runs)
 
     def count_events(self) -> Counter[int]:
-        with closing(sqlite3.connect(f"{self.folder.name}/queue.db")) as connection:
-            return Counter(job_id for (job_id,) in connection.execute("SELECT job_id FROM dispatch_events"))
+        with reading(self.store._engine) as connection:
+            return Counter(connection.scalars(select(DISPATCH_EVENTS.c.job_id)))
 
 
-QueueMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-test_the_queue_agrees_with_its_model = QueueMachine.TestCase
+def agrees(scene: Scene, *, max_examples: int) -> None:
+    run_state_machine_as_test(
+        lambda: QueueMachine(scene),  # type: ignore[arg-type]  # whatever makes one will do
+        settings=settings(
+            max_examples=max_examples, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+        ),
+    )
+
+
+def test_the_queue_agrees_with_its_model_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> None:
+    @contextmanager
+    def scene() -> Iterator[JobStore]:
+        store = JobStore.open(f"sqlite:///{tmp_path_factory.mktemp('model')}/queue.db")
+        yield store
+        store.close()
+
+    agrees(scene, max_examples=25)
+
+
+@pytest.mark.needs_postgres
+def test_the_queue_agrees_with_its_model_on_postgresql(postgres: Postgres, queue_template: str) -> None:
+    @contextmanager
+    def scene() -> Iterator[JobStore]:
+        postgres.create("model", template=queue_template)
+        store = JobStore.open(postgres.url("model"))
+        yield store
+        store.close()
+        postgres.drop("model")
+
+    agrees(scene, max_examples=10)

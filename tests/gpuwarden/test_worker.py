@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from deploy.postgres import Postgres
 from gpuwarden import worker as worker_module
 from gpuwarden.cli import main
-from gpuwarden.database import Changes, DatabaseError
+from gpuwarden.database import DatabaseError, NoAnswerError
 from gpuwarden.job import JobId, State, Trip
-from gpuwarden.jobstore import Job, JobStore, Submission
+from gpuwarden.jobstore import Job, JobStore, ReplacedError, Submission
 from gpuwarden.reporter import Reporter
-from gpuwarden.worker import BodyError, Settings, Stop, Worker, WorkerStopping, find_body
+from gpuwarden.worker import BodyError, Settings, Stop, Worker, WorkerStopping, find_body, gpus_named
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -31,6 +32,7 @@ from gpuwarden import database, worker
 
 database.BUSY_TIMEOUT_S = 0.2
 worker.IDLE_CLAIM_S = 0.5
+worker.RETRY_S = 0.2
 not_callable = 3
 
 def load(job, report):
@@ -56,23 +58,29 @@ def cannot_load(job, report):
 
 
 @pytest.fixture
+def url(database: Path) -> str:
+    """A worker's own doings are the same on both databases; what is not has tests of its own below."""
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Where the worker process logs."""
     return tmp_path / "worker.log"
 
 
 @pytest.fixture
-def start(
-    spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path, log: Path
-) -> Callable[..., subprocess.Popen[str]]:
-    """Start a worker process and wait until it is ready."""
+def start(spawn: Spawn, tmp_path: Path, host_dir: Path, url: str, log: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a worker process, which logs anew, and wait until it is ready, or says what else is awaited."""
     (tmp_path / "bodies.py").write_text(BODIES)
 
-    def run(*more: str, body: str = "bodies:load") -> subprocess.Popen[str]:
-        options = ["--name", "w1", "--body", body, "--store", f"sqlite:///{database}", "--dir", str(host_dir)]
+    def run(
+        *more: str, body: str = "bodies:load", store: str = url, says: str = "worker ready"
+    ) -> subprocess.Popen[str]:
+        options = ["--name", "w1", "--body", body, "--store", store, "--dir", str(host_dir)]
         arguments = ["-m", "gpuwarden", "worker", *options, "--heartbeat-s", "0.2", *more]
         process = spawn(*arguments, stderr=log, PYTHONPATH=str(tmp_path))
-        eventually(lambda: "worker ready" in log.read_text(), "the worker is ready")
+        eventually(lambda: says in log.read_text(), "the worker is ready", log=log.read_text)
         return process
 
     return run
@@ -290,13 +298,197 @@ def test_an_idle_worker_outlives_a_queue_that_does_not_answer(
 ) -> None:  # fmt: skip
     process = start()  # opening the queue needs a turn to write, so the lock comes after
     locked.execute("BEGIN IMMEDIATE")
-    eventually(lambda: "asking again" in log.read_text(), "a claim goes unanswered")
+    eventually(lambda: "asking again" in log.read_text(), "a heartbeat goes unanswered")
     locked.execute("ROLLBACK")
 
     job_id = submit(store, out=str(tmp_path / "out"))
 
     eventually(reaches(store, job_id, State.COMPLETED), "the job is completed")
     assert process.poll() is None
+
+
+@pytest.mark.needs_postgres
+def test_a_queue_that_is_away_at_the_start_is_asked_until_it_answers(
+    start: Callable[..., Any], postgres: Postgres, postgres_url: str, log: Path
+) -> None:
+    postgres.stop()
+    process = start(store=postgres_url, says="queue does not answer; asking again")
+    assert process.poll() is None
+
+    postgres.start()
+
+    eventually(lambda: "worker ready" in log.read_text(), "the worker is ready", log=log.read_text)
+
+
+@pytest.mark.needs_postgres
+def test_a_worker_that_waits_for_its_queue_can_be_told_to_stop(
+    start: Callable[..., Any], postgres: Postgres, postgres_url: str, host_dir: Path
+) -> None:
+    postgres.stop()
+    process = start(store=postgres_url, says="queue does not answer; asking again")
+
+    process.terminate()
+
+    assert process.wait(timeout=10) == 0
+    assert state_files(host_dir) == {"w1.lock"}
+
+
+@pytest.mark.needs_postgres
+def test_an_idle_worker_outlives_its_server_and_is_woken_by_a_submission(
+    start: Callable[..., Any], postgres: Postgres, shared_store: JobStore, postgres_url: str, tmp_path: Path, log: Path
+) -> None:  # fmt: skip
+    process = start(store=postgres_url)
+    postgres.stop()
+    eventually(lambda: "asking again" in log.read_text(), "a look goes unanswered")
+
+    postgres.start()
+    job_id = submit(shared_store, out=str(tmp_path / "out"))
+
+    eventually(reaches(shared_store, job_id, State.COMPLETED), "the job is completed", log=log.read_text)
+    assert process.poll() is None
+
+
+@pytest.mark.needs_postgres
+def test_cut_off_from_a_shared_queue_for_a_lease_a_worker_stops_itself(
+    start: Callable[..., Any], postgres: Postgres, shared_store: JobStore, postgres_url: str, log: Path
+) -> None:
+    job_id = submit(shared_store, do="block")
+    process = start("--lease-s", "3", store=postgres_url)
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    postgres.stop()
+
+    assert process.wait(timeout=20) == 77
+    assert "the lease could not be renewed for 3 s" in log.read_text()
+    assert "working on" in log.read_text()
+    postgres.start()
+    assert shared_store.job(job_id).state is State.RUNNING
+
+
+@pytest.mark.needs_postgres
+def test_an_interruption_shorter_than_the_lease_stops_nothing(
+    start: Callable[..., Any], postgres: Postgres, shared_store: JobStore, postgres_url: str, tmp_path: Path, log: Path
+) -> None:  # fmt: skip
+    job_id = submit(shared_store, do="await", out=str(tmp_path / "go"))
+    process = start(store=postgres_url)
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    postgres.stop()
+    eventually(lambda: "working on" in log.read_text(), "a renewal goes unanswered")
+    postgres.start()
+    (tmp_path / "go").touch()
+
+    eventually(reaches(shared_store, job_id, State.COMPLETED), "the job is completed", log=log.read_text)
+    assert shared_store.job(job_id).attempt == 1
+    assert process.poll() is None
+
+
+def test_cut_off_from_a_queue_of_its_own_for_a_lease_a_worker_works_on(
+    start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path
+) -> None:  # fmt: skip
+    job_id = submit(store, do="await", out=str(tmp_path / "go"))
+    process = start("--lease-s", "1")
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+
+    locked.execute("BEGIN IMMEDIATE")
+    eventually(lambda: log.read_text().count("working on") >= 3, "more than a lease has passed")
+    locked.execute("ROLLBACK")
+    (tmp_path / "go").touch()
+
+    eventually(reaches(store, job_id, State.COMPLETED), "the job is completed", log=log.read_text)
+    assert process.poll() is None
+
+
+# --- started anew
+
+
+@pytest.mark.behaviour("A11")
+def test_a_killed_worker_that_is_started_anew_gets_its_job_at_once(
+    start: Callable[..., Any], store: JobStore, log: Path
+) -> None:
+    job_id = submit(store, do="block")
+    killed = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    first = store.job(job_id)
+    killed.kill()
+    killed.wait()
+
+    start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs again", log=log.read_text)
+
+    again = store.job(job_id)
+    assert f'"settled": [{job_id}]' in log.read_text() or f"settled=[{job_id}]" in log.read_text()
+    assert (again.state, again.attempt, again.reclaims) == (State.RUNNING, 2, 1)
+    assert again.claimed_by != first.claimed_by
+    assert not store.renew(job_id, attempt=1, incarnation=first.claimed_by or "", now=store.now())
+
+
+@pytest.mark.behaviour("A11")
+@pytest.mark.needs_postgres
+def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing(
+    start: Callable[..., Any], shared_store: JobStore, postgres_url: str, log: Path
+) -> None:
+    store = shared_store
+    job_id = submit(store, do="block")
+    asleep = start(store=postgres_url)
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: store.job(job_id).state is State.RUNNING, "it is claimed")
+    asleep.send_signal(signal.SIGSTOP)
+
+    # A sweep may meet a transaction that the stopped worker left open; it is looked at again.
+    eventually(lambda: store.reclaim_expired(now=store.now() + 700), "the lease is given away", within_s=70)
+    taken = store.claim("gpu", host="box1", worker="w2", incarnation="i2", now=store.now())
+    assert taken is not None
+    assert (taken.job_id, taken.attempt) == (job_id, 2)
+    asleep.send_signal(signal.SIGCONT)
+
+    assert asleep.wait(timeout=15) == 77
+    assert store.job(job_id) == taken
+    assert store.complete(job_id, attempt=2, incarnation="i2", now=store.now())
+
+
+@pytest.mark.behaviour("A11")
+def test_an_idle_worker_that_is_over_ends_and_says_so(
+    start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path
+) -> None:
+    process = start()
+
+    store.register("gpu", host="box1", worker="w1", incarnation="next", now=store.now())
+
+    assert process.wait(timeout=15) == 77
+    assert "this worker is over: stopping" in log.read_text()
+    assert state_files(host_dir) == {"w1.lock"}
+
+
+@pytest.mark.behaviour("A11")
+def test_a_worker_whose_incarnation_is_retired_while_its_job_runs_ends_at_once(
+    start: Callable[..., Any], store: JobStore, log: Path
+) -> None:
+    job_id = submit(store, do="block")
+    process = start()
+    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    holder = store.job(job_id).claimed_by or ""
+
+    assert store.retire_worker(host="box1", worker="w1", incarnation=holder, now=store.now())
+
+    assert process.wait(timeout=15) == 77
+
+
+def test_a_worker_whose_gpu_is_in_quarantine_says_so_once_and_goes_on_when_it_is_released(
+    start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path
+) -> None:
+    store.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
+    job_id = submit(store, out=str(tmp_path / "out"))
+    start("--gpus", "GPU-b,GPU-a")
+    eventually(lambda: "in quarantine: it claims nothing" in log.read_text(), "it says why", log=log.read_text)
+    seen = store.job(job_id)
+
+    store.release_gpu("GPU-a")
+
+    eventually(reaches(store, job_id, State.COMPLETED), "the job is completed", log=log.read_text)
+    assert seen.state is State.QUEUED
+    assert log.read_text().count("in quarantine: it claims nothing") == 1
+    assert "D state" in log.read_text()
 
 
 # --- what cannot start
@@ -394,6 +586,8 @@ def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str
     for option in ("--name", "--body", "--queue", "--store", "--dir", "--subdirectory", "--lease-s", "--heartbeat-s"):
         assert option in shown
     assert "77 the job was taken away" in shown
+    assert "--gpus" in shown
+    assert "stops itself (PostgreSQL), or works on where nobody else can reach the queue (SQLite)" in shown
     assert "renewal, seconds" in shown
 
 
@@ -411,7 +605,7 @@ def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which a worker stopped itself for having lost its job; here only the thread ends."""
     threads: list[str] = []
 
-    def stop(_bound: object) -> None:
+    def stop(_bound: object, _because: str) -> None:
         threads.append(threading.current_thread().name)
         raise SystemExit
 
@@ -420,8 +614,18 @@ def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-def run_worker(store: JobStore, reporter: Reporter, body: Any, *, stop: Stop | None = None, jobs_max: int = 1) -> None:
-    settings = Settings(name="w1", queue="gpu", host="box1", lease_s=0.5, heartbeat_s=0.005, jobs_max=jobs_max)
+def run_worker(
+    store: JobStore,
+    reporter: Reporter,
+    body: Any,
+    *,
+    stop: Stop | None = None,
+    jobs_max: int = 1,
+    gpus: tuple[str, ...] = (),
+) -> None:
+    settings = Settings(
+        name="w1", queue="gpu", host="box1", gpus=gpus, lease_s=0.5, heartbeat_s=0.005, jobs_max=jobs_max
+    )
     Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
 
 
@@ -535,7 +739,7 @@ def test_a_result_that_the_queue_never_takes_ends_the_worker_after_a_lease(
     store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = submit(store)
-    monkeypatch.setattr(worker_module, "SETTLE_RETRY_S", 0.05)
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.05)
     offered = 0
 
     def refuse(*_: Any, **__: Any) -> bool:
@@ -555,21 +759,30 @@ def test_a_result_that_the_queue_never_takes_ends_the_worker_after_a_lease(
 def test_a_watch_that_fails_does_not_end_an_idle_worker(
     store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = submit(store)
+    submit(store)
     looks = 0
 
-    def any_change(_self: Changes) -> bool:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
-            raise DatabaseError("disk I/O error")
-        return True
+    class Failing:
+        def any(self) -> bool:
+            raise NotImplementedError
 
-    monkeypatch.setattr(Changes, "any", any_change)
+        def wait(self, _timeout_s: float) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise DatabaseError("disk I/O error")
+            submit(store)
+            return True
 
-    run_worker(store, reporter, nothing_to_do)
+        def close(self) -> None: ...
 
-    assert store.job(job_id).state is State.COMPLETED
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(store, "changes", Failing)
+
+    run_worker(store, reporter, nothing_to_do, jobs_max=2)
+
+    assert looks == 2
+    assert [job.state for job in store.jobs()] == [State.COMPLETED] * 2
 
 
 def test_the_arming_beat_is_sent_between_the_load_and_the_work(store: JobStore, reporter: Reporter) -> None:
@@ -597,3 +810,89 @@ def test_a_body_is_found_by_module_and_function() -> None:
 def test_a_body_that_is_none_is_refused(target: str) -> None:
     with pytest.raises(BodyError):
         find_body(target)
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus"),
+    [
+        pytest.param({}, "", id="nothing is told"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "all"}, "", id="all"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0"}, "", id="numbers are no identity"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-a,GPU-b", id="the container's"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a, 1,MIG-c"}, "GPU-a,MIG-c", id="a mixture"),
+        pytest.param(
+            {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_VISIBLE_DEVICES": "GPU-b"}, "GPU-b", id="the process's own"
+        ),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_VISIBLE_DEVICES": "0"}, "GPU-a", id="the first of one"),
+        pytest.param({"GPUWARDEN_GPUS": "GPU-c", "CUDA_VISIBLE_DEVICES": "GPU-b"}, "GPU-c", id="ours before all"),
+    ],
+)
+def test_the_gpus_of_a_worker_are_those_its_environment_tells_by_uuid(env: dict[str, str], gpus: str) -> None:
+    assert gpus_named(env) == gpus
+
+
+def test_a_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter: Reporter) -> None:
+    submit(store)
+    blocked: list[object] = []
+
+    def body(_job: Job, _report: Reporter) -> Callable[[], None]:
+        store.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
+        blocked.append(store.quarantine_of(host="box1", worker="w1"))
+        return lambda: None
+
+    run_worker(store, reporter, body, gpus=("GPU-a",))
+
+    assert blocked[0] is not None
+
+
+def test_a_worker_that_was_replaced_while_its_job_ended_claims_no_other(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, other = submit(store), submit(store)
+    complete = store.complete
+
+    def replaced_after(*arguments: Any, **named: Any) -> bool:
+        accepted = complete(*arguments, **named)
+        store.register("gpu", host="box1", worker="w1", incarnation="next", now=2)
+        return accepted
+
+    monkeypatch.setattr(store, "complete", replaced_after)
+
+    with pytest.raises(ReplacedError):
+        run_worker(store, reporter, nothing_to_do, jobs_max=2)
+
+    assert [store.job(each).state for each in (job_id, other)] == [State.COMPLETED, State.QUEUED]
+
+
+def test_a_registration_that_is_not_answered_is_asked_again(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(store)
+    register = store.register
+    asked = 0
+
+    def at_last(*arguments: Any, **named: Any) -> list[JobId]:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise NoAnswerError("database is locked")
+        return register(*arguments, **named)
+
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(store, "register", at_last)
+
+    run_worker(store, reporter, nothing_to_do)
+
+    assert asked == 3
+    assert store.job(job_id).state is State.COMPLETED
+
+
+def test_a_failure_that_no_database_could_write_is_written_readably(store: JobStore, reporter: Reporter) -> None:
+    job_id = submit(store)
+
+    def body(_job: Job, _report: Reporter) -> Callable[[], None]:
+        raise RuntimeError("a\0b\udcff")
+
+    run_worker(store, reporter, body)
+
+    assert store.job(job_id).because == "RuntimeError: a\\x00b\\udcff"

@@ -17,7 +17,7 @@ HANDLE = "c" * 64
 KEY = f"{HANDLE}@2026-01-01T00:00:00Z"
 REBORN = f"{HANDLE}@2026-01-01T00:05:00Z"
 PIDS = frozenset({4001, 4002})
-LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3)
+LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, avoid_s=600.0)
 
 LABELS = {
     "alertname": "GpuwardenJobStalled",
@@ -79,6 +79,7 @@ def evidence(**changed: Any) -> WorkerFacts:
     """What the exporter says of w1: by default a wedge that it saw 0.3 s ago."""
     default = WorkerFacts(
         host=HOST, worker="w1", sample_age_s=0.3, alive=True, worker_incarnation="i1", heartbeat_age_s=1.0,
+        cpu_still_s=0.0, dead_after_s=30.0,
         container_kind="docker", container="c1", container_id=HANDLE, container_incarnation=KEY,
         container_workers=1, job_id=7, attempt=1, phase="step", step=5, elapsed_s=300.0, budget_s=8100.0,
         stall_timeout_s=120.0,
@@ -110,27 +111,27 @@ def stopped(**changed: Any) -> ContainerState:
 
 def job(**changed: Any) -> JobFacts:
     """Job 7 as its queue has it: by default it runs its first attempt."""
-    default = JobFacts(job_id=7, attempt=1, state=State.RUNNING, claimed_by="i1", watchdog_retries=0, retried=True)
+    default = JobFacts(
+        job_id=7, attempt=1, state=State.RUNNING, claimed_by="i1", attempts_max=20, watchdog_retries=0, retried=True
+    )
     return replace(default, **changed)
 
 
-def free(stage: Stage, *, for_s: float = 0.0, **data: Any) -> Intent:
-    """The free of container c1, at `stage` for as long as `for_s`."""
-    entered_at = NOW - for_s
-    known: dict[str, Any] = {"kind": "docker", "handle": HANDLE, "name": "c1", "gpus": ["GPU-0"]}
-    if stage is not Stage.PLANNED:
-        known |= {"pids": sorted(PIDS), "cgroup": "/sys/fs/cgroup/docker/c1"}
+def free(stage: Stage, **data: Any) -> Intent:
+    """The free of container c1, at `stage`."""
+    known: dict[str, Any] = {
+        "kind": "docker", "handle": HANDLE, "name": "c1", "gpus": ["GPU-0"], "pids": sorted(PIDS),
+        "cgroup": "/sys/fs/cgroup/docker/c1",
+    }  # fmt: skip
     return Intent(
-        intent_id=1, kind=Kind.FREE, key=KEY, stage=stage, created_at=entered_at, entered_at=entered_at,
-        data={**known, **data},
-    )  # fmt: skip
+        intent_id=1, kind=Kind.FREE, key=KEY, stage=stage, created_at=NOW, entered_at=NOW, data={**known, **data}
+    )
 
 
-def settle(stage: Stage, *, for_s: float = 0.0) -> Intent:
-    """The settle of attempt 1 of job 7, at `stage` for as long as `for_s`."""
-    entered_at = NOW - for_s
+def settle(stage: Stage) -> Intent:
+    """The settle of attempt 1 of job 7, at `stage`."""
     return Intent(
-        intent_id=2, kind=Kind.SETTLE, key="7/1", stage=stage, created_at=entered_at, entered_at=entered_at,
+        intent_id=2, kind=Kind.SETTLE, key="7/1", stage=stage, created_at=NOW, entered_at=NOW,
         data={"incarnation": "i1"},
     )  # fmt: skip
 
@@ -139,15 +140,18 @@ def episode(free: Intent | None = None, settle: Intent | None = None, **changed:
     """The episode of w1's wedge: by default nothing is promised yet and its alert fires."""
     default = Episode(
         episode_id=1, remedy="restart_worker", trip=Trip.STALL, host=HOST, worker="w1", opened_at=NOW, firing=True,
-        incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
+        trips=frozenset({Trip.STALL}), incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
     )  # fmt: skip
     return replace(default, **changed)
 
 
 def facts(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Facts:
-    """Everything a remedy may look at: by default an armed remediator before a confirmed wedge."""
+    """Everything a remedy may look at: by default an armed remediator before a confirmed wedge.
+
+    It has looked on for an hour, and known the intents at their stages for no time yet.
+    """
     default = Facts(
-        now=NOW, armed=True, limits=LIMITS, episode=episode(free, settle), evidence=evidence(), container=container(),
-        container_known=True, job=job(), job_known=True, worker_ended=False, unknown="",
+        armed=True, limits=LIMITS, episode=episode(free, settle), evidence=evidence(), container=container(),
+        container_known=True, job=job(), job_known=True, quiet_for_s=3600.0,
     )  # fmt: skip
     return replace(default, **changed)

@@ -1,36 +1,71 @@
-"""Rooms for the tests of `remediator`: a ledger and a queue in real SQLite files."""
+"""Rooms for the tests of `remediator`: a ledger and a queue in real databases, SQLite files and PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from deploy.postgres import Postgres
 from gpuwarden.jobstore import JobStore
 from remediator.ledger import Ledger
+from tests.remediator.builders import HOST
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which database: each test that asks for a ledger or a queue runs on both."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture(scope="session")
+def template(postgres: Postgres) -> str:
+    """A PostgreSQL database with the tables of ledger and queue, to be copied."""
+    name = "remediator_template"
+    postgres.create(name)
+    Ledger.open(postgres.url(name)).close()
+    JobStore.open(postgres.url(name)).close()
+    return name
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres, template: str) -> Iterator[str]:
+    """An empty ledger and an empty queue in one PostgreSQL database; its server runs again afterwards."""
+    name = f"remediator_{uuid4().hex}"
+    postgres.create(name, template=template)
+    yield postgres.url(name)
+    postgres.start()
+    postgres.drop(name)
 
 
 @pytest.fixture
 def ledger_file(tmp_path: Path) -> Path:
-    """Where the ledger's database is, or will be."""
+    """Where the ledger's database is, or will be, when it is a file."""
     return tmp_path / "ledger.db"
 
 
 @pytest.fixture
-def ledger_url(ledger_file: Path) -> str:
-    return f"sqlite:///{ledger_file}"
+def ledger_url(backend: str, request: pytest.FixtureRequest, ledger_file: Path) -> str:
+    return f"sqlite:///{ledger_file}" if backend == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+def queue_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/queue.db" if backend == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture
 def ledger(ledger_url: str) -> Iterator[Ledger]:
     """An empty ledger."""
-    opened = Ledger.open(ledger_url)
+    opened = Ledger.open(ledger_url, host=HOST)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[JobStore]:
+def store(queue_url: str) -> Iterator[JobStore]:
     """An empty queue."""
-    opened = JobStore.open(f"sqlite:///{tmp_path}/queue.db")
+    opened = JobStore.open(queue_url)
     yield opened
     opened.close()

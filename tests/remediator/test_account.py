@@ -9,12 +9,12 @@ from gpuwarden.cli import main
 from remediator.alert import Refusal
 from remediator.ledger import Ledger
 from remediator.plan import Outcome
-from tests.remediator.builders import NOW, alert
+from tests.remediator.builders import HOST, NOW, alert
 
 
 def filled(ledger: Ledger, **labels: str) -> None:
     ledger.accept([alert(**labels)], [], now=NOW)  # type: ignore[arg-type]
-    ledger.take_new(now=NOW)
+    ledger.take_new(HOST, now=NOW)
     ledger.record(1, "did", "stop", "took 1.2 s", now=NOW + 3.25)
     ledger.close_episode(1, Outcome.MENDED, "all is well", now=NOW + 4)
 
@@ -36,7 +36,7 @@ def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest
 def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
     ledger.accept([alert("b", worker="w2", job_id=None)], [], now=NOW)
-    ledger.take_new(now=NOW)
+    ledger.take_new(HOST, now=NOW)
 
     lines = said(capsys, "--ledger", ledger_url, "list")
 
@@ -60,6 +60,21 @@ def test_show_tells_the_whole_story_with_its_times(
     ]
 
 
+def test_what_another_host_wrote_names_that_host(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+    other = Ledger.open(ledger_url, host="box2")
+    other.record(1, "did", "requeue", "stall: retry 1 of 3", now=NOW + 5)
+    other.close()
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")
+
+    assert told[2].endswith("took 1.2 s")
+    assert "(box1)" not in "".join(told)
+    assert told[-1] == "     +5.0 s  did      requeue            (box2) stall: retry 1 of 3"
+
+
 def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
@@ -67,7 +82,13 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
     (shown,) = [json.loads(line) for line in said(capsys, "--ledger", ledger_url, "show", "1", "--json")]
 
     assert (listed["episode_id"], listed["outcome"], listed["opened_at"], listed["entries"]) == (1, "mended", NOW, [])
-    assert shown["entries"][1] == {"at": NOW + 3.25, "act": "did", "step": "stop", "because": "took 1.2 s"}
+    assert shown["entries"][1] == {
+        "at": NOW + 3.25,
+        "act": "did",
+        "step": "stop",
+        "because": "took 1.2 s",
+        "host": HOST,
+    }
 
 
 def test_refused_alerts_are_listed_with_why(
@@ -116,7 +137,8 @@ def test_what_is_no_url_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) ->
     assert main(["ledger", "--ledger", "ledger.db", "list"]) == 1
 
     assert capsys.readouterr().err == (
-        "gpuwarden ledger: 'ledger.db' is no database URL: sqlite:////absolute/path.db is one\n"
+        "gpuwarden ledger: 'ledger.db' is no database URL: "
+        "sqlite:////absolute/path.db or postgresql://user@server/database is one\n"
     )
 
 

@@ -17,7 +17,7 @@ HOSTILE = {
     "newlines": 'w1\n{"event": "forged"}\r\n',
     "SQL": "w1'; DROP TABLE alerts; --",
     "unicode": "wörker-工-🙈-\u202e",
-    "a NUL and escapes": "w1\x00\x1b[2J",
+    "escapes": "w1\x07\x1b[2J",
     "a template": "{{ .Labels.secret }} ${HOME} %s",
     "a path": "../../etc/passwd",
 }
@@ -84,6 +84,9 @@ BAD = {
     "half a surrogate in a label": ({**sent(), "labels": {"worker": "w\ud800"}}, "half a surrogate pair"),
     "half a surrogate in a label name": ({**sent(), "labels": {"\udfff": "w"}}, "half a surrogate pair"),
     "half a surrogate in an annotation": ({**sent(), "annotations": {"summary": "\ud800"}}, "annotations: 'summary'"),
+    "a NUL in a label": ({**sent(), "labels": {"worker": "w\x00"}}, "or a NUL, which is no text"),
+    "a NUL in an annotation": ({**sent(), "annotations": {"summary": "\x00"}}, "annotations: 'summary'"),
+    "a NUL in the fingerprint": ({**sent(), "fingerprint": "f\x00"}, "no fingerprint"),
     "annotations as text": ({**sent(), "annotations": "wedged"}, "annotations: not an object"),
     "no fingerprint": ({**sent(), "fingerprint": None}, "no fingerprint"),
     "an empty fingerprint": ({**sent(), "fingerprint": ""}, "no fingerprint"),
@@ -136,7 +139,7 @@ def test_hostile_text_is_carried_as_it_came(text: str) -> None:
 def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text: str) -> None:
     labels: dict[str, Any] = {label: text * 100}
 
-    refusal = admit(alert(**labels), host=HOST, remedies=TRIPS)
+    refusal = admit(alert(**labels), hosts={HOST}, remedies=TRIPS)
 
     assert refusal is not None
     assert refusal.because.isprintable()
@@ -156,7 +159,9 @@ def test_whatever_json_comes_each_alert_is_read_or_refused_and_can_be_stored(ale
 
     assert len(found) + len(refusals) == len(alerts)
     for each in found:
-        "".join([each.fingerprint, each.starts_at, *each.labels, *each.labels.values()]).encode()
+        kept = "".join([each.fingerprint, each.starts_at, *each.labels, *each.labels.values()])
+        kept.encode()
+        assert "\0" not in kept
     for refusal in refusals:
         refusal.because.encode()
 
@@ -176,6 +181,9 @@ ADMIT = {
     "a trip nobody defined": (alert(trip="boredom"), "unknown_trip"),
     "no worker": (alert(worker=None), "no_worker"),
     "an empty worker": (alert(worker=""), "no_worker"),
+    "a worker of a name that no worker has": (alert(worker="w1\n"), "no_worker"),
+    "a worker of the longest name that one can have": (alert(worker="w" * 256), None),
+    "a name that is longer": (alert(worker="w" * 257), "no_worker"),
     "several at once: the host is what counts first": (
         alert(host="box2", remedy="x", trip="y", worker=None),
         "other_host",
@@ -185,14 +193,26 @@ ADMIT = {
 
 @pytest.mark.parametrize(("found", "reason"), ADMIT.values(), ids=ADMIT)
 def test_who_is_admitted(found: Any, reason: str | None) -> None:
-    refusal = admit(found, host=HOST, remedies=TRIPS)
+    refusal = admit(found, hosts={HOST}, remedies=TRIPS)
 
     assert (refusal.reason if refusal else None) == reason
 
 
 def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
-    refusal = admit(alert(remedy="reboot_host"), host=HOST, remedies=TRIPS)
+    refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=TRIPS)
 
     assert isinstance(refusal, Refusal)
     assert refusal.because == "its remedy is 'reboot_host'; known are: restart_worker"
     assert (refusal.fingerprint, refusal.labels["worker"]) == ("f1", "w1")
+
+
+def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_admitted() -> None:
+    hosts = {HOST, "box2"}
+
+    assert admit(alert(host="box2"), hosts=hosts, remedies=TRIPS) is None
+    refusal = admit(alert(host="box3"), hosts=hosts, remedies=TRIPS)
+    assert refusal is not None
+    assert (refusal.reason, refusal.because) == (
+        "other_host",
+        "it is for host 'box3'; this ledger is worked by box1, box2 alone",
+    )

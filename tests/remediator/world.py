@@ -27,6 +27,7 @@ class Box:
     ends_cleanly: bool = False
     unkillable: bool = False
     wedged: bool = True
+    worker_incarnation: str = "i1"
     running: bool = True
     starts: int = 0
     stops: int = 0
@@ -76,7 +77,7 @@ class World:
             life |= {"alive": False, "container_incarnation": None, "container_id": None, "container": None}
         if box.running:
             life |= {"container": box.worker, "container_id": box.handle, "container_incarnation": box.incarnation}
-        default = {"job_id": box.job_id, "attempt": box.attempt}
+        default = {"job_id": box.job_id, "attempt": box.attempt, "worker_incarnation": box.worker_incarnation}
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
         return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **life})
 

@@ -1,0 +1,227 @@
+"""Clocks that are set and machines that sleep accuse nobody; a whole silence that was seen does (A2, A14)."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import exporter.sampler
+from exporter import testimony
+from exporter.evidence import Thresholds
+from exporter.readings import Snapshot
+from exporter.sampler import Sampler
+from gpuwarden import statefile
+from gpuwarden.facts import WorkerFacts
+from gpuwarden.statefile import Stamp
+from tests.exporter import builders as build
+from tests.exporter import golden
+from tests.exporter.conftest import StartWorker, Worker
+
+SLEEP_S = 600
+STEPS = pytest.mark.parametrize("step_s", [600.0, -600.0], ids=["forward", "back"])
+
+
+class Machine:
+    """A host whose clocks the test sets, through the real sampler and state files.
+
+    Its one worker is a real process that holds its lock and was stopped, so that it uses no CPU time and writes no
+    file: what is in its files is what the test lets it say. Its one GPU is idle.
+    """
+
+    def __init__(self, house: Path, worker: Worker) -> None:
+        self._worker = worker
+        self._boottime_s = 50_000.0
+        self._set_by_s = 0.0
+        thresholds = Thresholds()
+        self._sampler = Sampler(
+            host="box-1", directory=house, containers=None, gpus=lambda: build.gpus(build.gpu(0)), thresholds=thresholds
+        )
+
+    def stamp(self) -> Stamp:
+        now = build.ago(0, now_s=self._boottime_s)
+        return replace(now, unix_s=now.unix_s + self._set_by_s)
+
+    def set_wall_clock(self, step_s: float) -> None:
+        self._set_by_s += step_s
+
+    def sleep(self, seconds: float) -> None:
+        """Suspended and resumed: CLOCK_BOOTTIME has gone on, and nobody looked."""
+        self._boottime_s += seconds
+
+    def show_life(self) -> None:
+        """Heartbeat and beat, now."""
+        now, incarnation = self.stamp(), self._worker.incarnation
+        worker = build.worker_file(incarnation=incarnation, started=now, heartbeat=now, loop=now)
+        job = build.job_file(incarnation=incarnation, started=now, phase_started=now, beat=now)
+        (self._worker.folder / "w0.worker.json").write_text(statefile.render(worker))
+        (self._worker.folder / "w0.job.json").write_text(statefile.render(job))
+
+    def look(self) -> Snapshot:
+        return self._sampler.sample()
+
+    def watch(self, seconds: int, *, lives: bool = False) -> None:
+        """A look a second, each preceded by a sign of life where it lives."""
+        for _ in range(seconds):
+            self._boottime_s += 1.0
+            if lives:
+                self.show_life()
+            self.look()
+
+    def facts(self) -> WorkerFacts:
+        """What a remediator is told now, but for the RAM's size, which is this machine's."""
+        found = testimony.about("w0", self.look(), now=self.stamp())
+        assert found is not None
+        return replace(found, ram_bytes=None)
+
+    def accused(self) -> set[str]:
+        """The conditions that hold of what a remediator is told now."""
+        found = self.facts()
+        assert found.job_id is not None
+        assert found.alive
+        stall = (found.beat_age_s, found.gpu_idle_s, found.ram_still_s)
+        dead = (found.heartbeat_age_s, found.cpu_still_s)
+        return {
+            name
+            for name, silences, allowed_s in (
+                ("stall", stall, found.stall_timeout_s), ("dead_worker", dead, found.dead_after_s)
+            )
+            if allowed_s is not None and all(each is not None and each >= allowed_s for each in silences)
+        }  # fmt: skip
+
+
+@pytest.fixture
+def machine(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    worker = start_worker("w0", job_id=7)
+    worker.stop()
+    found = Machine(house, worker)
+    monkeypatch.setattr(exporter.sampler, "clock", SimpleNamespace(stamp=found.stamp))
+    found.show_life()
+    found.look()
+    return found
+
+
+def test_a_whole_silence_that_was_seen_accuses(machine: Machine) -> None:
+    """The control of every test below."""
+    machine.watch(29)
+    assert machine.accused() == set()
+    machine.watch(1)
+    assert machine.accused() == {"dead_worker"}
+    machine.watch(89)
+    assert machine.accused() == {"dead_worker"}
+    machine.watch(1)
+    assert machine.accused() == {"dead_worker", "stall"}
+
+
+# The wall clock is set
+
+
+@STEPS
+def test_a_wall_clock_that_is_set_changes_no_age_and_no_duration(machine: Machine, step_s: float) -> None:
+    machine.watch(20)
+    before = machine.facts()
+
+    machine.set_wall_clock(step_s)
+
+    assert machine.facts() == before
+    assert (before.heartbeat_age_s, before.beat_age_s, before.elapsed_s) == (20.0, 20.0, 20.0)
+    assert (before.cpu_still_s, before.gpu_idle_s, before.ram_still_s) == (20.0, 20.0, 20.0)
+
+
+@STEPS
+def test_a_sign_of_life_after_the_wall_clock_was_set_is_as_fresh_as_any(machine: Machine, step_s: float) -> None:
+    machine.watch(200)
+    machine.set_wall_clock(step_s)
+
+    machine.show_life()
+
+    found = machine.facts()
+    assert (found.heartbeat_age_s, found.beat_age_s, found.elapsed_s) == (0.0, 0.0, 0.0)
+    assert machine.accused() == set()
+
+
+@STEPS
+def test_a_wall_clock_that_is_set_makes_a_silence_neither_longer_nor_shorter(machine: Machine, step_s: float) -> None:
+    machine.watch(15)
+    machine.set_wall_clock(step_s)
+    machine.watch(14)
+    assert machine.accused() == set()
+
+    machine.watch(1)
+    assert machine.accused() == {"dead_worker"}
+    machine.watch(90)
+    assert machine.accused() == {"dead_worker", "stall"}
+
+
+@STEPS
+def test_what_is_published_differs_by_nothing_but_the_unix_times(step_s: float) -> None:
+    def scraped(set_by_s: float) -> list[str]:
+        def at(age_s: float) -> Stamp:
+            found = build.ago(age_s)
+            return replace(found, unix_s=found.unix_s + set_by_s)
+
+        worker = build.worker_file(started=at(900), heartbeat=at(40), loop=at(300))
+        job = build.job_file(started=at(300), phase_started=at(200), beat=at(130))
+        return golden.scraped(build.snapshot(build.sighting(worker=worker, job=job))).splitlines()
+
+    changed = {old.partition("{")[0] for old, new in zip(scraped(0.0), scraped(step_s), strict=True) if old != new}
+
+    assert changed == {"gpuwarden_worker_heartbeat_timestamp_seconds", "gpuwarden_job_beat_timestamp_seconds"}
+
+
+# The machine sleeps
+
+
+def test_a_machine_that_slept_accuses_nobody_right_after_though_every_age_is_old(machine: Machine) -> None:
+    machine.watch(200, lives=True)
+    machine.sleep(SLEEP_S)
+
+    found = machine.facts()
+
+    assert (found.heartbeat_age_s, found.beat_age_s) == (SLEEP_S, SLEEP_S)
+    assert (found.cpu_still_s, found.gpu_idle_s, found.ram_still_s) == (0.0, 0.0, 0.0)
+    assert machine.accused() == set()
+
+
+def test_a_machine_that_slept_accuses_nobody_who_lives_on(machine: Machine) -> None:
+    machine.watch(200, lives=True)
+    machine.sleep(SLEEP_S)
+    machine.watch(9)  # a heartbeat comes every 10 s
+    assert machine.accused() == set()
+
+    machine.watch(200, lives=True)
+    assert machine.accused() == set()
+
+
+def test_a_machine_that_slept_accuses_after_a_whole_silence_that_was_seen(machine: Machine) -> None:
+    machine.watch(200, lives=True)
+    machine.sleep(SLEEP_S)
+    machine.look()
+
+    machine.watch(29)
+    assert machine.accused() == set()
+    machine.watch(1)
+    assert machine.accused() == {"dead_worker"}
+    machine.watch(90)
+    assert machine.accused() == {"dead_worker", "stall"}
+
+
+def test_a_silence_that_a_sleep_interrupts_starts_over(machine: Machine) -> None:
+    machine.watch(29)
+    machine.sleep(SLEEP_S)
+    machine.watch(30)
+    assert machine.accused() == set()
+
+    machine.watch(1)
+    assert machine.accused() == {"dead_worker"}
+
+
+@STEPS
+def test_a_machine_whose_wall_clock_is_set_as_it_wakes_accuses_nobody(machine: Machine, step_s: float) -> None:
+    machine.watch(200, lives=True)
+    machine.sleep(SLEEP_S)
+    machine.set_wall_clock(step_s)
+
+    assert machine.accused() == set()

@@ -1,0 +1,250 @@
+"""A worker's silence as the sampler sees it: processes that are stopped, compute, or cannot be looked at (A14)."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from structlog.testing import LogCapture
+
+from exporter import testimony
+from exporter.evidence import Thresholds
+from exporter.readings import CpuUse, Snapshot, WorkerReadings
+from exporter.sampler import Sampler
+from exporter.sources import processes, workers
+from tests.exporter import builders as build
+from tests.exporter import golden
+from tests.exporter.conftest import StartWorker
+from tests.waiting import eventually
+
+PROCESS = CpuUse(start_ticks=77, used_ticks=12)
+
+
+class Silence(NamedTuple):
+    """For how long w0 has given no heartbeat and used no CPU time, seconds."""
+
+    heartbeat_s: float | None
+    cpu_s: float | None
+
+
+def sampler(house: Path, *, dead_after_s: float = 30.0) -> Sampler:
+    return Sampler(
+        host="box-1", directory=house, containers=None, gpus=None, thresholds=Thresholds(dead_after_s=dead_after_s)
+    )
+
+
+def silence(snapshot: Snapshot) -> Silence:
+    facts = testimony.about("w0", snapshot, now=snapshot.taken)
+    assert facts is not None
+    return Silence(facts.heartbeat_age_s, facts.cpu_still_s)
+
+
+def looking(look: Sampler, holds: Callable[[float, float], bool]) -> Silence:
+    """Look until both silences are known and `holds` of them."""
+
+    def seen() -> Silence | None:
+        found = silence(look.sample())
+        return found if None not in found and holds(found.heartbeat_s or 0.0, found.cpu_s or 0.0) else None
+
+    return eventually(seen)
+
+
+def test_a_stopped_worker_grows_silent_and_one_that_goes_on_does_not(
+    house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    worker = start_worker("w0", job_id=7)
+    look = sampler(house, dead_after_s=1.0)
+
+    worker.stop()
+    first = looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 0.1)
+    last = looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 1.0)
+    worker.go_on()
+    looking(look, lambda heartbeat_s, _: heartbeat_s < 1.0)
+    looking(look, lambda _, cpu_s: cpu_s < 1.0)
+
+    assert (last.heartbeat_s or 0.0) - (first.heartbeat_s or 0.0) == pytest.approx(
+        (last.cpu_s or 0.0) - (first.cpu_s or 0.0)
+    )
+    told = [(each["log_level"], each["event"], each["worker"]) for each in logged.entries]
+    assert told[:2] == [
+        ("error", "worker is dead: no heartbeat and no CPU time", "w0"),
+        ("info", "worker is no longer dead", "w0"),
+    ]
+    assert (logged.entries[0]["job_id"], logged.entries[0]["attempt"]) == (7, 1)
+
+
+def test_a_stopped_worker_without_a_job_is_silent_and_not_dead(
+    house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    worker = start_worker("w0")
+    look = sampler(house, dead_after_s=0.5)
+
+    worker.stop()
+    looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 0.5)
+
+    assert logged.entries == []
+
+
+def test_a_worker_that_computes_with_its_heartbeat_starved_is_not_still(
+    house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    worker = start_worker("w0", job_id=7)
+    look = sampler(house, dead_after_s=1.5)
+
+    worker.burn()
+    found = looking(look, lambda heartbeat_s, _: heartbeat_s > 2.0)
+    accused = list(logged.entries)
+    worker.stop()  # the control: the same worker, and the heartbeat no younger
+    looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 1.5)
+
+    assert found.cpu_s == pytest.approx(0.0, abs=1.0)
+    assert accused == []
+    assert [each["log_level"] for each in logged.entries] == ["error"]
+
+
+def test_a_restarted_worker_is_still_from_its_own_first_look_on(house: Path, start_worker: StartWorker) -> None:
+    look = sampler(house)
+    first = start_worker("w0")
+    first.stop()
+    looking(look, lambda _, cpu_s: cpu_s > 0.1)
+    first.kill()
+    start_worker("w0")
+
+    assert silence(look.sample()).cpu_s == 0.0
+
+
+# What cannot be told
+
+
+def seen_as(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    """The workers' source sees w0 and w1, both in this test's process."""
+    found = WorkerReadings(
+        workers=tuple(
+            build.sighting(
+                worker=build.worker_file(worker=name), job=None, **{"pid": os.getpid(), "container_id": None, **changes}
+            )
+            for name in ("w0", "w1")
+        )
+    )
+    monkeypatch.setattr(workers, "read", lambda _: found)
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError("not ours to look at"), ValueError("no such line")], ids=["refused", "not understood"]
+)
+def test_cpu_time_that_cannot_be_read_is_absent_and_counted_and_starts_anew_afterwards(
+    error: Exception, house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0").stop()
+    look = sampler(house)
+    known = [silence(look.sample()).cpu_s for _ in range(2)]
+
+    def refuse(_: int) -> CpuUse:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "cpu_use", refuse)
+        unread = [look.sample(), look.sample()][-1]
+    again = look.sample()
+
+    assert known[0] == 0.0
+    assert known[1] != 0.0
+    assert silence(unread).cpu_s is None
+    assert unread.unknown["w0", "cpu", "unreadable"] == 2
+    assert "gpuwarden_worker_cpu_still_seconds{" not in golden.scraped(unread, now=unread.taken)
+    assert silence(again).cpu_s == 0.0
+    assert "gpuwarden_worker_cpu_still_seconds{" in golden.scraped(again, now=again.taken)
+
+
+def test_a_container_whose_worker_cannot_be_read_is_counted_by_its_name(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_as(monkeypatch, pid=2**22 + 1, container_id=build.DOCKER_ID)
+    look = sampler(house)
+    monkeypatch.setattr(look, "_running", lambda *_: {"i": build.container(pid=os.getpid())})
+
+    assert look.sample().unknown["worker-0", "cpu", "unreadable"] == 2
+
+
+def test_a_live_worker_in_another_pid_namespace_is_unknown_and_counted(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_as(monkeypatch, pid=None)
+
+    snapshot = sampler(house).sample()
+
+    assert silence(snapshot).cpu_s is None
+    assert snapshot.unknown == {("w0", "cpu", "pid_unknown"): 1, ("w1", "cpu", "pid_unknown"): 1}
+
+
+def test_a_dead_process_has_no_cpu_time_and_nothing_about_it_is_unknown(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0", job_id=7).kill()
+
+    snapshot = sampler(house).sample()
+
+    assert silence(snapshot).cpu_s is None
+    assert snapshot.unknown == {}
+
+
+def test_two_workers_of_one_process_share_its_cpu_time_and_one_look_at_it(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def answer(pid: int) -> CpuUse:
+        asked.append(pid)
+        return PROCESS
+
+    monkeypatch.setattr(processes, "cpu_use", answer)
+    seen_as(monkeypatch)
+    look = sampler(house)
+
+    look.sample()
+    last = look.sample()
+
+    assert asked == [os.getpid()] * 2
+    assert last.workers is not None
+    first_s, second_s = map(last.cpu_still_of, last.workers.workers)
+    assert first_s == second_s != 0.0
+
+
+def test_a_pid_that_names_another_process_now_starts_anew(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen_as(monkeypatch)
+    look = sampler(house)
+    answers = [PROCESS, PROCESS, replace(PROCESS, start_ticks=78)]
+    monkeypatch.setattr(processes, "cpu_use", lambda _: answers.pop(0))
+
+    found = [silence(look.sample()).cpu_s for _ in range(3)]
+
+    assert (found[0], found[2]) == (0.0, 0.0)
+    assert found[1] != 0.0
+
+
+@pytest.mark.parametrize("name", ["python3", "a (b) c) 1 2 3", ""])
+def test_cpu_time_is_read_past_any_name_a_process_may_give_itself(name: str, tmp_path: Path) -> None:
+    (tmp_path / "41").mkdir()
+    fields = ["S", *map(str, range(4, 53))]  # the field numbers of proc_pid_stat(5), as their values
+    (tmp_path / "41" / "stat").write_text(f"41 ({name}) {' '.join(fields)}\n")
+
+    assert processes.cpu_use(41, proc=tmp_path) == CpuUse(start_ticks=22, used_ticks=14 + 15)
+
+
+def test_a_line_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "41").mkdir()
+    (tmp_path / "41" / "stat").write_text("41 (x) S 1 2 3\n")
+
+    with pytest.raises(ValueError, match="process 41 has 4 fields after its name, not 20 or more"):
+        processes.cpu_use(41, proc=tmp_path)
+
+
+def test_the_cpu_time_of_this_process_grows_with_what_it_computes() -> None:
+    before = processes.cpu_use(os.getpid())
+
+    def more() -> bool:
+        sum(range(10**6))
+        return processes.cpu_use(os.getpid()).used_ticks > before.used_ticks
+
+    eventually(more)
+    assert processes.cpu_use(os.getpid()).start_ticks == before.start_ticks

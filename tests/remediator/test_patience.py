@@ -1,0 +1,163 @@
+"""Patience: it counts while the executor looks on, by the steady clock, whatever happens to the wall clock or to it."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import FENCE_S, State
+from gpuwarden.jobstore import JobStore
+from remediator.execute import PAUSE_MAX_S, Executor
+from remediator.ledger import Ledger
+from remediator.remedies.restart_worker import decide
+from tests.remediator.builders import HOST
+from tests.remediator.test_execute import PACE, executor, story, told, turn, wedged
+from tests.remediator.world import World
+
+BOUND_S = PACE.limits.settle_bound_s
+
+
+class Clocks:
+    """The executor's clocks, in the test's hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steady_s = 1000.0
+        self.stepped_s = 0.0
+        monkeypatch.setattr("remediator.execute.time", SimpleNamespace(time=self.wall, monotonic=lambda: self.steady_s))
+
+    def wall(self) -> float:
+        return time.time() + self.stepped_s
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def lingering(ledger: Ledger, store: JobStore) -> World:
+    """A wedge whose container stops and whose process the driver lists for ever."""
+    world = wedged(ledger, store)
+    box, about = world.boxes["w1"], world.about
+    pids = box.pids
+
+    def haunted(worker: str, *, host: str) -> Any:
+        return replace(about(worker, host=host), gpu_pids={"GPU-0": sorted(pids)})
+
+    world.about = haunted  # type: ignore[method-assign]
+    return world
+
+
+def look_on(works: Executor, ledger: Ledger, clocks: Clocks, *, for_s: float) -> None:
+    for _ in range(round(for_s / 5)):
+        clocks.steady_s += 5
+        turn(works, ledger)
+
+
+def test_the_bounds_are_counted_by_the_steady_clock(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+    """The control of all below: looked on for so long, the job is settled and the free given up."""
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+
+    look_on(works, ledger, clocks, for_s=BOUND_S - 5)
+    assert store.job(1).state is State.FENCING
+    look_on(works, ledger, clocks, for_s=5)
+    assert store.job(1).state is State.QUEUED
+    look_on(works, ledger, clocks, for_s=PACE.limits.free_bound_s)
+    assert story(ledger).outcome == "partly_mended"
+
+
+@pytest.mark.parametrize("step_s", [600.0, -600.0])
+def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
+    ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: dying"
+
+    clocks.stepped_s = step_s
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step_s)
+    look_on(works, ledger, clocks, for_s=BOUND_S - 5)
+
+    assert store.job(1).state is State.FENCING
+    assert told(ledger)[-1] == "decided wait: dying"
+    look_on(works, ledger, clocks, for_s=5)
+    assert store.job(1).state is State.QUEUED
+
+
+def test_a_loop_that_stood_still_begins_its_patience_anew(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+
+    clocks.steady_s += 10 * BOUND_S
+    turn(works, ledger)
+    assert store.job(1).state is State.FENCING
+    look_on(works, ledger, clocks, for_s=BOUND_S - 5)
+    assert store.job(1).state is State.FENCING
+    look_on(works, ledger, clocks, for_s=5)
+    assert store.job(1).state is State.QUEUED
+
+
+def test_a_thread_that_wakes_before_the_loop_has_no_patience_left_over(
+    ledger: Ledger, store: JobStore, clocks: Clocks
+) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+    look_on(works, ledger, clocks, for_s=30)
+    (episode,) = ledger.open_episodes()
+    assert works._facts(episode).settle_for_s == 30.0
+
+    clocks.steady_s += PAUSE_MAX_S + 1
+    found = works._facts(episode)
+
+    assert (found.free_for_s, found.settle_for_s, found.quiet_for_s) == (0.0, 0.0, 0.0)
+
+
+def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
+    ledger: Ledger, store: JobStore, clocks: Clocks
+) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    dry = executor(ledger, store, world, pace=replace(PACE, armed=False))
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, _begin(works, episode))
+    look_on(dry, ledger, clocks, for_s=60)
+    (begun,) = ledger.open_episodes()
+    assert dry._facts(begun).free_for_s == 55.0
+
+    ledger.withdraw(begun.episode_id, "it shows life", now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, _begin(works, episode))
+    (again,) = ledger.open_episodes()
+
+    assert dry._facts(again).free_for_s == 0.0
+
+
+def _begin(works: Executor, episode: Any) -> Any:
+    return decide(works._facts(episode))
+
+
+def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger: Ledger, store: JobStore) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+    later = store.now() + FENCE_S + 60
+
+    class At:
+        """The queue, by a clock that was set."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(queue, name)
+
+        def now(self) -> float:
+            return later
+
+    queue = works._hands.queue
+    works._hands = replace(works._hands, queue=At())
+    assert store.expired(now=later) == {(1, 1)}
+
+    works._keep_fences(ledger.open_episodes(HOST), [])
+
+    assert store.expired(now=later) == frozenset()
