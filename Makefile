@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Modules that decide and compute without any I/O: every branch of them is tested.
-PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/testimony.py,remediator/alert.py,remediator/plan.py,remediator/remedies/*
+PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/testimony.py,remediator/alert.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
 
 .PHONY: help demo test check ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help
@@ -53,7 +53,7 @@ bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench
 
 up: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_ARGS="--help" says more
-	@$(BIN)/python -m deploy.up $(UP_ARGS)
+	@$(BIN)/python -m deploy.up --data .work/up $(UP_ARGS)
 
 lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --all-extras --strip-extras --allow-unsafe --no-header \

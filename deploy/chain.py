@@ -1,9 +1,17 @@
 """The whole chain on this host: exporter, Prometheus, Alertmanager, remediator and executor, as processes of ours.
 
 Every one of them listens on loopback, logs to a file of its own in the work folder, and ends with us, even when we are
-killed. Layout of the work folder: `run/` is $GPUWARDEN_DIR, `queue/` the job queue, `ledger/` the ledger.
+killed. Layout of the work folder:
+
+- `run/` is $GPUWARDEN_DIR, unless the plan names another one; `queue/` holds the job queue, `ledger/` the ledger;
+- `prometheus/` and `alertmanager/` are theirs, as configured by `prometheus.yml` and `alertmanager.yml`;
+- `parts.json` says which processes were started last: the boot they belong to, and by part the pid with its start time;
+- `token` (0600) is what Alertmanager shows the remediator; `log/<part>.log` is what each part says.
+
+`Chain` starts and stops; what becomes of a part that ends by itself is for its caller (`deploy.supervise`).
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -21,8 +29,9 @@ from typing import Any, Final, Self
 
 import httpx
 
-from deploy import parts
+from deploy import parts, shipped
 from deploy.config import Pace, alertmanager_config, prometheus_config
+from gpuwarden import cgroup, clock
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S: Final = 30.0
@@ -36,6 +45,10 @@ PARTS: Final = ("prometheus", "alertmanager", "execute", "serve", "exporter")
 """Every part, in the order in which they are stopped, so that nothing misses what it needs."""
 
 
+_SERVICES: Final = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
+"""What systemd calls the parts that Debian's packages start by themselves."""
+
+
 class ChainError(Exception):
     """A part of the chain did not start, or ended by itself; the message ends with what it last logged."""
 
@@ -45,6 +58,8 @@ class Plan:
     """What chain to run. A listener without a port in `ports` takes a free one; units stand in the names.
 
     Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
+    `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
+    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them.
     """
 
     work: Path
@@ -60,9 +75,16 @@ class Plan:
     settle_bound_s: float = 60.0
     free_bound_s: float = 120.0
     tend_s: float = 5.0
+    cooldown_s: float = 300.0
+    storm_targets: int = 3
     database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
-    rules: Sequence[Path] = tuple(sorted((CHECKOUT / "alerts").glob("*.rules.yaml")))
+    rules: Sequence[Path] = field(default_factory=shipped.rules)
+    directory: Path | None = None
+    metrics_days: int = 15
+    metrics_bytes: int = 2 * 2**30
+    parts_dir: Path = parts.PARTS_DIR
+    fetch: bool = True
 
 
 class Chain:
@@ -70,7 +92,7 @@ class Chain:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.directory = plan.work / "run"
+        self.directory = plan.directory or plan.work / "run"
         self.queue_url = plan.database or f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
         self.ledger_url = plan.database or f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
         self.token_file = plan.work / "token"
@@ -78,13 +100,12 @@ class Chain:
             f"http://127.0.0.1:{_port_for(part, plan.ports.get(part))}" for part in LISTENERS
         )
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._record: dict[str, str] = {}
         self.http = httpx.Client(timeout=5.0, trust_env=False)
         for folder in (self.directory, plan.work / "queue", plan.work / "ledger", plan.work / "log"):
             folder.mkdir(parents=True, exist_ok=True)
-        (self.directory / "host").write_text(plan.host + "\n", encoding="ascii")
-        if not self.token_file.exists():
-            with open(self.token_file, "w", encoding="ascii", opener=_private) as file:
-                file.write(secrets.token_hex(24))
+        replace(self.directory / "host", plan.host + "\n", mode=0o644)
+        keep_token(self.token_file)
 
     def __enter__(self) -> Self:
         """Start everything, and wait until all of it answers."""
@@ -111,6 +132,17 @@ class Chain:
         for name in PARTS:
             self.stop(name)
         self.http.close()
+
+    def start(self, name: str) -> None:
+        """Start one part."""
+        starts: Mapping[str, Callable[[], None]] = {
+            "exporter": self.start_exporter,
+            "serve": self.start_serve,
+            "execute": self.start_executor,
+            "alertmanager": self._start_alertmanager,
+            "prometheus": self._start_prometheus,
+        }
+        starts[name]()
 
     def start_exporter(self) -> None:
         """Start the exporter."""
@@ -151,6 +183,7 @@ class Chain:
             *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
             *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
+            *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
             "--armed" if armed else "--no-armed",
             *processes,
         ]
@@ -178,15 +211,23 @@ class Chain:
             process.kill()
             process.wait()
 
+    def ended(self) -> dict[str, int]:
+        """The parts that have ended by themselves since they were last started, with their exit codes."""
+        polled = {name: process.poll() for name, process in self._running.items()}
+        return {name: code for name, code in polled.items() if code is not None}
+
     def check(self) -> None:
         """Raise ChainError when a part has ended by itself."""
-        for name, process in self._running.items():
-            if process.poll() is not None:
-                raise ChainError(f"{name} ended with {process.returncode}:\n{self.log_tail(name)}")
+        for name, code in self.ended().items():
+            raise ChainError(f"{name} ended with {code}:\n{self.log_tail(name)}")
+
+    def log_file(self, name: str) -> Path:
+        """Where one part logs to."""
+        return self.plan.work / "log" / f"{name}.log"
 
     def log(self, name: str) -> str:
         """What one part has logged."""
-        path = self.plan.work / "log" / f"{name}.log"
+        path = self.log_file(name)
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def log_tail(self, name: str, lines: int = 15) -> str:
@@ -205,15 +246,16 @@ class Chain:
         text = alertmanager_config(
             webhook=f"{self.remediator_url}/api/v1/alerts", token_file=self.token_file, pace=self.plan.pace
         )
-        config.write_text(text, encoding="utf-8")
+        replace(config, text, mode=0o644)
         self._start(
             "alertmanager",
             [
-                str(parts.find("alertmanager")),
+                str(self._program("alertmanager")),
                 f"--config.file={config}",
                 f"--storage.path={self.plan.work / 'alertmanager'}",
                 f"--web.listen-address=127.0.0.1:{_port(self.alertmanager_url)}",
                 "--cluster.listen-address=",
+                "--log.format=json",
             ],
         )
 
@@ -227,27 +269,38 @@ class Chain:
             rules=list(self.plan.rules),
             pace=self.plan.pace,
         )
-        config.write_text(text, encoding="utf-8")
+        replace(config, text, mode=0o644)
         self._start(
             "prometheus",
             [
-                str(parts.find("prometheus")),
+                str(self._program("prometheus")),
                 f"--config.file={config}",
                 f"--storage.tsdb.path={self.plan.work / 'prometheus'}",
                 f"--web.listen-address=127.0.0.1:{_port(self.prometheus_url)}",
+                f"--storage.tsdb.retention.time={self.plan.metrics_days}d",
+                f"--storage.tsdb.retention.size={self.plan.metrics_bytes}B",
+                "--log.format=json",
             ],
         )
 
     def _start(self, name: str, argv: list[str]) -> None:
-        with (self.plan.work / "log" / f"{name}.log").open("ab") as log:
+        with self.log_file(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [*_tether(), *argv],
-                env=parts.env_for_parts(),
+                env=parts.env_for_parts(parts_dir=self.plan.parts_dir),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.plan.work,
+                # Ctrl-C at a terminal reaches us alone, who then stop the parts in order.
+                start_new_session=True,
             )
+        with suppress(OSError):  # it ended at once
+            self._record[name] = f"{self._running[name].pid} {cgroup.start_ticks(self._running[name].pid)}"
+        replace(self.plan.work / "parts.json", json.dumps({"boot_id": clock.boot_id(), **self._record}), mode=0o600)
+
+    def _program(self, name: str) -> Path:
+        return parts.find(name, parts_dir=self.plan.parts_dir, fetch=self.plan.fetch)
 
     def _await(self, name: str, ready: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -281,8 +334,21 @@ def _tether() -> Sequence[str]:
     return (setpriv, "--pdeathsig", "TERM", "--") if setpriv else ()
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def keep_token(path: Path) -> None:
+    """Have a bearer token in the file: the one that is there, else a new one; for its owner's eyes alone."""
+    if path.exists():
+        path.chmod(0o600)
+    else:
+        replace(path, secrets.token_hex(24), mode=0o600)
+
+
+def replace(path: Path, text: str, *, mode: int) -> None:
+    """Write a file whole, by rename: a kill in the middle leaves the old one or none."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with open(new, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(text)
+    new.replace(path)
 
 
 def _port(url: str) -> str:
@@ -297,8 +363,14 @@ def _port_for(part: str, wanted: int | None) -> int:
         try:
             probe.bind(("127.0.0.1", wanted or 0))
         except OSError as error:
+            service = _SERVICES.get(part)
+            stop = (
+                f"stop what listens there (Debian's own: systemctl disable --now {service})"
+                if service
+                else ("stop what listens there")
+            )
             raise ChainError(
-                f"port {wanted}, wanted for {part}, cannot be used ({error.strerror}): stop what listens there, "
+                f"port {wanted}, wanted for {part}, cannot be used ({error.strerror}): {stop}, "
                 f"or give another --{part}-port"
             ) from None
         port: int = probe.getsockname()[1]

@@ -5,42 +5,23 @@ A reachable engine on this host is used as it is, and left as it is. Otherwise r
 `private_engine`). Otherwise there is none, and the answer says why.
 """
 
-import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from deploy import parts, private_engine
+from deploy.reachable import Engine, NoEngine, ask, reachable_engine
+
+__all__ = ["Engine", "EngineNotStopped", "NoEngine", "docker_engine", "reachable_engine"]
 
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = private_engine.SWEEP_TIMEOUT_S + 10
-SYSTEM_SOCKET = Path("/var/run/docker.sock")
-_PROBE_TIMEOUT_S = 5
 _POLL_S = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """A Docker engine that answers. On a private one, containers have the network `none` or `host`."""
-
-    base_url: str
-    private: bool
-    version: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoEngine:
-    """There is no engine to be had, and why."""
-
-    because: str
 
 
 class EngineNotStopped(Exception):  # noqa: N818 - it reads as what happened
@@ -68,55 +49,6 @@ def docker_engine(work: Path) -> Iterator[Engine | NoEngine]:
         return
     with _private_engine(work, found["dockerd"]) as started:
         yield started
-
-
-def reachable_engine(env: Mapping[str, str], *, system_socket: Path = SYSTEM_SOCKET) -> Engine | NoEngine:
-    """The engine that DOCKER_HOST names or the system runs, if it answers and shares this host's kernel.
-
-    Bind mounts, pids and control groups mean the same on both sides only then, so an engine over TCP is passed by.
-    """
-    url = env.get("DOCKER_HOST", "")
-    if not url.startswith("unix://"):
-        url = f"unix://{system_socket}"
-    answer = _ask(url)
-    if isinstance(answer, NoEngine):
-        return answer
-    kernel = os.uname().release
-    if answer["KernelVersion"] != kernel:
-        return NoEngine(
-            because=f"the engine at {url} runs on the kernel {answer['KernelVersion']}, not on this one, {kernel}"
-        )
-    return Engine(base_url=url, private=False, version=answer["Version"])
-
-
-def _ask(url: str) -> Mapping[str, str] | NoEngine:
-    """What the engine at `url` says of its version (Docker Engine API, GET /version)."""
-    path = url.removeprefix("unix://")
-    if not Path(path).exists():
-        return NoEngine(because=f"no Docker engine listens at {path}")
-    # Not the docker package's client, which leaves its socket open when the first answer fails.
-    connection = _UnixConnection(path)
-    try:
-        connection.request("GET", "/version")
-        said = json.load(connection.getresponse())
-        return {key: str(said[key]) for key in ("Version", "KernelVersion")}
-    except (OSError, HTTPException, ValueError, TypeError, KeyError) as problem:
-        return NoEngine(because=f"the Docker engine at {path} does not answer as one: {problem!r}")
-    finally:
-        connection.close()
-
-
-class _UnixConnection(HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_PROBE_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 @contextmanager
@@ -151,7 +83,7 @@ def _wait_until_ready(guardian: subprocess.Popen[bytes], places: private_engine.
     while time.monotonic() < give_up:
         if began == b"" or guardian.poll() is not None:
             return NoEngine(because=f"the private Docker engine ended at once: {_last_line(places.log)}")
-        answer = _ask(url)
+        answer = ask(url)
         if not isinstance(answer, NoEngine):
             return Engine(base_url=url, private=True, version=answer["Version"])
         because = answer.because

@@ -144,11 +144,11 @@ def _slim_postgresql(root: Path) -> None:
 PARTS: Mapping[str, Part] = MappingProxyType(_table())
 
 
-def find(program: str, *, parts_dir: Path = PARTS_DIR) -> Path:
+def find(program: str, *, parts_dir: Path = PARTS_DIR, fetch: bool = True) -> Path:
     """Where `program` (a key of PARTS) lies: on PATH or beside it, else unpacked in `.parts`, else it is fetched now.
 
-    Fetching prints progress to stderr. A program from `.parts` is started with `env_for_parts()`, one from a closed
-    room with that room's own `library_folders`.
+    Fetching prints progress to stderr; without `fetch`, what would have to be fetched is missing. A program from
+    `.parts` is started with `env_for_parts()`, one from a closed room with that room's own `library_folders`.
     Raises PartMissing when it is nowhere and cannot be fetched.
     """
     part = PARTS.get(program)
@@ -160,6 +160,8 @@ def find(program: str, *, parts_dir: Path = PARTS_DIR) -> Path:
     if beside_path := _program_below(SYSTEM, part.names, part.beside_path):
         return beside_path
     room = parts_dir / part.room
+    if not room.is_dir() and not fetch:
+        raise PartMissing(f"{' or '.join(part.names)} is not on PATH: {part.advice}")
     if not room.is_dir():
         try:
             unpack(

@@ -99,6 +99,8 @@ def stage(
     settle_bound_s: float = 60.0,
     free_bound_s: float = 120.0,
     tend_s: float = 5.0,
+    cooldown_s: float = 0.0,
+    storm_targets: int = 1000,
     dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
     unmanaged: Sequence[str] = (),
@@ -119,6 +121,8 @@ def stage(
         settle_bound_s: when a fenced job is settled at the latest, seconds.
         free_bound_s: when a free without progress is given up, seconds.
         tend_s: between two sweeps of the leases, seconds.
+        cooldown_s: how long a container that was freed is not freed again, seconds; a story may wedge one many times.
+        storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
         unmanaged: workers whose containers do not opt in.
@@ -147,6 +151,8 @@ def stage(
             settle_bound_s=settle_bound_s,
             free_bound_s=free_bound_s,
             tend_s=tend_s,
+            cooldown_s=cooldown_s,
+            storm_targets=storm_targets,
             dead_after_s=dead_after_s,
             database=None if database is None else database.url,
         )

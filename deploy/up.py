@@ -1,99 +1,268 @@
-"""`make up`: the whole chain on this host from a checkout, on loopback, in dry run unless told to act, until Ctrl-C.
+"""`gpuwarden up`: the whole chain on this host, for real use: one command, one data directory, everything on loopback.
 
-Everything it keeps lies in one data folder, so that a second start goes on where the first one stopped. Workers are the
-user's own: see docs/running.md for what a container needs. GPUs come from the NVIDIA driver or a simulation file;
-with neither they are unknown, and nothing is ever confirmed.
+Exporter, Prometheus, Alertmanager and the remediator's two processes run as our children. One that ends by itself is
+started again; one that keeps ending stops all of it. Ctrl-C or SIGTERM stops them in order; a second start goes on
+where the first one stopped, also after a kill. GPUs come from the NVIDIA driver or a simulation file; with neither they
+are unknown, and nothing is ever confirmed. Workers are the user's own: docs/running.md says what one needs.
+
+Exit codes: 0 told to stop; 1 it could not start, or a part kept ending, and why was said; 2 it was called wrongly.
 """
 
 import argparse
+import json
 import os
 import signal
-import socket
 import sys
 import threading
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
-from deploy import parts
-from deploy.chain import CHECKOUT, LISTENERS, Chain, ChainError, Plan
+from deploy import parts, place, shipped
+from deploy.chain import LISTENERS, PARTS, Chain, ChainError, Plan
 from deploy.config import Pace
-from deploy.engine import Engine, reachable_engine
+from deploy.reachable import Engine, NoEngine, reachable_engine
+from deploy.rotation import rotate
+from deploy.supervise import Supervisor
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.statefile import check_name
 
 PORTS: Final = {"exporter": 9835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
-CHECK_S: Final = 1.0
+CHECK_S: Final = 0.5
+"""Time between two looks at the parts, seconds."""
+HOUSEKEEPING_S: Final = 5.0
+"""Time between two looks at the logs' sizes and, where there was none, for a Docker engine, seconds."""
+
+_DESCRIPTION: Final = """\
+Run the whole chain on this host: exporter, Prometheus, Alertmanager and remediator, on loopback, in one data directory.
+
+It is a dry run until it is armed: everything is recorded, nothing is done. Ctrl-C or SIGTERM stops all of it; the
+next start goes on where this one stopped. A part that ends by itself is started again.
+"""
+_EPILOG: Final = """\
+Prometheus and Alertmanager must be installed (Debian: apt-get install prometheus prometheus-alertmanager), or
+--fetch-parts gives leave to unpack them below the data directory. Debian's packages also start services of their own on
+the same ports: systemctl disable --now prometheus prometheus-alertmanager.
+
+in the data directory:
+  ledger/ queue/ prometheus/ alertmanager/   what is remembered; copy these for a backup, while it is stopped
+  log/PART.log, .1 to .3                     what each part says, as JSON lines; 10 MiB each
+  token (0600)                               what Alertmanager shows the remediator
+
+then, in another terminal: `gpuwarden ledger list`, `gpuwarden jobs`, with the addresses that `up` prints.
+To run the parts under systemd instead, beside a Prometheus of your own: gpuwarden init --help
+"""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the chain; 0 when told to stop, 1 when it could not start or a part ended by itself."""
+class _Stopped(BaseException):
+    """A signal came while the parts were being started."""
+
+
+class _Stop:
+    """What SIGTERM and SIGINT do: end the wait, or break off the start."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.starting = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._obey)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it was told to stop, after `timeout_s` at most."""
+        return self._event.wait(timeout_s)
+
+    def _obey(self, _number: int, _frame: FrameType | None) -> None:
+        first = not self._event.is_set()
+        self._event.set()
+        if first and self.starting:
+            raise _Stopped
+
+
+class _Voice:
+    """Says what happens, to whoever started us and, with the time, in `log/up.log`."""
+
+    def __init__(self, data: Path) -> None:
+        self.log = data / "log" / "up.log"
+
+    def __call__(self, text: str) -> None:
+        print(f"up: {text}", flush=True)
+        entry = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": text}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def command(argv: list[str] | None = None) -> int:
+    """`gpuwarden up`."""
     arguments = _parser().parse_args(argv)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = _Stop()
+    voice = _Voice(arguments.data)
     try:
-        return _run(arguments, stop)
+        with place.taken(arguments.data, say=voice):
+            return _run(arguments, stop, voice)
     except (parts.PartMissing, ChainError, GpuwardenError, OSError) as error:
         print(f"up: {error}", file=sys.stderr)
         return 1
 
 
-def _run(arguments: argparse.Namespace, stop: threading.Event) -> int:
-    engine = reachable_engine(os.environ)
-    plan = Plan(
-        work=arguments.data.resolve(),
-        host=_host(arguments),
-        docker=engine.base_url if isinstance(engine, Engine) else None,
-        simulate_gpu=arguments.simulate_gpu,
-        armed=arguments.armed,
-        pace=Pace(),
-        ports={part: getattr(arguments, f"{part}_port") for part in LISTENERS},
-    )
-    with Chain(plan) as chain:
-        where = f"Docker {engine.version}" if isinstance(engine, Engine) else f"no Docker engine: {engine.because}"
-        print(
-            f"up: host {plan.host}, {where}; {'ARMED' if plan.armed else 'dry run: nothing is done, all is recorded'}"
-        )
-        if plan.simulate_gpu is None:
-            print("up: GPUs           the NVIDIA driver's; without its library none, and nothing can be confirmed")
-        for part, address in (
-            ("prometheus", chain.prometheus_url),
-            ("alertmanager", chain.alertmanager_url),
-            ("exporter", f"{chain.exporter_url}/metrics"),
-            ("remediator", f"{chain.remediator_url}/metrics"),
-        ):
-            print(f"up: {part:13} {address}")
-        print(f"up: workers       GPUWARDEN_DIR={chain.directory} GPUWARDEN_STORE={chain.queue_url}")
-        print(f"up: ledger        gpuwarden ledger --ledger {chain.ledger_url} list")
-        print("up: ready; Ctrl-C stops all of it", flush=True)
-        while not stop.wait(CHECK_S):
-            chain.check()
-        print("up: stopping", flush=True)
+def _run(arguments: argparse.Namespace, stop: _Stop, voice: _Voice) -> int:
+    engine = reachable_engine(os.environ) if arguments.docker == "auto" else _told(arguments.docker)
+    plan = _plan(arguments, engine)
+    _find_parts(plan)
+    chain = Chain(plan)
+    try:
+        stop.starting = True
+        with chain:
+            stop.starting = False
+            _announce(chain, engine, voice)
+            _watch(chain, stop, voice, look_for_docker=arguments.docker == "auto")
+            voice("stopping")
+    except _Stopped:
+        voice("stopped before it was ready")
     return 0
 
 
-def _host(arguments: argparse.Namespace) -> str:
-    """The key given, else the one from last time, else one made from this machine's name."""
-    kept = arguments.data / "run" / "host"
-    if arguments.host is None and kept.exists():
-        return check_name(kept.read_text(encoding="utf-8").strip(), what="host")
-    return check_name(arguments.host or socket.gethostname(), what="host")
+def _watch(chain: Chain, stop: _Stop, voice: _Voice, *, look_for_docker: bool) -> None:
+    """Keep the parts running until told to stop."""
+    supervisor = Supervisor(chain, say=voice)
+    housekeeping_s = time.monotonic()
+    while not stop.wait(CHECK_S):
+        now_s = time.monotonic()
+        supervisor.look(now_s)
+        if now_s - housekeeping_s < HOUSEKEEPING_S:
+            continue
+        housekeeping_s = now_s
+        for log in (voice.log, *map(chain.log_file, PARTS)):
+            rotate(log)
+        if look_for_docker and chain.plan.docker is None:
+            _take_up_docker(chain, voice)
+
+
+def _take_up_docker(chain: Chain, voice: _Voice) -> None:
+    """Have the parts that use Docker use an engine that was started after us."""
+    engine = reachable_engine(os.environ)
+    if isinstance(engine, Engine):
+        voice(f"Docker {engine.version} answers now: exporter and execute are started again to use it")
+        chain.plan = replace(chain.plan, docker=engine.base_url)
+        for name in ("execute", "exporter"):
+            chain.stop(name)
+        for name in ("exporter", "execute"):
+            chain.start(name)
+
+
+def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
+    data: Path = arguments.data.resolve()
+    directory: Path = (arguments.dir or place.default_directory(data)).resolve()
+    return Plan(
+        work=data,
+        directory=directory,
+        host=place.host_of(data, directory, arguments.host),
+        docker=engine.base_url if isinstance(engine, Engine) else None,
+        simulate_gpu=arguments.simulate_gpu and arguments.simulate_gpu.resolve(),
+        processes=arguments.processes and arguments.processes.resolve(),
+        armed=arguments.armed,
+        pace=Pace(),
+        metrics_days=arguments.metrics_days,
+        parts_dir=data / "parts" if shipped.CHECKOUT is None else parts.PARTS_DIR,
+        fetch=arguments.fetch_parts,
+        ports={part: getattr(arguments, f"{part}_port") for part in LISTENERS},
+    )
+
+
+def _find_parts(plan: Plan) -> None:
+    """Raise PartMissing, with all that is missing at once, where a program cannot be had."""
+    missing = []
+    for name in ("prometheus", "alertmanager"):
+        try:
+            parts.find(name, parts_dir=plan.parts_dir, fetch=plan.fetch)
+        except parts.PartMissing as problem:
+            missing.append(str(problem))
+    if missing:
+        advice = (
+            ""
+            if plan.fetch
+            else f"\n  or start with --fetch-parts: they are unpacked from Debian's packages into {plan.parts_dir}; "
+            "nothing is installed"
+        )
+        raise parts.PartMissing("\n  ".join(missing) + advice)
+
+
+def _announce(chain: Chain, engine: Engine | NoEngine, voice: _Voice) -> None:
+    plan = chain.plan
+    where = f"Docker {engine.version}" if isinstance(engine, Engine) else f"no Docker engine: {engine.because}"
+    voice(f"host {plan.host}, {where}; {_mode(plan)}")
+    if plan.simulate_gpu is None:
+        voice("GPUs          the NVIDIA driver's; without its library none, and nothing can be confirmed")
+    for name, text in (
+        ("prometheus", chain.prometheus_url),
+        ("alertmanager", chain.alertmanager_url),
+        ("exporter", f"{chain.exporter_url}/metrics"),
+        ("remediator", f"{chain.remediator_url}/metrics"),
+        ("workers", f"GPUWARDEN_DIR={chain.directory} GPUWARDEN_STORE={chain.queue_url}"),
+        ("ledger", f"gpuwarden ledger --ledger {chain.ledger_url} list"),
+        ("data, logs", f"{plan.work}, {plan.work / 'log'}"),
+    ):
+        voice(f"{name:13} {text}")
+    voice("ready; Ctrl-C stops all of it")
+
+
+def _mode(plan: Plan) -> str:
+    if plan.armed:
+        return "armed, unless somebody disarmed it"
+    return "a dry run, unless somebody armed it: nothing is done, all is recorded"
+
+
+def _told(docker: str) -> Engine | NoEngine:
+    if docker == "none":
+        return NoEngine(because="--docker none")
+    return Engine(base_url=docker, private=False, version=f"at {docker}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="make up", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="gpuwarden up",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    data = place.default_data(os.environ, euid=os.geteuid())
+    parser.add_argument("--data", type=Path, default=data, help="where everything is kept (default: %(default)s)")
     parser.add_argument(
-        "--data", type=Path, default=CHECKOUT / ".work" / "up", help="where everything is kept (default: %(default)s)"
+        "--dir",
+        type=Path,
+        help=f"$GPUWARDEN_DIR, where workers write their state (default: {place.SYSTEM_DIRECTORY} with the data "
+        f"directory {place.SYSTEM_DATA}, else DATA/run)",
     )
     parser.add_argument("--host", help="this host's key (default: the one from last time, else this machine's name)")
-    parser.add_argument("--armed", action="store_true", help="act; without it everything is a dry run")
+    parser.add_argument(
+        "--armed", action="store_true", help="passed to `gpuwarden remediator execute`, whose help says more"
+    )
+    parser.add_argument(
+        "--docker",
+        default="auto",
+        help="the Docker engine's socket, unix:///path; 'none'; 'auto': $DOCKER_HOST or the system's, also one that is "
+        "started later (default: %(default)s)",
+    )
+    parser.add_argument("--processes", type=Path, help="TOML file of supervised workers that run in no container")
     parser.add_argument("--simulate-gpu", type=Path, help="read GPUs from this file (docs/simulated-gpu.md)")
+    parser.add_argument(
+        "--fetch-parts",
+        action="store_true",
+        default=shipped.CHECKOUT is not None,
+        help="unpack Debian's packages of what is not installed; nothing is installed (always so from a checkout)",
+    )
+    parser.add_argument(
+        "--metrics-days",
+        type=int,
+        default=15,
+        help="Prometheus keeps this many days, 2 GiB at most (default: %(default)s)",
+    )
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: {port})")
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -1,4 +1,4 @@
-"""From one sample a second to durations: how long GPUs have been idle, RAM still, and a process without CPU time.
+"""From one sample a second to durations: how long GPUs have been idle, RAM still, and processes without work.
 
 A duration is published instead of raw samples so that a rule compares instants and works at any scrape interval. Each
 counts only what was seen: it starts at the first sample, starts anew after a gap in the samples (a suspended machine, a
@@ -7,7 +7,7 @@ seconds.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from exporter.readings import (
     Gpu,
     GpuReadings,
     GpuShare,
+    ProcessWork,
     Unknown,
     WorkerSighting,
 )
@@ -26,19 +27,30 @@ from gpuwarden.statefile import JobFile, Stamp
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What counts as idle, as still, as a gap, and as dead.
+    """What counts as idle, as still, as work, as a gap, and as dead.
 
     Args:
         idle_ratio: a GPU at or under this share of its time is idle (A2).
         ram_delta_bytes: RAM that moved by no more than this, either way, is still (A2).
+        io_still_bytes_per_s: a container that reads and writes no more than this does no I/O (A5).
+        faults_still_per_s: a container with no more page faults than this touches no new memory (A5).
+        cpu_still_ratio: a container that uses no more than this share of one CPU computes nothing (A5).
         gap_max_s: samples further apart than this prove nothing about the time between, seconds.
-        dead_after_s: a worker that owns a job is dead after this long without heartbeat and CPU time, seconds (A14).
+        dead_after_s: a worker that owns a job is dead after this long without heartbeat and CPU time, or without its
+            process, seconds (A14).
+        health_window_s: a GPU job whose container shows no sign of life for so long is wedged, seconds (A7).
+        health_grace_s: time from the start of an attempt that GPU health leaves to its load, seconds (A7).
     """
 
     idle_ratio: float = 0.05
     ram_delta_bytes: int = 5120 * 2**20
+    io_still_bytes_per_s: float = 256 * 2**10
+    faults_still_per_s: float = 50.0
+    cpu_still_ratio: float = 0.05
     gap_max_s: float = 5.0
     dead_after_s: float = 30.0
+    health_window_s: float = 300.0
+    health_grace_s: float = 360.0
 
 
 NO_GPU: Final = "no_gpu"
@@ -46,6 +58,10 @@ NO_GPU: Final = "no_gpu"
 
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
+
+WORK_WINDOW_S: Final = 10.0
+"""Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
+look at the queue, comes in bursts."""
 
 _DIGITS: Final = 9
 """Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
@@ -69,6 +85,17 @@ class RamUse:
     anon_bytes: int | None = None
     working_set_bytes: int | None = None
     unknown: Unknown | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkUse:
+    """What each process of one container has done up to now, by pid; `None`, or its I/O alone, where unknown."""
+
+    processes: Mapping[int, ProcessWork] | None
+    unknown: Unknown | None = None
+
+
+NOT_LOOKED_AT: Final = WorkUse(processes=None)
 
 
 def gpu_use(
@@ -126,7 +153,7 @@ def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidenc
 
     What this sees as a sign of life restarts the silence by itself: the durations that the rule compares begin anew.
     """
-    silence_s = job.silence_s
+    silence_s = job.stall_timeout_s
     if silence_s == 0 or beat_age_s is None or beat_age_s < silence_s:
         return None
     if evidence is None:
@@ -139,7 +166,25 @@ def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidenc
         return f"GPU was busy or unseen {evidence.gpu_idle_s:.0f} s ago"
     if evidence.ram_still_s < silence_s:
         return f"RAM moved or was unseen {evidence.ram_still_s:.0f} s ago"
+    return _suspected_of_work(silence_s, evidence) if job.phase.counts_work else None
+
+
+def _suspected_of_work(silence_s: float, evidence: ContainerEvidence) -> str | None:
+    if evidence.work_still_s is None:
+        return f"work unknown: {evidence.work_unknown.because if evidence.work_unknown else 'not measured'}"
+    if evidence.work_still_s < silence_s:
+        return f"its processes worked or were unseen {evidence.work_still_s:.0f} s ago"
     return None
+
+
+def without_figures(container: Container) -> ContainerEvidence:
+    """What is known of a container that does not run: who it is."""
+    because = "the container does not run"
+    down = Unknown(reason="down", because=because)
+    return ContainerEvidence(
+        container=container, shares=(), gpus=(), gpu_idle_s=None, gpu_unknown=down, busy_s={}, ram_bytes=None,
+        ram_anon_bytes=None, ram_working_set_bytes=None, ram_still_s=None, ram_unknown=down, work_unknown=down,
+    )  # fmt: skip
 
 
 def is_dead(sighting: WorkerSighting, cpu_still_s: float | None, *, now: Stamp, dead_after_s: float) -> bool:
@@ -151,6 +196,28 @@ def is_dead(sighting: WorkerSighting, cpu_still_s: float | None, *, now: Stamp, 
     if sighting.job is None or not sighting.alive or heartbeat_age_s is None or cpu_still_s is None:
         return False
     return min(heartbeat_age_s, cpu_still_s) >= dead_after_s
+
+
+class DeathHistory:
+    """Of one dead worker: since when its lock has been seen free, in one incarnation of its container, without a gap.
+
+    A container that was started since may bring its worker back by itself: it is given the whole time anew.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._gap_max_s = thresholds.gap_max_s
+        self._last_s: float | None = None
+        self._since_s = 0.0
+        self._place: str | None = None
+
+    def observe(self, place: str | None, *, now_s: float) -> float:
+        """Take in one look, with the container's incarnation where known; returns the time so far, seconds."""
+        unbroken = self._last_s is not None and 0 <= now_s - self._last_s <= self._gap_max_s
+        if not unbroken or place != self._place:
+            self._since_s = now_s
+        self._last_s = now_s
+        self._place = place
+        return now_s - self._since_s
 
 
 class CpuHistory:
@@ -184,8 +251,14 @@ class ContainerHistory:
         self._idle_since_s: float | None = None
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
+        self._work: Mapping[int, ProcessWork] | None = None
+        self._io = _StillRate(thresholds.io_still_bytes_per_s)
+        self._faults = _StillRate(thresholds.faults_still_per_s)
+        self._cpu = _StillRate(thresholds.cpu_still_ratio)
 
-    def observe(self, container: Container, gpu: GpuUse, ram: RamUse, *, now_s: float) -> ContainerEvidence:
+    def observe(
+        self, container: Container, gpu: GpuUse, ram: RamUse, work: WorkUse = NOT_LOOKED_AT, *, now_s: float
+    ) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now."""
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -193,6 +266,7 @@ class ContainerHistory:
             gap_s = 0.0
             self._idle_since_s = None
             self._ram.forget()
+            self._forget_work()
         for share in gpu.shares:
             if share.utilization_ratio is not None:
                 # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
@@ -203,6 +277,7 @@ class ContainerHistory:
             self._ram.forget()
         else:
             still_s = self._ram.add(now_s, ram.usage_bytes)
+        io_still_s, fault_still_s, cpu_still_s = self._work_still(work, now_s)
         return ContainerEvidence(
             container=container,
             shares=gpu.shares,
@@ -215,7 +290,31 @@ class ContainerHistory:
             ram_working_set_bytes=ram.working_set_bytes,
             ram_still_s=still_s,
             ram_unknown=ram.unknown,
+            io_still_s=io_still_s,
+            fault_still_s=fault_still_s,
+            cpu_still_s=cpu_still_s,
+            work_unknown=work.unknown,
         )
+
+    def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:
+        """For how long I/O, page faults and CPU time have been still."""
+        if work.processes is None:
+            self._forget_work()
+            return None, None, None
+        before, self._work = self._work if self._work is not None else work.processes, work.processes
+        done = [_work_since(before.get(pid), process) for pid, process in work.processes.items()]
+        faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
+        cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
+        sizes = [each.io_bytes for each in done]
+        if None in sizes:
+            self._io.forget()
+            return None, faults_still_s, cpu_still_s
+        return self._io.add(now_s, sum(size or 0 for size in sizes)), faults_still_s, cpu_still_s
+
+    def _forget_work(self) -> None:
+        self._work = None
+        for rate in (self._io, self._faults, self._cpu):
+            rate.forget()
 
     def _idle(self, utilization_ratio: float | None, now_s: float) -> float | None:
         if utilization_ratio is None:
@@ -274,6 +373,46 @@ class _StillWindow:
                 start_s = max(start_s, queue.popleft().next_s)
         self._start_s = start_s
         return now_s - start_s
+
+
+class _StillRate:
+    """Since when something has been done at no more than a rate, on average over the last `WORK_WINDOW_S`."""
+
+    def __init__(self, rate_max: float) -> None:
+        self._rate_max = rate_max
+        self.forget()
+
+    def forget(self) -> None:
+        self._totals: deque[tuple[float, float]] = deque()
+        self._since_s = 0.0
+
+    def add(self, now_s: float, amount: float) -> float:
+        """Take in what was done since the last sample; returns for how long the rate has been kept, seconds."""
+        if not self._totals:
+            self._totals.append((now_s, 0.0))
+            self._since_s = now_s
+            return 0.0
+        total = self._totals[-1][1] + amount
+        self._totals.append((now_s, total))
+        while now_s - self._totals[1][0] >= WORK_WINDOW_S:
+            self._totals.popleft()
+        first_s, first = self._totals[0]
+        if total - first > self._rate_max * (now_s - first_s):
+            self._since_s = now_s
+        return now_s - self._since_s
+
+
+def _work_since(before: ProcessWork | None, now: ProcessWork) -> ProcessWork:
+    """What a process has done since it was last looked at; one that was not there then has done all of it since."""
+    if before is None or before.start_ticks != now.start_ticks:
+        return now
+    unknown = now.io_bytes is None or before.io_bytes is None
+    return ProcessWork(
+        start_ticks=now.start_ticks,
+        io_bytes=None if unknown else max(0, (now.io_bytes or 0) - (before.io_bytes or 0)),
+        faults=max(0, now.faults - before.faults),
+        cpu_s=max(0.0, now.cpu_s - before.cpu_s),
+    )
 
 
 def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:

@@ -54,10 +54,15 @@ def serve(settings: Settings) -> None:
     thresholds = Thresholds(
         idle_ratio=settings.idle_ratio,
         ram_delta_bytes=settings.ram_delta_mib * 2**20,
+        io_still_bytes_per_s=settings.io_still_kib_per_s * 2**10,
+        faults_still_per_s=settings.faults_still_per_s,
+        cpu_still_ratio=settings.cpu_still_ratio,
         dead_after_s=settings.dead_after_s,
+        health_window_s=settings.health_window_s,
+        health_grace_s=settings.health_grace_s,
     )
     gpus = _gpu_source(settings)
-    docker = None if settings.docker == "none" else DockerContainers(settings.docker)
+    docker = None if settings.docker == "none" else DockerContainers(settings.docker, settings.dir)
     sampler = Sampler(
         host=host,
         directory=settings.dir,

@@ -55,6 +55,7 @@ class Container:
 
     `incarnation` changes whenever what runs in it is another: full id and StartedAt; pid, start ticks and boot id.
     `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
+    `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Container:
     pid: int
     gpu_request: tuple[str, ...] | None
     image: str | None = None
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class WorkerSighting:
     """One worker's files and lock. `alive` is the lock: held, free, or `None` when it could not be tested.
 
     `pid` is the lock holder's in the host's namespace; `container_id` its container, `None` when in none or unknown.
+    Of a dead worker it is the container it was in, where that is still known; `folder` is its files' subdirectory.
     """
 
     worker: WorkerFile
@@ -78,6 +81,7 @@ class WorkerSighting:
     alive: bool | None
     pid: int | None
     container_id: str | None
+    folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,20 @@ class CpuUse:
 
     start_ticks: int
     used_ticks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessWork:
+    """What one process has done since it started, all its threads and the children it has waited for together.
+
+    `io_bytes` is what it read and wrote, from the page cache or a disk, `None` where the kernel will not say; `faults`
+    are page faults, minor and major.
+    """
+
+    start_ticks: int
+    io_bytes: int | None
+    faults: int
+    cpu_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +142,17 @@ class ContainerEvidence:
     ram_working_set_bytes: int | None
     ram_still_s: float | None
     ram_unknown: Unknown | None
+    io_still_s: float | None = None
+    fault_still_s: float | None = None
+    cpu_still_s: float | None = None
+    work_unknown: Unknown | None = None
+
+    @property
+    def work_still_s(self) -> float | None:
+        """For how long its processes have done no work: I/O, page faults and CPU time all still; `None` is unknown."""
+        if self.io_still_s is None or self.fault_still_s is None or self.cpu_still_s is None:
+            return None
+        return min(self.io_still_s, self.fault_still_s, self.cpu_still_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +175,21 @@ class Snapshot:
     containers: tuple[ContainerEvidence, ...]
     sources: tuple[SourceHealth, ...]
     dead_after_s: float
-    """A worker without heartbeat and CPU time for this long, while it owns a job, is dead (A14)."""
+    """A worker that owns a job is dead after this long without heartbeat and CPU time, or without a process (A14)."""
+    health_window_s: float = 300.0
+    """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
+    health_grace_s: float = 360.0
+    ended: tuple[ContainerEvidence, ...] = ()
+    """Where dead workers were, as far as that does not run any more: identity, and no figures."""
+    dead_s: Mapping[str, float] = field(default_factory=dict)
+    """For how long each dead worker's lock has been seen free beside its files, seconds, by worker."""
     cpu_still_s: Mapping[int, float] = field(default_factory=dict)
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 
     def container_of(self, sighting: WorkerSighting) -> ContainerEvidence | None:
-        """The container a worker lives in, or its own process tree."""
+        """The container a worker lives in, or its own process tree; of a dead one, where it was."""
         by_id, by_pid = self._places
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
@@ -166,6 +202,6 @@ class Snapshot:
     @cached_property
     def _places(self) -> tuple[Mapping[str, ContainerEvidence], Mapping[int, ContainerEvidence]]:
         """Containers by id, and process trees by the pid of their worker: asked several times for each worker."""
-        by_id = {each.container.id: each for each in self.containers}
+        by_id = {each.container.id: each for each in (*self.ended, *self.containers)}
         trees = (each for each in self.containers if each.container.kind == "process")
         return by_id, {each.container.pid: each for each in trees}

@@ -24,6 +24,8 @@ NO_JOB: Final = "the worker runs no job"
 UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
+NO_WORK_READ: Final = "its processes cannot be listed or read"
+DEAD: Final = "its worker is dead"
 NOT_MEASURED: Final = "the driver does not say"
 NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
 
@@ -33,13 +35,14 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_worker_heartbeat_age_seconds": UNKNOWN_AGE,
     "gpuwarden_worker_heartbeat_timestamp_seconds": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_cpu_still_seconds": "its lock is not held, or its process cannot be looked at",
+    "gpuwarden_worker_dead_seconds": "its lock is held, or cannot be tested",
     "gpuwarden_worker_dead_after_seconds": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_loop_age_seconds": UNKNOWN_AGE,
     "gpuwarden_statefiles_invalid": "nothing is wrong with any file",
     "gpuwarden_workers_duplicate": NO_WORKERS,
     "gpuwarden_job_info": NO_JOB,
     "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
-    "gpuwarden_job_budget_seconds": NO_JOB,
+    "gpuwarden_job_budget_seconds": f"{NO_JOB}, has no budget, or {DEAD}",
     "gpuwarden_job_phase": NO_JOB,
     "gpuwarden_job_phase_age_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
     "gpuwarden_job_steps": NO_JOB,
@@ -49,13 +52,19 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_items": NO_JOB,
     "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
-    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, or the stall condition does not police it",
-    "gpuwarden_job_stall_suspected": f"{NO_JOB}, or the stall condition does not police it",
+    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
+    "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
+    "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
+    "gpuwarden_job_health_grace_seconds": "as `gpuwarden_job_health_window_seconds`",
     "gpuwarden_container_info": "the container does not run",
     "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
     "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
     "gpuwarden_container_memory_working_set_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
     "gpuwarden_container_ram_still_seconds": "as `gpuwarden_container_memory_bytes`",
+    "gpuwarden_container_io_still_seconds": f"{NO_WORK_READ}, or the kernel does not tell their I/O",
+    "gpuwarden_container_fault_still_seconds": NO_WORK_READ,
+    "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
+    "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
     "gpuwarden_container_gpu_memory_bytes": "it has no GPU, or a process of it on this GPU is not measured",
@@ -73,10 +82,13 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_sample_age_seconds": "before the first look",
     "gpuwarden_gpu_idle_threshold_ratio": "never",
     "gpuwarden_ram_still_threshold_bytes": "never",
+    "gpuwarden_io_still_threshold_bytes_per_second": "never",
+    "gpuwarden_fault_still_threshold_per_second": "never",
+    "gpuwarden_cpu_still_threshold_ratio": "never",
 }
 """When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
 
-_UNITS: Final = {"seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1"}
+_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1"}
 
 
 def main(argv: list[str] | None = None) -> int:

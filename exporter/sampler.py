@@ -7,13 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import structlog
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, CpuHistory, GpuUse, RamUse, Thresholds
+from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -22,6 +23,7 @@ from exporter.readings import (
     SourceHealth,
     Unknown,
     WorkerReadings,
+    WorkerSighting,
 )
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
@@ -62,6 +64,8 @@ class Sampler:
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
+        self._deaths: dict[tuple[str, str], DeathHistory] = {}
+        self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._invalid: dict[str, int] = {}
@@ -111,6 +115,10 @@ class Sampler:
         }
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
         cpu_still_s = self._cpu_still(found_workers, running, now)
+        ended: dict[str, Container] = {}
+        if found_workers is not None:
+            found_workers = self._place_the_dead(found_workers, running, listing, ended)
+        dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
         snapshot = Snapshot(
             host=self._host,
             taken=now,
@@ -119,7 +127,11 @@ class Sampler:
             containers=found,
             sources=tuple(health),
             dead_after_s=self._thresholds.dead_after_s,
+            health_window_s=self._thresholds.health_window_s,
+            health_grace_s=self._thresholds.health_grace_s,
+            ended=tuple(evidence.without_figures(each) for each in ended.values()),
             cpu_still_s=cpu_still_s,
+            dead_s=dead_s,
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)
@@ -169,12 +181,59 @@ class Sampler:
 
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
         pids, ram = _processes_and_ram(container)
+        work = _work(pids)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
-        for what, unknown in (("gpu", use.unknown), ("ram", ram.unknown)):
+        for what, unknown in (("gpu", use.unknown), ("ram", ram.unknown), ("work", work.unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
-        return history.observe(container, use, ram, now_s=now.boottime_s)
+        return history.observe(container, use, ram, work, now_s=now.boottime_s)
+
+    def _place_the_dead(
+        self, found: WorkerReadings, running: dict[str, Container], listing: Listing | None, ended: dict[str, Container]
+    ) -> WorkerReadings:
+        """Give dead workers the container they were in, as far as it is known; what of it does not run joins `ended`.
+
+        A dead worker's files name no container: their lock has no holder any more. So each worker's is remembered while
+        it lives; and where nobody here has seen it alive, it is the one container that its folder is mounted into.
+        """
+        by_id = {each.id: each for each in running.values()}
+        trees = {each.pid: each for each in running.values() if each.kind == "process"}
+        remembered: dict[tuple[str, str], Container] = {}
+        sightings: list[WorkerSighting] = []
+        for sighting in found.workers:
+            key = sighting.worker.worker, sighting.worker.incarnation
+            place = self._last_places.get(key)
+            if sighting.alive is False:
+                place = _place_now(place, sighting.folder, listing)
+                if place is not None and place.id not in by_id:
+                    ended[place.id] = place
+            elif sighting.container_id is not None:
+                place = by_id.get(sighting.container_id, place)
+            elif sighting.pid is not None:
+                place = trees.get(sighting.pid, place)
+            if place is not None:
+                remembered[key] = place
+            dead_in = None if sighting.alive is not False or place is None else place.id
+            sightings.append(sighting if dead_in is None else replace(sighting, container_id=dead_in))
+        self._last_places = remembered
+        return replace(found, workers=tuple(sightings))
+
+    def _dead_for(self, found: WorkerReadings | None, places: dict[str, Container], now: Stamp) -> dict[str, float]:
+        """For how long each dead worker has been seen dead, by name."""
+        histories: dict[tuple[str, str], DeathHistory] = {}
+        dead_s: dict[str, float] = {}
+        for sighting in () if found is None else found.workers:
+            if sighting.alive is not False:
+                continue
+            key = sighting.worker.worker, sighting.worker.incarnation
+            place = places.get(sighting.container_id or "")
+            histories[key] = self._deaths.get(key) or DeathHistory(self._thresholds)
+            dead_s[sighting.worker.worker] = histories[key].observe(
+                None if place is None else place.incarnation, now_s=now.boottime_s
+            )
+        self._deaths = histories
+        return dead_s
 
     def _cpu_still(self, found: WorkerReadings | None, running: dict[str, Container], now: Stamp) -> dict[int, float]:
         """For how long the process of each live worker has used no CPU time, by pid."""
@@ -246,9 +305,42 @@ class Sampler:
                     log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,
                               job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_still_s=still_s,
                               heartbeat_age_s=sighting.worker.heartbeat.age_s(snapshot.taken))  # fmt: skip
+            elif job and (dead_s := snapshot.dead_s.get(sighting.worker.worker, 0.0)) >= snapshot.dead_after_s:
+                dead.add(sighting.worker.worker)
+                if sighting.worker.worker not in self._dead:
+                    place = snapshot.container_of(sighting)
+                    log.error("worker is dead: its process is gone", worker=sighting.worker.worker,
+                              job_id=job.job_id, attempt=job.attempt, dead_s=dead_s,
+                              container=place.container.name if place else None)  # fmt: skip
         for worker in self._dead - dead:
             log.info("worker is no longer dead", worker=worker)
         self._dead = dead
+
+
+def _place_now(last: Container | None, folder: str, listing: Listing | None) -> Container | None:
+    """Where a dead worker was, as its engine has that container now."""
+    if listing is None or (last is not None and last.kind == "process"):
+        return last
+    if last is not None:
+        return listing.containers.get(last.id) or listing.down.get(last.id) or last
+    holding = [each for each in (*listing.containers.values(), *listing.down.values()) if folder in each.folders]
+    return holding[0] if len(holding) == 1 else None
+
+
+def _work(pids: frozenset[int] | None) -> WorkUse:
+    if pids is None:
+        return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
+    if len(pids) > processes.PROCESSES_MAX:
+        because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
+        return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
+    try:
+        found = processes.work(pids)
+    except (OSError, ValueError, KeyError) as error:
+        return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+    if any(each.io_bytes is None for each in found.values()):
+        because = "the kernel does not tell us the I/O of its processes"
+        return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+    return WorkUse(processes=found)
 
 
 def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, RamUse]:

@@ -89,3 +89,21 @@ class SnapshotCollector(Collector):
             (),
             [((), float(self._thresholds.ram_delta_bytes))],
         )
+        yield gauge(
+            "gpuwarden_io_still_threshold_bytes_per_second",
+            "A container whose processes read and write no more than this does no I/O.",
+            (),
+            [((), self._thresholds.io_still_bytes_per_s)],
+        )
+        yield gauge(
+            "gpuwarden_fault_still_threshold_per_second",
+            "A container with no more page faults than this touches no new memory.",
+            (),
+            [((), self._thresholds.faults_still_per_s)],
+        )
+        yield gauge(
+            "gpuwarden_cpu_still_threshold_ratio",
+            "A container that uses no more than this share of one CPU is still.",
+            (),
+            [((), self._thresholds.cpu_still_ratio)],
+        )

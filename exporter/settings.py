@@ -42,12 +42,35 @@ class Settings(BaseSettings):
     sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="time between two looks at the host, seconds")
     idle_ratio: float = Field(default=0.05, ge=0, lt=1, description="a GPU at or under this share of its time is idle")
     ram_delta_mib: int = Field(default=5120, ge=0, description="RAM that moved by no more than this is still, MiB")
+    io_still_kib_per_s: float = Field(
+        default=256.0,
+        ge=0,
+        description="a container whose processes read and write no more than this does no I/O, KiB a second over 10 s",
+    )
+    faults_still_per_s: float = Field(
+        default=50.0,
+        ge=0,
+        description="a container with no more page faults than this touches no new memory, a second over 10 s",
+    )
+    cpu_still_ratio: float = Field(
+        default=0.05, ge=0, description="a container that uses no more than this share of one CPU over 10 s is still"
+    )
     dead_after_s: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="a worker that owns a job is dead after this long without heartbeat and CPU time, seconds; "
-        "three heartbeats of the slowest worker or more",
+        description="a worker that owns a job is dead after this long without heartbeat and CPU time, or without its "
+        "process, seconds; three heartbeats of the slowest worker or more, and longer than one takes to come back "
+        "by itself",
+    )
+    health_window_s: float = Field(
+        default=300.0,
+        gt=0,
+        le=86400,
+        description="a GPU job whose container shows no sign of life for this long is wedged, seconds",
+    )
+    health_grace_s: float = Field(
+        default=360.0, ge=0, le=86400, description="time from an attempt's start that is left to its load, seconds"
     )
     log_level: str = Field(
         default="info",

@@ -30,8 +30,12 @@ _HELP: Final[Mapping[str, str]] = {
     "gpu": "take a GPU out of use, put it back, list those out of use",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
+    "up": "run the whole chain on this host, on loopback",
+    "init": "write the files for a Prometheus, Alertmanager and systemd of your own",
     "ledger": "show what was seen, decided and done",
 }
+_EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "worker", "deploy": "exporter,remediator,up"}
+"""The extra that brings what a package needs, where it is not called like the package."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,7 +80,7 @@ def _load(target: str) -> Command:
         command: Command = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        extra = package if package != "gpuwarden" else "worker"
+        extra = _EXTRAS.get(package, package)
         raise GpuwardenError(
             f"needs the package {error.name!r}, which is not installed: pip install 'gpuwarden[{extra}]'"
         ) from error

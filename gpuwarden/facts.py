@@ -3,7 +3,8 @@
     GET /evidence?worker=NAME   ->  one JSON object, the fields of `WorkerFacts`; 404 when the worker is not known
 
 Durations are seconds, sizes bytes, ratios 0 to 1. `null` always means unknown, never zero, and an unknown that matters
-is explained in `gpu_unknown` or `ram_unknown`. Facts are as old as `sample_age_s`; the reader decides what is fresh.
+is explained in `gpu_unknown`, `ram_unknown` or `work_unknown`. Facts are as old as `sample_age_s`; the reader decides
+what is fresh.
 
 Pure: text in, values out.
 """
@@ -33,11 +34,13 @@ class WorkerFacts:
     alive: bool | None
     worker_incarnation: str
     heartbeat_age_s: float | None
-    # For how long its process has been seen to use no CPU time; and how long a worker that owns a job may go without
-    # heartbeat and CPU time.
+    # For how long its process has been seen to use no CPU time; for how long its lock has been seen free beside its
+    # files, in one incarnation of its container; and how long a worker that owns a job may go with either.
     cpu_still_s: float | None
+    dead_s: float | None
     dead_after_s: float
-    # The container the lock's holder lives in; for a worker in none, its own process tree.
+    # The container the lock's holder lives in; for a worker in none, its own process tree. Of a dead one the container
+    # it was in, where that is still known.
     container_kind: str | None
     container: str | None
     container_id: str | None
@@ -48,11 +51,15 @@ class WorkerFacts:
     job_id: int | None
     attempt: int | None
     phase: str | None
+    phase_age_s: float | None
     step: int | None
     elapsed_s: float | None
     budget_s: float | None
     stall_timeout_s: float | None
     beat_age_s: float | None
+    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU.
+    health_window_s: float | None
+    health_grace_s: float | None
     # The container's signs of life.
     gpus: list[str] | None
     gpu_simulated: bool | None
@@ -61,6 +68,11 @@ class WorkerFacts:
     ram_bytes: int | None
     ram_still_s: float | None
     ram_unknown: str | None
+    # For how long its processes have kept under the rates of I/O, page faults and CPU time that tell work.
+    io_still_s: float | None
+    fault_still_s: float | None
+    container_cpu_still_s: float | None
+    work_unknown: str | None
     # The processes that the driver lists on each of the host's GPUs, by UUID; null for a GPU that could not be asked,
     # and null as a whole when none could.
     gpu_pids: dict[str, list[int] | None] | None

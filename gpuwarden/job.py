@@ -164,6 +164,11 @@ class JobClass(StrEnum):
         return _BUDGET_S[self]
 
     @property
+    def uses_gpu(self) -> bool:
+        """Whether such a job is to use its container's GPUs, so that GPU health watches it (A7)."""
+        return self in (JobClass.GPU, JobClass.GPU_VIDEO)
+
+    @property
     def retried(self) -> bool:
         """Whether a trip requeues such a job; an ingest job is failed at once (A17)."""
         return self not in (JobClass.INGEST_FETCH, JobClass.INGEST_LOAD)
@@ -197,13 +202,13 @@ class Phase(StrEnum):
     IDLE = "idle"
 
     @property
-    def policed(self) -> bool:
-        """Whether GPU and RAM tell enough of this phase for the stall condition.
+    def counts_work(self) -> bool:
+        """Whether I/O, page faults and CPU time are signs of life in this phase too (A5).
 
-        In the others a healthy job can leave both untouched for minutes (a warm page cache, a slow disk), and the signs
-        that would tell, I/O, page faults and CPU time, are not read yet (A5).
+        A healthy job can leave GPU and RAM untouched for minutes here: a warm page cache, a slow disk. In the others
+        they prove nothing: a job that hangs in a driver may well spin.
         """
-        return self not in (Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT)
+        return self in (Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT)
 
 
 class Trip(StrEnum):

@@ -78,7 +78,10 @@ class WorkerFile:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3)."""
+    """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3).
+
+    A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt.
+    """
 
     job_id: int
     attempt: int
@@ -98,11 +101,6 @@ class JobFile:
     step_max_s: float | None
     items_done: int
     items_failed: int
-
-    @property
-    def silence_s(self) -> float:
-        """The silence it is allowed now, seconds; 0 where the stall condition does not police it (A5, A6)."""
-        return self.stall_timeout_s if self.phase.policed else 0.0
 
 
 def check_name(name: str, *, what: str = "worker") -> str:

@@ -1,27 +1,25 @@
-"""`gpuwarden ledger list|show`: what was seen, decided and done, for people and, with --json, for programs."""
+"""`gpuwarden ledger`: what was seen, decided and done, for people and, with --json, for programs."""
 
 import argparse
 import json
-import os
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.errors import GpuwardenError
+from remediator import summary
 from remediator.ledger import Entry, Ledger, Story
+from remediator.text import duration_s, plain, when
+from remediator.whereabouts import add_ledger, existing
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden ledger`."""
     arguments = _parser().parse_args(argv)
-    ledger = _existing(arguments.ledger)
+    ledger = existing(arguments.ledger)
     try:
-        return {"list": _list, "show": _show, "refused": _refused}[arguments.what](ledger, arguments)
+        acts = {"list": _list, "show": _show, "refused": _refused, "summary": _summary, "orders": _orders}
+        return acts[arguments.what](ledger, arguments)
     finally:
         ledger.close()
 
@@ -35,33 +33,18 @@ def lines(story: Story) -> list[str]:
     """
     job = "no job" if story.job_id is None else f"job {story.job_id} attempt {story.attempt}"
     heading = (
-        f"episode {story.episode_id}: {story.trip} of {_plain(story.worker)} on {story.host}, {job}: "
-        f"{story.outcome or 'open'}" + (f" ({_plain(story.because)})" if story.because else "")
+        f"episode {story.episode_id}: {story.trip} of {plain(story.worker)} on {story.host}, {job}: "
+        f"{story.outcome or 'open'}" + (f" ({plain(story.because)})" if story.because else "")
     )
     return [heading] + [
         f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {entry.step:18} {_elsewhere(entry, story)}"
-        f"{_plain(entry.because)}"
+        f"{plain(entry.because)}"
         for entry in story.entries
     ]
 
 
 def _elsewhere(entry: Entry, story: Story) -> str:
-    return "" if entry.host in (None, story.host) else f"({_plain(str(entry.host))}) "
-
-
-def _plain(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def _existing(url: str) -> Ledger:
-    """Open a ledger that is there: who mistypes its name is told so, and is not shown a new and empty one."""
-    with suppress(ArgumentError):  # Ledger.open says it better
-        database = make_url(url).database
-        if make_url(url).get_backend_name() == "sqlite" and database and not Path(database).exists():
-            raise GpuwardenError(
-                f"there is no ledger at {database}: is --ledger or $GPUWARDEN_REMEDIATOR_LEDGER right?"
-            )
-    return Ledger.open(url)
+    return "" if entry.host in (None, story.host) else f"({plain(str(entry.host))}) "
 
 
 def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
@@ -73,7 +56,7 @@ def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
     if not stories:
         print("no episode yet", file=sys.stderr)
     for story in stories:
-        print(f"{_when(story.opened_at)}  {lines(story)[0]}")
+        print(f"{when(story.opened_at)}  {lines(story)[0]}")
     return 0
 
 
@@ -90,29 +73,65 @@ def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"at": at, "reason": reason, "because": because, "labels": dict(labels)}))
         else:
-            print(f"{_when(at)}  {reason:14} {_plain(because)}")
+            print(f"{when(at)}  {reason:14} {plain(because)}")
     return 0
 
 
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
+    now = time.time()
+    since = now - arguments.since
+    told = summary.summarize(ledger.stories_since(since, host=arguments.host), since=since, now=now)
+    if arguments.json:
+        print(json.dumps(told.figures()))
+        return 0
+    print(f"since {when(since)}: {told.episodes} episodes")
+    for each in told.would:
+        state = "still open" if each.outcome is None else each.outcome
+        print(f"  would have acted on {plain(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
+        print(f"    {when(each.at)}  {plain(each.because)}")
+    for title, counts in (
+        ("done", told.did), ("failed", told.failed), ("closed", told.outcomes), ("open and waiting", told.waiting)
+    ):  # fmt: skip
+        if counts:
+            print(f"  {title}: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}")
+    if not told.episodes:
+        print("  nothing wedged")
+    return 0
+
+
+def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
+    """Who armed, disarmed, paused, resumed or released, and when the brake latched."""
+    for order in ledger.orders_given(since=time.time() - arguments.since):
+        if arguments.json:
+            print(json.dumps(asdict(order)))
+        else:
+            until = "" if order.until is None else f" until {when(order.until)}"
+            why = f": {plain(order.because)}" if order.because else ""
+            print(f"{when(order.at)}  {order.act:8} {order.scope}{until}, by {plain(order.who)}{why}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
-    found = os.environ.get("GPUWARDEN_REMEDIATOR_LEDGER")
-    parser.add_argument(
-        "--ledger",
-        default=found,
-        required=found is None,
-        help="the ledger's database URL, or $GPUWARDEN_REMEDIATOR_LEDGER",
-    )
-    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|refused")
-    for name, help_text in (("list", "the newest episodes"), ("show", "one episode"), ("refused", "refused alerts")):
+    add_ledger(parser)
+    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|refused|summary|orders")
+    for name, help_text in (
+        ("list", "the newest episodes"),
+        ("show", "one episode"),
+        ("refused", "refused alerts"),
+        ("summary", "what was done, and what a dry run would have done"),
+        ("orders", "who armed, disarmed, paused, resumed and released, and when the brake latched"),
+    ):
         each = what.add_parser(name, help=help_text, description=help_text)
         each.add_argument("--json", action="store_true", help="one JSON object a line")
         if name == "show":
             each.add_argument("episode", type=int, help="its number, from `gpuwarden ledger list`")
+        elif name in ("summary", "orders"):
+            default = "24h" if name == "summary" else "30d"
+            help_since = f"how far to look back: 12h, 7d (default: {default})"
+            each.add_argument("--since", type=duration_s, default=duration_s(default), help=help_since)
         else:
             each.add_argument("--last", type=int, default=50, help="how many, newest (default: 50)")
+        if name == "summary":
+            each.add_argument("--host", help="this host's episodes only")
     return parser

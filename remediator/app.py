@@ -66,6 +66,23 @@ class LedgerCollector(Collector):
         yield GaugeMetricFamily(
             "gpuwarden_remediator_episodes_open", "Episodes that are not closed.", value=totals.episodes_open
         )
+        held = GaugeMetricFamily(
+            "gpuwarden_remediator_episodes_held", "Open episodes that wait, by what they wait for.", labels=("reason",)
+        )
+        for reason, count in sorted(totals.held.items()):
+            held.add_metric((reason,), count)
+        yield held
+        now, orders = time.time(), totals.orders
+        yield GaugeMetricFamily(
+            "gpuwarden_remediator_brake_latched",
+            "1 while the storm brake holds everything until a person releases it.",
+            value=float(orders.brake() is not None),
+        )
+        yield GaugeMetricFamily(
+            "gpuwarden_remediator_paused",
+            "1 while a person's pause holds everything new on this host.",
+            value=float(bool(orders.pauses(host=self._host, now=now))),
+        )
         for name, help_text, labels, counts in (
             ("alerts", "Alerts made durable, accepted or refused and why.", ("outcome", "reason"), totals.alerts),
             ("episodes", "Episodes closed, by outcome and trip.", ("outcome", "trip"), totals.outcomes),
@@ -76,8 +93,13 @@ class LedgerCollector(Collector):
                 family.add_metric(key, count)
             yield family
         if totals.executor is not None:
-            armed, beat_at, errors = totals.executor
-            yield GaugeMetricFamily("gpuwarden_remediator_armed", "1 when it acts, 0 in dry run.", value=float(armed))
+            _, beat_at, errors = totals.executor
+            armed = GaugeMetricFamily(
+                "gpuwarden_remediator_armed", "1 when the remedy acts on this host, 0 in dry run.", labels=("remedy",)
+            )
+            for remedy in sorted(REMEDIES):
+                armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
+            yield armed
             yield GaugeMetricFamily(
                 "gpuwarden_remediator_executor_beat_age_seconds",
                 "Time since the executor last went round its loop.",

@@ -22,13 +22,14 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.jobstore import Slot
-from remediator import plan
+from remediator import plan, safety, summary
 from remediator.actuators import Actuator
 from remediator.holder import Holder
 from remediator.ledger import Ledger
-from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Outcome, Stage
+from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
+from remediator.safety import Orders, Safeguards
 from remediator.witness import Witness, WorkerUnseenError
 
 log: Final = structlog.get_logger("executor")
@@ -72,11 +73,12 @@ class Hands:
 class Pace:
     """How it goes about it; seconds."""
 
-    armed: bool
     limits: Limits
+    safeguards: Safeguards
     look_again_s: float
     tend_s: float
     stop_grace_s: float
+    summary_hour: int = 8
 
 
 @dataclass(kw_only=True)
@@ -120,6 +122,9 @@ class Executor:
         self._signs: dict[str, tuple[float, float]] = {}
         self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
+        self._workers: int | None = None
+        self._acts: tuple[str, ...] | None = None
+        self._summed_up_on: str | None = None
         self._took_over = False
         self._started_at = time.time()
         self._looking_since_s = self._went_round_s = time.monotonic()
@@ -166,6 +171,7 @@ class Executor:
                 return
             self._next_look_s = now_s + self._pace.look_again_s
             self._beat()
+            self._sum_up()
             changes.any()  # our own beat is no news; whatever came before it is read now
             self.look(pool)
         else:
@@ -261,20 +267,60 @@ class Executor:
                     log.error("unexpected error", episode=episode_id, exc_info=error)
 
     def _beat(self) -> None:
+        orders = self._ledger.orders()
+        acts = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
+        if acts != self._acts:
+            self._acts = acts
+            self._say_what_acts(orders)
         self._ledger.beat(
             host=self._host,
             pid=os.getpid(),
-            armed=self._pace.armed,
+            armed=bool(acts),
             started_at=self._started_at,
             errors=self._errors,
+            workers=self._workers,
             now=time.time(),
         )
+
+    def _say_what_acts(self, orders: Orders) -> None:
+        for remedy in REMEDIES:
+            order = orders.arming(host=self._host, remedy=remedy)
+            by = {} if order is None else {"by": order.who, "because": order.because}
+            if orders.armed(host=self._host, remedy=remedy):
+                log.warning("armed: it acts", remedy=remedy, **by)
+            else:
+                hint = "`gpuwarden arm` makes it act"
+                log.warning("dry run: all is recorded and nothing is done", remedy=remedy, hint=hint, **by)
 
     def _tend(self) -> None:
         try:
             self._hands.queue.tend(now=self._hands.queue.now())
         except GpuwardenError as error:
             log.warning("the queue does not answer", because=str(error))
+        try:
+            self._workers = self._hands.witness.workers()
+        except GpuwardenError as error:
+            self._workers = None
+            log.debug("the host's workers cannot be counted", because=str(error))
+
+    def _sum_up(self) -> None:
+        """Once a day, after the hour for it: what was done, and what a dry run would have done.
+
+        Noted before it is told: killed in between, that day goes untold, which is better than a line every second where
+        the note cannot be kept.
+        """
+        now = time.time()
+        day = summary.day(now, hour=self._pace.summary_hour)
+        if day == self._summed_up_on:
+            return
+        last = self._ledger.summed_up_on(self._host)
+        if last != day:
+            self._ledger.sum_up(self._host, day)
+        self._summed_up_on = day
+        if last not in (None, day):
+            since = now - summary.DAY_S
+            told = summary.summarize(self._ledger.stories_since(since, host=self._host), since=since, now=now)
+            log.info("daily summary", host=self._host, day=day, **told.figures())
 
     def _work(self, episode: Episode | None) -> None:
         """Step one episode until it waits, closes, or has had its share.
@@ -287,7 +333,8 @@ class Executor:
                 if episode is None or self._closing.is_set():
                     return
                 read_at_s = clock.boottime_s()
-                step = REMEDIES[episode.remedy].decide(self._facts(episode))
+                facts = self._facts(episode)
+                step = self._held(facts, REMEDIES[episode.remedy].decide(facts))
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
                     return
@@ -303,6 +350,19 @@ class Executor:
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
 
+    def _held(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that an order or a safeguard puts before it."""
+        if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
+            return step
+        handle = step.container_handle if isinstance(step, plan.Begin) else ""
+        safeguards, now = self._pace.safeguards, time.time()
+        orders, recent = self._ledger.standing(safeguards, host=self._host, handle=handle, now=now)
+        return safety.hold(step, facts, orders, recent, safeguards, now=now)
+
+    def _armed(self, remedy: str) -> bool:
+        """Whether a remedy acts on this host, as the ledger has it now: no order waits for a restart."""
+        return self._ledger.orders().armed(host=self._host, remedy=remedy)
+
     def _adopt(self, episode: Episode) -> None:
         """Settle for another host, if its executor shows no life. Nothing but the job is touched."""
         read_at_s, unknown = clock.boottime_s(), list[str]()
@@ -314,7 +374,7 @@ class Executor:
             settle_for_s = now_s - self._patience_since_s(settle_since_s, now_s)
             step = REMEDIES[episode.remedy].adopt(
                 Facts(
-                    armed=self._pace.armed,
+                    armed=self._armed(episode.remedy),
                     limits=self._pace.limits,
                     episode=episode,
                     evidence=None,
@@ -355,7 +415,7 @@ class Executor:
         free_since_s = watch.stage_since_s(episode.free, now_s)
         settle_since_s = watch.stage_since_s(episode.settle, now_s)
         return Facts(
-            armed=self._pace.armed,
+            armed=self._armed(episode.remedy),
             limits=self._pace.limits,
             episode=episode,
             evidence=evidence,
@@ -423,9 +483,7 @@ class Executor:
             case plan.WouldAct(because=because):
                 self._ledger.would_act(episode.episode_id, because, now=time.time())
             case plan.Begin():
-                if not self._ledger.begin(episode, step, now=time.time()):
-                    because = "that incarnation of the container was freed already"
-                    self._ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, because, now=time.time())
+                self._begin(episode, step)
             case plan.Withdraw(because=because):
                 self._ledger.withdraw(episode.episode_id, because, now=time.time())
             case plan.Advance(kind=kind, stage=stage, because=because):
@@ -440,6 +498,15 @@ class Executor:
                 self._quarantine(episode, because)
             case plan.Wait():
                 raise AssertionError("a wait is not performed")
+
+    def _begin(self, episode: Episode, step: plan.Begin) -> None:
+        instead = self._ledger.begin(episode, step, safeguards=self._pace.safeguards, now=time.time())
+        if isinstance(instead, plan.Close):
+            self._perform(episode, instead)
+        elif isinstance(instead, plan.Wait):
+            if instead.reason == "brake":
+                log.error("the brake is latched: nothing is begun until a person releases it", because=instead.because)
+            self._wait(episode, instead)
 
     def _settle(self, episode: Episode, step: plan.Fence | plan.Requeue | plan.Fail) -> None:
         intent, job_id, attempt = episode.settle, episode.job_id, episode.attempt

@@ -5,6 +5,7 @@ per container incarnation and one per job attempt, and stays until it is done or
 an intent holds it: a lease, taken and lengthened with each change of it, keeps every other executor's hands off.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -21,8 +22,10 @@ from sqlalchemy import (
     cast,
     func,
     insert,
+    not_,
     or_,
     select,
+    text,
     update,
 )
 
@@ -42,8 +45,9 @@ from gpuwarden.database import (
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.holder import Holder
-from remediator.plan import OVER, Begin, Episode, Intent, Kind, Outcome, Stage
-from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER
+from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Wait
+from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
+from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
@@ -79,14 +83,43 @@ class Story:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Executing:
+    """One host's executor: its process, its newest sign of life, what it counts. Times are Unix seconds."""
+
+    host: str
+    pid: int
+    armed: bool
+    started_at: float
+    beat_at: float
+    errors: int
+    workers: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What an open episode waits for, and since when; `reason` is "" while it is at work or was not looked at yet."""
+
+    episode_id: int
+    host: str
+    worker: str
+    remedy: str
+    opened_at: float
+    reason: str
+    because: str
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Totals:
     """Counts for the metrics page. `executor` is (armed, beat_at, errors), `None` before one ever ran."""
 
     alerts: Mapping[tuple[str, str], int]
     episodes_open: int
+    held: Mapping[str, int]
     outcomes: Mapping[tuple[str, str], int]
     steps: Mapping[tuple[str, str], int]
     executor: tuple[bool, float, int] | None
+    orders: Orders
 
 
 class Ledger:
@@ -208,12 +241,40 @@ class Ledger:
             row = connection.execute(found).one_or_none()
             return None if row is None else _episode(connection, row)
 
-    def begin(self, episode: Episode, step: Begin, *, now: float) -> bool:
-        """Write the two intents; false, and nothing written, when the episode is closed or that incarnation taken.
+    def begin(self, episode: Episode, step: Begin, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+        """Write the two intents. What is to be done instead when that may not be, and then nothing is written.
 
-        A settle that another episode already owes stays with it: the free stands on its own.
+        Whether it may is decided here too, in the transaction that begins: of many episodes at once, and hosts at
+        once, none begins what the one before it has made one too many, or an order has just forbidden. A storm latches
+        the brake. A settle that another episode already owes stays with it: the free stands on its own.
         """
         with writing(self._engine) as connection:
+            if self.shared:  # writers of SQLite take turns anyway
+                connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
+            this = EPISODES.c.episode_id == episode.episode_id
+            # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.
+            is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
+            if connection.scalar(is_open) is None:
+                return Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
+            taken = select(INTENTS.c.intent_id).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
+            if connection.scalar(taken) is not None:
+                return _FREED_ALREADY
+            orders = _orders(connection)
+            verdict = may_begin(
+                orders,
+                _recent(connection, orders, safeguards, host=episode.host, handle=step.container_handle, now=now),
+                safeguards,
+                host=episode.host,
+                remedy=episode.remedy,
+                target=target(episode.host, step.container_handle),
+                now=now,
+            )
+            if isinstance(verdict, Latch):
+                who = f"the executor of {self._host}"
+                self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=verdict.because))
+                return Wait(reason="brake", because=f"the brake was latched here: {verdict.because}")
+            if verdict is not None:
+                return verdict
             data = {
                 "kind": step.container_kind,
                 "handle": step.container_handle,
@@ -222,19 +283,65 @@ class Ledger:
                 "pids": sorted(step.pids),
                 "cgroup": step.cgroup,
             }
-            this = EPISODES.c.episode_id == episode.episode_id
-            # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.
-            is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
-            if connection.scalar(is_open) is None:
-                return False
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
-                return False
+                return _FREED_ALREADY
             if step.settle_key is not None:
                 claimed = {"incarnation": step.worker_incarnation}
                 _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
             connection.execute(update(EPISODES).where(this).values(trip=step.trip))
             self._write(connection, episode.episode_id, "decided", "begin", step.because, now)
+            return None
+
+    # --- orders
+
+    def order(self, order: Order) -> None:
+        """Keep an order; every open episode that it is about tells of it."""
+        with writing(self._engine) as connection:
+            self._give(connection, order)
+
+    def arm_at_first(self, *, host: str, who: str, now: float) -> bool:
+        """Arm every remedy of a host about which nobody has ordered anything yet; whether that was so."""
+        with writing(self._engine) as connection:
+            about = ORDERS.c.topic == TOPIC[Act.ARM], or_(ORDERS.c.host.is_(None), ORDERS.c.host == host)
+            if connection.scalar(select(ORDERS.c.order_id).where(*about).limit(1)) is not None:
+                return False
+            because = "as it was started, before anybody ordered otherwise"
+            self._give(connection, Order(act=Act.ARM, at=now, who=who, because=because, host=host))
             return True
+
+    def orders(self) -> Orders:
+        """The orders that may still matter."""
+        with reading(self._engine) as connection:
+            return _orders(connection)
+
+    def standing(self, safeguards: Safeguards, *, host: str, handle: str, now: float) -> tuple[Orders, Recent]:
+        """What decides whether the container `handle` of `host` may be freed."""
+        with reading(self._engine) as connection:
+            orders = _orders(connection)
+            return orders, _recent(connection, orders, safeguards, host=host, handle=handle, now=now)
+
+    def orders_given(self, *, since: float) -> list[Order]:
+        """Every order since then, oldest first: who armed what, and when."""
+        with reading(self._engine) as connection:
+            found = select(ORDERS).where(ORDERS.c.at >= since).order_by(ORDERS.c.order_id)
+            return [_order(row) for row in connection.execute(found)]
+
+    def freed_since(self, since: float, *, host: str | None = None) -> list[tuple[str, str, float]]:
+        """The containers freed since then: host, name, and when, Unix seconds; oldest first."""
+        with reading(self._engine) as connection:
+            rows = [row for row in _frees(connection, since=since) if row.stage not in _NOT_FREED]
+            return [(row.host, row.data["name"], row.entered_at) for row in rows if host in (None, row.host)]
+
+    def _give(self, connection: Connection, order: Order) -> None:
+        who, because = _storable(order.who), _storable(order.because[:1000])
+        row = {"act": order.act, "topic": TOPIC[order.act], "at": order.at, "host": order.host, "remedy": order.remedy}
+        connection.execute(insert(ORDERS).values(**row, until=order.until, who=who, because=because))
+        about: list[ColumnElement[bool]] = [EPISODES.c.closed_at.is_(None)]
+        about += [] if order.host is None else [EPISODES.c.host == order.host]
+        about += [] if order.remedy is None else [EPISODES.c.remedy == order.remedy]
+        for episode_id in connection.scalars(select(EPISODES.c.episode_id).where(*about)).all():
+            self._write(connection, episode_id, "ordered", order.act, f"by {who}: {because}", order.at)
+        tell(connection, LEDGER.channel)
 
     def take_over(self, holder: Holder) -> None:
         """Work as `holder` from now on, and let go of what an executor held that is known to be over.
@@ -372,11 +479,7 @@ class Ledger:
             if row is None:
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
-            entries = tuple(
-                Entry(at=line.at, act=line.act, step=line.step, because=line.because, host=line.host)
-                for line in connection.execute(lines)
-            )
-            return _story(row, entries)
+            return _story(row, tuple(_entry(line) for line in connection.execute(lines)))
 
     def refused(self, *, last: int = 50) -> list[tuple[float, str, str, Mapping[str, str]]]:
         """The newest alerts that were refused: when, the reason's word, the reason, the labels."""
@@ -413,12 +516,25 @@ class Ledger:
                     for row in connection.execute(steps.group_by(JOURNAL.c.act, JOURNAL.c.step))
                 },
                 episodes_open=connection.scalar(is_open) or 0,
+                held=Counter(each.reason for each in _held(connection, host) if each.reason),
                 executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
+                orders=_orders(connection),
             )
 
-    def beat(self, *, host: str, pid: int, armed: bool, started_at: float, errors: int, now: float) -> None:
-        """The executor lives."""
-        row = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now, "errors": errors}
+    def beat(
+        self,
+        *,
+        host: str,
+        pid: int,
+        armed: bool,
+        started_at: float,
+        errors: int,
+        now: float,
+        workers: int | None = None,
+    ) -> None:
+        """The executor lives, and sees so many workers."""
+        row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now}
+        row |= {"errors": errors, "workers": workers}
         with writing(self._engine) as connection:
             connection.execute(
                 upsert(connection, EXECUTORS)
@@ -428,11 +544,149 @@ class Ledger:
 
     def executors(self) -> dict[str, float]:
         """Every host whose executor has ever worked this ledger, and when it last said so, Unix seconds."""
+        return {each.host: each.beat_at for each in self.executing()}
+
+    def executing(self) -> list[Executing]:
+        """The newest sign of life of every host's executor, by host."""
+        names = [EXECUTORS.c[name] for name in Executing.__dataclass_fields__]
         with reading(self._engine) as connection:
-            return {row.host: row.beat_at for row in connection.execute(select(EXECUTORS.c.host, EXECUTORS.c.beat_at))}
+            rows = connection.execute(select(*names).order_by(EXECUTORS.c.host)).mappings()
+            return [Executing(**row) for row in rows]
+
+    def held(self, *, host: str | None = None) -> list[Held]:
+        """What each open episode waits for, oldest first.
+
+        Told by its account: whatever was last written that is neither an alert nor an order.
+        """
+        with reading(self._engine) as connection:
+            return _held(connection, host)
+
+    def last_alert_at(self) -> float | None:
+        """When the webhook last took or refused an alert, Unix seconds."""
+        with reading(self._engine) as connection:
+            at: float | None = connection.scalar(select(func.max(ALERTS.c.received_at)))
+            return at
+
+    def stories_since(self, since: float, *, host: str | None = None) -> list[Story]:
+        """The episodes that were open at any time since then, oldest first, each with its whole account."""
+        its = [or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
+        if host is not None:
+            its.append(EPISODES.c.host == host)
+        lines = select(JOURNAL).where(JOURNAL.c.episode_id.in_(select(EPISODES.c.episode_id).where(*its)))
+        entries: dict[int, list[Entry]] = {}
+        with reading(self._engine) as connection:
+            for line in connection.execute(lines.order_by(JOURNAL.c.entry_id)):
+                entries.setdefault(line.episode_id, []).append(_entry(line))
+            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id))
+            return [_story(row, tuple(entries.get(row.episode_id, ()))) for row in rows]
+
+    def summed_up_on(self, host: str) -> str | None:
+        """The last day that a host's executor has summed up; `None` before the first."""
+        with reading(self._engine) as connection:
+            found: str | None = connection.scalar(select(EXECUTORS.c.summed_up_on).where(EXECUTORS.c.host == host))
+            return found
+
+    def sum_up(self, host: str, day: str) -> None:
+        """A host's executor has summed up this day."""
+        with writing(self._engine) as connection:
+            connection.execute(update(EXECUTORS).where(EXECUTORS.c.host == host).values(summed_up_on=day))
+
+    def check_writable(self) -> None:
+        """Be the one writer for a moment, and write nothing.
+
+        Raises:
+            DatabaseError: another process holds the write lock, or the database cannot be written.
+        """
+        with writing(self._engine):
+            pass
 
 
 _LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
+
+_FREED_ALREADY: Final = Close(outcome=Outcome.SUPERSEDED, because="that incarnation of the container was freed already")
+
+_NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
+"""Stages of a free at which nothing was done to its container."""
+
+FLEET_FRESH_S: Final = 600.0
+"""An executor that has shown no life for longer counts no workers into the fleet, seconds."""
+
+
+def _orders(connection: Connection) -> Orders:
+    newest = select(func.max(ORDERS.c.order_id)).group_by(ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
+    rows = connection.execute(select(ORDERS).where(ORDERS.c.order_id.in_(newest)).order_by(ORDERS.c.order_id))
+    return Orders(given=tuple(_order(row) for row in rows))
+
+
+def _order(row: Row[Any]) -> Order:
+    return Order(
+        act=Act(row.act),
+        at=row.at,
+        who=row.who,
+        because=row.because,
+        host=row.host,
+        remedy=row.remedy,
+        until=row.until,
+    )
+
+
+def _recent(
+    connection: Connection, orders: Orders, safeguards: Safeguards, *, host: str, handle: str, now: float
+) -> Recent:
+    frees = _frees(connection, since=now - max(safeguards.storm_window_s, safeguards.cooldown_s))
+    storm_since = max(now - safeguards.storm_window_s, orders.released_at() or 0.0)
+    targets = {target(row.host, row.data["handle"]) for row in frees if row.created_at > storm_since}
+    freed_at = [
+        row.entered_at
+        for row in frees
+        if (row.host, row.data["handle"]) == (host, handle) and row.stage not in _NOT_FREED
+    ]
+    fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
+    return Recent(
+        targets=frozenset(targets),
+        freed_s_ago=now - max(freed_at) if freed_at else None,
+        fleet=connection.scalar(fleet),
+    )
+
+
+def _frees(connection: Connection, *, since: float) -> Sequence[Row[Any]]:
+    """The frees that were begun or came further since then, without those for which nothing was ever done."""
+    unused = INTENTS.c.key.contains(" (unused ")
+    found = select(INTENTS).where(
+        INTENTS.c.kind == Kind.FREE,
+        INTENTS.c.entered_at > since,
+        INTENTS.c.stage != Stage.WITHDRAWN,
+        not_(and_(INTENTS.c.stage == Stage.ABANDONED, unused)),
+    )
+    return connection.execute(found.order_by(INTENTS.c.entered_at)).all()
+
+
+def _held(connection: Connection, host: str | None) -> list[Held]:
+    told = and_(JOURNAL.c.act != "ordered", not_(JOURNAL.c.step.startswith("alert ")))
+    newest = select(func.max(JOURNAL.c.entry_id)).where(JOURNAL.c.episode_id == EPISODES.c.episode_id, told)
+    found = (
+        select(EPISODES, JOURNAL.c.at, JOURNAL.c.step, JOURNAL.c.because.label("said"))
+        .outerjoin(JOURNAL, JOURNAL.c.entry_id == newest.correlate(EPISODES).scalar_subquery())
+        .where(EPISODES.c.closed_at.is_(None))
+    )
+    if host is not None:
+        found = found.where(EPISODES.c.host == host)
+    held = []
+    for row in connection.execute(found.order_by(EPISODES.c.episode_id)):
+        waits = row.step is not None and row.step.startswith("wait: ")
+        held.append(
+            Held(
+                episode_id=row.episode_id,
+                host=row.host,
+                worker=row.worker,
+                remedy=row.remedy,
+                opened_at=row.opened_at,
+                reason=row.step.removeprefix("wait: ") if waits else "",
+                because=row.said or "",
+                since=row.opened_at if row.at is None else row.at,
+            )
+        )
+    return held
 
 
 def _row(alert: Alert, now: float) -> dict[str, Any]:
@@ -557,6 +811,10 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         settle=intents.get(Kind.SETTLE),
         would_act=row.would_act,
     )
+
+
+def _entry(line: Row[Any]) -> Entry:
+    return Entry(at=line.at, act=line.act, step=line.step, because=line.because, host=line.host)
 
 
 def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:

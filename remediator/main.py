@@ -4,6 +4,7 @@ import argparse
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
 from remediator.queues.builtin import BuiltinQueue
+from remediator.safety import Safeguards
 from remediator.settings import ExecuteSettings, ServeSettings
 from remediator.witness import Witness
 
@@ -106,16 +108,15 @@ def execute(settings: ExecuteSettings) -> None:
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
-        log.info("executor ready", host=host, armed=settings.armed, hands=sorted(actuators), version=__version__)
-        if not settings.armed:
-            log.warning("dry run: everything is recorded and nothing is done; --armed makes it act")
+        if settings.armed:
+            ledger.arm_at_first(host=host, who=f"the executor of {host}, started with --armed", now=time.time())
+        log.info("executor ready", host=host, hands=sorted(actuators), version=__version__)
         executor.run()
     log.info("executor stopped")
 
 
 def _pace(settings: ExecuteSettings) -> Pace:
     return Pace(
-        armed=settings.armed,
         limits=Limits(
             evidence_fresh_s=settings.evidence_fresh_s,
             settle_bound_s=settings.settle_bound_s,
@@ -123,9 +124,16 @@ def _pace(settings: ExecuteSettings) -> Pace:
             retries_max=settings.retries_max,
             avoid_s=settings.avoid_s,
         ),
+        safeguards=Safeguards(
+            cooldown_s=settings.cooldown_s,
+            storm_targets=settings.storm_targets,
+            storm_share=settings.storm_share,
+            storm_window_s=settings.storm_window_s,
+        ),
         look_again_s=settings.look_again_s,
         tend_s=settings.tend_s,
         stop_grace_s=settings.stop_grace_s,
+        summary_hour=settings.summary_hour,
     )
 
 

@@ -87,6 +87,7 @@ INTENTS = Table(
     UniqueConstraint("kind", "key", name="one_intent_per_target"),
     Index("intents_by_stage", "kind", "stage"),
     Index("intents_by_episode", "episode_id"),
+    Index("intents_by_time", "kind", "entered_at"),
 )
 
 JOURNAL = Table(
@@ -95,7 +96,7 @@ JOURNAL = Table(
     Column("entry_id", ID, primary_key=True),
     Column("at", Float, nullable=False),
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
-    Column("act", String, nullable=False),  # saw | decided | did | failed | would
+    Column("act", String, nullable=False),  # saw | decided | did | failed | would | ordered
     Column("step", String, nullable=False),
     Column("because", String, nullable=False),
     Column("host", String),  # where it was seen, decided or done
@@ -112,6 +113,24 @@ EXECUTORS = Table(
     Column("started_at", Float, nullable=False),
     Column("beat_at", Float, nullable=False),
     Column("errors", Integer, nullable=False),
+    Column("workers", Integer),  # how many its exporter sees; the fleet is all of them together
+    Column("summed_up_on", String),  # the last day that was summed up in its log, as 2026-01-31
+)
+
+# What people ordered, and the brake: who, when, why and about what. Nothing is ever changed or deleted here.
+ORDERS = Table(
+    "standing_orders",
+    METADATA,
+    Column("order_id", ID, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("act", String, nullable=False),  # arm | disarm | pause | resume | brake | release
+    Column("topic", String, nullable=False),  # arming | pause | brake
+    Column("host", String),  # none: every host
+    Column("remedy", String),  # none: every remedy
+    Column("until", Float),
+    Column("who", String, nullable=False),
+    Column("because", String, nullable=False),
+    Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),
 )
 
 LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations", first="episodes")

@@ -56,7 +56,10 @@ class ExecuteSettings(_Common):
     model_config = _config("gpuwarden remediator execute")
 
     armed: CliImplicitFlag[bool] = Field(
-        default=False, description="act; without it everything is a dry run, which only records"
+        default=False,
+        description="arm every remedy on this host if nobody has armed or disarmed anything of it yet; otherwise "
+        "`gpuwarden arm` and `gpuwarden disarm` alone say, whatever is given here. What is not armed is a dry run, "
+        "which only records",
     )
     queue: str = Field(
         description="the job queue's database URL: sqlite:////var/lib/gpuwarden/queue.db on one box, "
@@ -97,6 +100,28 @@ class ExecuteSettings(_Common):
         le=86400,
         description="a requeued job stays away from the GPUs it was taken from for this long, if others can run it, "
         "seconds",
+    )
+
+    cooldown_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86400,
+        description="a container is not freed again within this time after its last free, seconds; 0 is no cool-down",
+    )
+    storm_targets: int = Field(
+        default=3,
+        ge=1,
+        description="more distinct containers to be freed within the window than this, or than storm_share of the "
+        "workers where that is more, latch the brake",
+    )
+    storm_share: float = Field(
+        default=0.25, ge=0, le=1, description="the share of all workers that may wedge within the window, a ratio"
+    )
+    storm_window_s: float = Field(
+        default=600.0, gt=0, le=86400, description="the window in which a storm is counted, seconds"
+    )
+    summary_hour: int = Field(
+        default=8, ge=0, le=23, description="the hour, local time, after which each day's summary is logged"
     )
 
     @model_validator(mode="after")

@@ -11,6 +11,9 @@ from gpuwarden.facts import WorkerFacts
 TIMEOUT_S: Final = 3.0
 """How long the exporter may take to answer, seconds."""
 
+WORKER_SERIES: Final = "gpuwarden_worker_info{"
+"""How each line of the exporter's page begins that tells a worker."""
+
 
 class WitnessError(GpuwardenError):
     """The exporter gave no usable answer; so nothing is known, and nothing is done."""
@@ -30,6 +33,20 @@ class Witness:
     def close(self) -> None:
         """Let go of the connections."""
         self._client.close()
+
+    def workers(self) -> int:
+        """How many workers of this host the exporter sees, dead ones included.
+
+        Raises:
+            WitnessError: no answer, or one that cannot be read.
+        """
+        try:
+            answer = self._client.get(f"{self._url}/metrics")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+        if answer.status_code != httpx.codes.OK:
+            raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
+        return sum(line.startswith(WORKER_SERIES) for line in answer.text.splitlines())
 
     def about(self, worker: str, *, host: str) -> WorkerFacts:
         """The facts about one worker of this host.

@@ -34,7 +34,15 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
             "gpu_idle_s",
         ),
-    ):
+        ("io_still_seconds", "For how long its processes have read and written no more than the threshold.",
+         "io_still_s"),
+        ("fault_still_seconds", "For how long its processes have had no more page faults than the threshold.",
+         "fault_still_s"),
+        ("cpu_still_seconds", "For how long its processes have used no more CPU time than the threshold.",
+         "cpu_still_s"),
+        ("work_still_seconds", "For how long I/O, page faults and CPU time of its processes have all been still.",
+         "work_still_s"),
+    ):  # fmt: skip
         yield gauge(
             f"gpuwarden_container_{name}",
             help_text,

@@ -19,6 +19,8 @@ class _Row:
     job: JobFile
     beat_age_s: float | None
     place: ContainerEvidence | None
+    # A job whose worker is dead shows no life by any clock: what is wrong is that, and nothing else is accused of it.
+    policed: bool
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -31,6 +33,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             job=job,
             beat_age_s=job.beat.age_s(snapshot.taken) if job.beat else None,
             place=place,
+            policed=sighting.alive is not False,
         )
         for sighting in snapshot.workers.workers
         if (job := sighting.job) is not None
@@ -38,6 +41,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
     yield from _silence(rows)
+    yield from _limits(rows, snapshot)
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
@@ -65,12 +69,6 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "Time since the attempt started; the load counts.",
         _SLOT,
         ((row.key, row.job.started.age_s(snapshot.taken)) for row in rows),
-    )
-    yield gauge(
-        "gpuwarden_job_budget_seconds",
-        "Wall-clock budget of one attempt.",
-        _SLOT,
-        ((row.key, row.job.budget_s) for row in rows),
     )
     yield gauge(
         "gpuwarden_job_phase",
@@ -134,18 +132,41 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
         ((row.key, row.job.beat.unix_s if row.job.beat else None) for row in rows),
     )
     yield gauge(
-        "gpuwarden_job_stall_timeout_seconds",
-        "Silence the job is allowed once armed; absent while the stall condition does not police the job.",
-        _SLOT,
-        ((row.key, row.job.silence_s or None) for row in rows),
-    )
-    yield gauge(
         "gpuwarden_job_stall_suspected",
         "1 while a policed job is silent past its timeout yet shows, or may show, another sign of life.",
         _SLOT,
         (
             (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place) is not None))
             for row in rows
-            if row.job.silence_s
+            if row.job.stall_timeout_s and row.policed
         ),
+    )
+
+
+def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
+    policed = [row for row in rows if row.policed]
+    on_gpu = [row for row in policed if row.job.job_class.uses_gpu]
+    yield gauge(
+        "gpuwarden_job_budget_seconds",
+        "Wall-clock budget of one attempt; absent where it has none.",
+        _SLOT,
+        ((row.key, row.job.budget_s or None) for row in policed),
+    )
+    yield gauge(
+        "gpuwarden_job_stall_timeout_seconds",
+        "Silence the job is allowed once armed; absent while the stall condition does not police the job.",
+        _SLOT,
+        ((row.key, row.job.stall_timeout_s or None) for row in policed),
+    )
+    yield gauge(
+        "gpuwarden_job_health_window_seconds",
+        "How long the container of a GPU job may stay without a sign of life; absent for jobs of other classes.",
+        _SLOT,
+        ((row.key, snapshot.health_window_s) for row in on_gpu),
+    )
+    yield gauge(
+        "gpuwarden_job_health_grace_seconds",
+        "Time from the start of a GPU job's attempt that is left to its load.",
+        _SLOT,
+        ((row.key, snapshot.health_grace_s) for row in on_gpu),
     )

@@ -61,8 +61,14 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ((key, snapshot.cpu_still_of(sighting)) for key, sighting in keyed),
     )
     yield gauge(
+        "gpuwarden_worker_dead_seconds",
+        "For how long the worker's lock has been seen free beside its files, in one incarnation of its container.",
+        _SLOT,
+        ((key, snapshot.dead_s.get(sighting.worker.worker)) for key, sighting in keyed),
+    )
+    yield gauge(
         "gpuwarden_worker_dead_after_seconds",
-        "A worker that owns a job is dead after this long without heartbeat and CPU time.",
+        "A worker that owns a job is dead after this long without heartbeat and CPU time, or without its process.",
         _SLOT,
         ((key, snapshot.dead_after_s) for key, _ in keyed),
     )

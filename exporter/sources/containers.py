@@ -1,10 +1,13 @@
-"""Which containers run: Docker's, asked by a thread of its own so that a hung daemon holds up nothing else."""
+"""Which containers there are: Docker's, asked by a thread of its own so that a hung daemon holds up nothing else."""
 
 import contextlib
+import os
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import docker
@@ -23,24 +26,32 @@ TIMEOUT_S: Final = 5
 FRESH_S: Final = 10.0
 """A listing older than this is no longer believed, seconds."""
 
+DOWN_MAX: Final = 64
+"""Containers that are down and whose start is asked for, once a second."""
+
 CDI_GPU: Final = "nvidia.com/gpu="
 """How `docker run --device` names a GPU, before its index, UUID or `all` (Container Device Interface)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The running containers at one moment, by full id."""
+    """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders."""
 
     containers: dict[str, Container]
     taken_s: float
     duration_s: float
+    down: Mapping[str, Container] = field(default_factory=dict)
 
 
 class DockerContainers:
-    """Keeps a recent listing of one Docker daemon's running containers."""
+    """Keeps a recent listing of one Docker daemon's containers.
 
-    def __init__(self, base_url: str) -> None:
+    `directory` is `$GPUWARDEN_DIR`: what is mounted of it tells where a worker was that is dead.
+    """
+
+    def __init__(self, base_url: str, directory: Path | None = None) -> None:
         self._base_url = base_url
+        self._directory = None if directory is None else os.path.realpath(directory)
         self._listing: Listing | None = None
         self._because = "not asked yet"
         self._known: dict[str, tuple[int, int, Container]] = {}
@@ -76,9 +87,12 @@ class DockerContainers:
             try:
                 if client is None:
                     client = _connect(self._base_url)
-                containers = self._list(client)
+                rows = client.containers(all=True)
+                containers, down = self._list(client, rows), self._down(client, rows)
                 taken_s = time.monotonic()
-                self._listing = Listing(containers=containers, taken_s=taken_s, duration_s=taken_s - started_s)
+                self._listing = Listing(
+                    containers=containers, down=down, taken_s=taken_s, duration_s=taken_s - started_s
+                )
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:300]
                 if client is not None:
@@ -88,15 +102,20 @@ class DockerContainers:
             self._asked.set()
             self._closing.wait(REFRESH_S)
 
-    def _list(self, client: docker.APIClient) -> dict[str, Container]:
-        """A container whose name and first process are unchanged is not inspected again; one that fails is left out."""
+    def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
+        """Those that run. One whose name and first process are unchanged is not inspected again.
+
+        One that cannot be inspected is left out.
+        """
         known: dict[str, tuple[int, int, Container]] = {}
-        for row in client.containers():
+        for row in rows:
+            if row.get("State", "running") not in _UP:
+                continue
             full_id: str = row["Id"]
             before = self._known.get(full_id)
             if before is None or f"/{before[2].name}" not in row["Names"] or _ticks(before[0]) != before[1]:
                 try:
-                    fresh = _container(client.inspect_container(full_id))
+                    fresh = _container(client.inspect_container(full_id), self._directory)
                 except (APIError, LookupError, TypeError):
                     continue
                 ticks = None if fresh is None else _ticks(fresh.pid)
@@ -106,6 +125,25 @@ class DockerContainers:
             known[full_id] = before
         self._known = known
         return {full_id: entry[2] for full_id, entry in known.items()}
+
+    def _down(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
+        """Those that do not run and hold a worker's folder. Asked each time: one may have run again meanwhile."""
+        holding = [
+            row for row in rows if row.get("State", "running") not in _UP and _folders(row, self._directory)
+        ]  # the newest first, as Docker lists them
+        down: dict[str, Container] = {}
+        for row in holding[:DOWN_MAX]:
+            try:
+                found = client.inspect_container(row["Id"])
+                if not found["State"].get("Running"):
+                    down[found["Id"]] = _identity(found, self._directory)
+            except (APIError, LookupError, TypeError):
+                continue
+        return down
+
+
+_UP: Final = frozenset({"running", "paused"})
+"""The states of a container that has processes (Docker's own words)."""
 
 
 def _connect(base_url: str) -> docker.APIClient:
@@ -133,18 +171,34 @@ def _ticks(pid: int) -> int | None:
         return None
 
 
-def _container(found: dict[str, Any]) -> Container | None:
+def _container(found: dict[str, Any], directory: str | None = None) -> Container | None:
     state = found["State"]
-    if not state.get("Running") or not state.get("Pid"):
-        return None
+    return _identity(found, directory) if state.get("Running") and state.get("Pid") else None
+
+
+def _identity(found: dict[str, Any], directory: str | None) -> Container:
+    state = found["State"]
     return Container(
         kind="docker",
         id=found["Id"],
         name=found["Name"].removeprefix("/"),
         incarnation=f"{found['Id']}@{state['StartedAt']}",
-        pid=state["Pid"],
+        pid=state.get("Pid") or 0,
         gpu_request=_gpu_request(found),
         image=found["Config"].get("Image"),
+        folders=_folders(found, directory),
+    )
+
+
+def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
+    """The subdirectories of `$GPUWARDEN_DIR` that are mounted into a container."""
+    if directory is None:
+        return ()
+    sources = (os.path.realpath(mount["Source"]) for mount in found.get("Mounts") or [] if mount.get("Source"))
+    return tuple(
+        os.path.basename(source)  # noqa: PTH119 - paths of the host, as text
+        for source in sources
+        if os.path.dirname(source) == directory  # noqa: PTH120
     )
 
 

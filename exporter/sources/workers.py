@@ -93,6 +93,7 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
         alive=alive,
         pid=pid,
         container_id=container_id,
+        folder=path.parent.name,
     )
 
 

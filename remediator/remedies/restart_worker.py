@@ -3,13 +3,15 @@
 Order: confirm from the host's own exporter, write both intents, confirm and fence, confirm and stop, see it dead,
 requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. What
 cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is silent. Pure.
+
+A worker whose process is gone goes the same way: its container is stopped, if it runs, and started, if it is there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gpuwarden.facts import WorkerFacts
-from gpuwarden.job import MOVES, Move, State, Trip
+from gpuwarden.job import MOVES, Move, Phase, State, Trip
 from remediator.plan import (
     Advance,
     Begin,
@@ -87,7 +89,7 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
     check = _CONDITIONS.get(trip)
     if check is None:
         return False, f"no local evidence is defined for trip {trip}"
-    if evidence.alive is not True:
+    if evidence.alive is not True and not (evidence.alive is False and trip is Trip.DEAD_WORKER):
         return False, "the worker's process does not hold its lock"
     if evidence.job_id is None:
         return False, "the worker runs no job"
@@ -101,24 +103,86 @@ def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
         return False, "the worker runs no job that the stall condition polices"
     if evidence.beat_age_s is None:
         return False, f"the job is not armed (phase {evidence.phase})"
-    if evidence.gpu_idle_s is None:
-        return False, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}"
-    if evidence.ram_still_s is None:
-        return False, f"RAM unknown: {evidence.ram_unknown or 'not measured'}"
+    quiet_s, signs = _container_quiet(evidence)
+    if quiet_s is None:
+        return False, signs
+    figures = f"silent {evidence.beat_age_s:.1f} s, {signs} of {silence_s:.1f} s allowed, {_where(evidence)}"
+    return min(evidence.beat_age_s, quiet_s) >= silence_s, figures
+
+
+def _over_budget(evidence: WorkerFacts) -> tuple[bool, str]:
+    """The attempt has run for its budget or longer, busy or not (A1)."""
+    if not evidence.budget_s:
+        return False, "the attempt has no budget"
+    if evidence.elapsed_s is None:
+        return False, "for how long the attempt has run is unknown"
+    figures = f"has run for {evidence.elapsed_s:.1f} s of a budget of {evidence.budget_s:.1f} s, {_where(evidence)}"
+    return evidence.elapsed_s >= evidence.budget_s, figures
+
+
+def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
+    """A GPU job whose container has shown no sign of life for a whole window, after the grace for its load (A7).
+
+    The window lies within one phase: what counted as life in the phase before is not told any more.
+    """
+    window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
+    if not window_s or grace_s is None:
+        return False, "the job's class uses no GPU"
+    if evidence.elapsed_s is None or evidence.phase_age_s is None:
+        return False, "for how long the attempt has run, or been in its phase, is unknown"
+    quiet_s, signs = _container_quiet(evidence)
+    if quiet_s is None:
+        return False, signs
     figures = (
-        f"silent {evidence.beat_age_s:.1f} s, GPU idle {evidence.gpu_idle_s:.1f} s, "
-        f"RAM still {evidence.ram_still_s:.1f} s of {silence_s:.1f} s allowed, "
-        f"phase {evidence.phase}, step {evidence.step}" + (", simulated GPU" if evidence.gpu_simulated else "")
+        f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, "
+        f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
-    quiet_s = min(evidence.beat_age_s, evidence.gpu_idle_s, evidence.ram_still_s)
-    return quiet_s >= silence_s, figures
+    return min(quiet_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
+
+
+def _container_quiet(evidence: WorkerFacts) -> tuple[float | None, str]:
+    """For how long a container has shown none of the signs of life that count in its job's phase (A5).
+
+    `None` where any of them is unknown; with it the sentence that says so, or names each.
+    """
+    if evidence.gpu_idle_s is None:
+        return None, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}"
+    if evidence.ram_still_s is None:
+        return None, f"RAM unknown: {evidence.ram_unknown or 'not measured'}"
+    quiet_s = min(evidence.gpu_idle_s, evidence.ram_still_s)
+    figures = f"GPU idle {evidence.gpu_idle_s:.1f} s, RAM still {evidence.ram_still_s:.1f} s"
+    if evidence.phase not in _WORK_COUNTS:
+        return quiet_s, figures
+    work = (evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)
+    known = [still_s for still_s in work if still_s is not None]
+    if len(known) < len(work):
+        return None, f"work of its processes unknown: {evidence.work_unknown or 'not measured'}"
+    return min(quiet_s, *known), f"{figures}, I/O, page faults and CPU still {min(known):.1f} s"
+
+
+def _where(evidence: WorkerFacts) -> str:
+    return f"phase {evidence.phase}, step {evidence.step}" + (", simulated GPU" if evidence.gpu_simulated else "")
+
+
+_WORK_COUNTS: Final = frozenset(phase for phase in Phase if phase.counts_work)
 
 
 def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
-    """No heartbeat, and no CPU time used meanwhile: a long call that holds the interpreter starves one only (A14)."""
+    """No heartbeat, and no CPU time used meanwhile: a long call that holds the interpreter starves one only (A14).
+
+    Or no process at all, for as long as one that comes back by itself may take.
+    """
     bound_s = evidence.dead_after_s
     if bound_s <= 0:
         return False, "the exporter sets no time after which a worker is dead"
+    if not evidence.alive:
+        if evidence.dead_s is None:
+            return False, "for how long the worker's process has been gone is unknown"
+        figures = (
+            f"its process is gone and its files are left, for {evidence.dead_s:.1f} s of {bound_s:.1f} s allowed, "
+            f"phase {evidence.phase}, step {evidence.step}"
+        )
+        return evidence.dead_s >= bound_s, figures
     if evidence.heartbeat_age_s is None:
         return False, "the worker's heartbeat is unknown"
     if evidence.cpu_still_s is None:
@@ -132,6 +196,8 @@ def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
 
 _CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], tuple[bool, str]]]] = {
     Trip.STALL: _stalled,
+    Trip.BUDGET: _over_budget,
+    Trip.HEALTH: _unhealthy,
     Trip.DEAD_WORKER: _worker_dead,
 }
 
@@ -171,13 +237,13 @@ def _consider(facts: Facts) -> Step:
     if not container.managed:
         because = f"container {container.name} did not opt in; nothing is done to it"
         return Close(outcome=Outcome.REFUSED, because=because)
-    if evidence.container_workers != 1:
-        count = evidence.container_workers
-        because = (
-            f"container {container.name} holds {count} live workers; it is restarted only for one that has it alone"
-        )
+    count, own = evidence.container_workers, 1 if evidence.alive else 0
+    if count != own:
+        others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
+        because = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
         return Close(outcome=Outcome.REFUSED, because=because)
-    if container.incarnation != evidence.container_incarnation or not container.running:
+    # What died with its worker is down, and is started for it.
+    if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
         return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
     if not facts.armed:
         if episode.would_act:

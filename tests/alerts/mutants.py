@@ -8,7 +8,10 @@ from deploy import check
 ALERTS: Final = check.CHECKOUT / "alerts"
 STALL: Final = "stall.rules.yaml"
 WORKER: Final = "worker.rules.yaml"
-RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER)}
+GONE: Final = "gone.rules.yaml"
+BUDGET: Final = "budget.rules.yaml"
+HEALTH: Final = "health.rules.yaml"
+RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ def of_outcome(rules: str, labels: str, trip: str) -> list[Mutant]:
             labels,
             ("it names another severity", "critical", "warning"),
             ("it names another remedy", "restart_worker", "restart_node"),
-            ("it names another trip", trip, "health"),
+            ("it names another trip", trip, "drill"),
             ("it names no remedy", "          remedy: restart_worker\n", ""),
         ),
         *of(
@@ -148,11 +151,13 @@ GPU_IDLE = "gpuwarden_container_gpu_idle_seconds"
 RAM_STILL = "gpuwarden_container_ram_still_seconds"
 
 
-def of_leg(leg: str, name: str, series: str, other: str) -> list[Mutant]:
+def of_leg(
+    leg: str, name: str, series: str, other: str, *, rules: str = STALL, limit: str = TIMEOUT, constant: str = "120"
+) -> list[Mutant]:
     """The mutants that the GPU's leg and the RAM's have in common. `other` is the other leg's series."""
     here = "and on (host, worker, container)"
     return of(
-        STALL,
+        rules,
         leg,
         (f"{name} is not looked at", leg, ""),
         (f"{name} accuses by itself", here, "or on (host, worker, container)"),
@@ -162,9 +167,9 @@ def of_leg(leg: str, name: str, series: str, other: str) -> list[Mutant]:
         (f"{name} compares its longest duration", "min by", "max by"),
         (f"{name} compares its mean duration", "min by", "avg by"),
         (f"{name} compares the shortest timeout", "max by", "min by"),
-        (f"{name} compares 120 s whatever the job says", f"({TIMEOUT})", f"({TIMEOUT} * 0 + 120)"),
+        (f"{name} compares {constant} s whatever is set", f"({limit})", f"({limit} * 0 + {constant})"),
         (f"{name} is joined without aggregation", f"min by (host, container) ({series})", series),
-        (f"{name} joins a timeout without aggregation", f"max by (host, worker, container) ({TIMEOUT})", TIMEOUT),
+        (f"{name} joins a timeout without aggregation", f"max by (host, worker, container) ({limit})", limit),
         (f"{name} remembers its longest silence", series, f"max_over_time({series}[5m])"),
         (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
         (f"{name} counts as silent where it is unknown", f"({series})", f"({series} or on (host, container) {other})"),
@@ -175,6 +180,61 @@ def of_leg(leg: str, name: str, series: str, other: str) -> list[Mutant]:
         (f"{name} accuses the container's other workers", here, "and on (host, container)"),
         (f"{name} accuses the worker in its other containers", here, "and on (host, worker)"),
     )
+
+
+WORK_STILL = "gpuwarden_container_work_still_seconds"
+COUNTS = 'gpuwarden_job_phase{phase=~"load|save|checkpoint"}'
+
+
+def work_of(limit: str) -> str:
+    """The leg that the processes' work is, letter for letter. `limit` is the series it is compared with."""
+    return f"""\
+            unless on (host, worker, container) (
+              {COUNTS}
+              unless on (host, worker, container) (
+                max by (host, worker, container) ({limit})
+                  <= on (host, container) group_left ()
+                min by (host, container) ({WORK_STILL})
+              )
+            )
+"""
+
+
+def of_work(rules: str, limit: str) -> list[Mutant]:
+    """The mutants of the leg that looks at the processes' work."""
+    leg, name = work_of(limit), "the work"
+    outer, inner = (
+        "            unless on (host, worker, container) (\n",
+        "              unless on (host, worker, container) (",
+    )
+    return of(
+        rules,
+        leg,
+        (f"{name} is not looked at", leg, ""),
+        (f"{name} accuses by itself", outer, outer.replace("unless", "or")),
+        (f"{name} is asked for in every phase", f"              {COUNTS}\n", "              gpuwarden_job_phase\n"),
+        (f"{name} of a load is not looked at", "load|", ""),
+        (f"{name} of a save is not looked at", "|save", ""),
+        (f"{name} of a checkpoint is not looked at", "|checkpoint", ""),
+        (f"{name} excuses by its stillness", f"\n{inner}", f"\n{inner.replace('unless', 'and')}"),
+        (f"{name} must be still for longer than the limit", "<=", "<"),
+        (f"{name} is compared the wrong way round", "<=", ">="),
+        (f"{name} compares its longest duration", "min by", "max by"),
+        (f"{name} compares the shortest limit", "max by", "min by"),
+        (f"{name} is joined without aggregation", f"min by (host, container) ({WORK_STILL})", WORK_STILL),
+        (f"{name} joins a limit without aggregation", f"max by (host, worker, container) ({limit})", limit),
+        (f"{name} remembers its longest stillness", WORK_STILL, f"max_over_time({WORK_STILL}[5m])"),
+        (f"{name} is believed still after it has become unknown", WORK_STILL, f"last_over_time({WORK_STILL}[5m])"),
+        (f"{name} counts as still where it is unknown", f"({WORK_STILL})",
+         f"({WORK_STILL} or on (host, container) {RAM_STILL})"),
+        (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
+        (f"{name} is the least of all hosts", "(host, container)", "(container)"),
+        (f"{name} is the least of its host", "(host, container)", "(host)"),
+        (f"{name} excuses the worker's namesakes on other hosts", outer,
+         "            unless on (worker, container) (\n"),
+        (f"{name} excuses the container's other workers", outer, "            unless on (host, container) (\n"),
+        (f"{name} excuses the worker in its other containers", outer, "            unless on (host, worker) (\n"),
+    )  # fmt: skip
 
 
 STALL_MUTANTS: Final = [
@@ -203,6 +263,7 @@ STALL_MUTANTS: Final = [
     ),
     *of_leg(GPU, "the GPU", GPU_IDLE, RAM_STILL),
     *of_leg(RAM, "the RAM", RAM_STILL, GPU_IDLE),
+    *of_work(STALL, TIMEOUT),
     *of_identity(STALL, "the beat's age"),
     *of_file(STALL, TIMEOUT),
     *of_outcome(STALL, LABELS, "stall"),
@@ -319,4 +380,182 @@ WORKER_MUTANTS: Final = [
         ("its summary has raw seconds", " | humanizeDuration", "")),
 ]  # fmt: skip
 
-MUTANTS: Final = [*STALL_MUTANTS, *WORKER_MUTANTS]
+# The rule of the worker that is gone, its parts letter for letter.
+
+DEAD_FOR = "gpuwarden_worker_dead_seconds"
+FREE = f"""\
+              min by {SLOT} ({DEAD_FOR}{{container!=""}})
+                >=
+              max by {SLOT} ({DEAD_AFTER})
+"""
+FREE_BACKWARDS = f"""\
+              max by {SLOT} ({DEAD_AFTER})
+                <=
+              min by {SLOT} ({DEAD_FOR}{{container!=""}})
+"""
+UNHELD = LOCK.replace("min by", "max by").replace("== 1", "== 0")
+
+
+def of_comparison(
+    rules: str, part: str, name: str, series: str, limit: str, *, constant: str, backwards: str
+) -> list[Mutant]:
+    """The mutants of a part that compares a worker's duration with its limit, by slot. `backwards` has its value."""
+    selected = series + '{container!=""}'
+    return of(
+        rules,
+        part,
+        (f"{name} must be longer than the limit", ">=", ">"),
+        (f"{name} is compared the wrong way round", ">=", "<="),
+        (f"{name} is not compared", ">=", ">= 0 *"),
+        (f"{name} compares {constant} s whatever is set", f"({limit})", f"({limit} * 0 + {constant})"),
+        (f"{name} compares the shortest limit", "max by", "min by"),
+        (f"{name} is the longest of two", "min by", "max by"),
+        (f"{name} is the mean of two", "min by", "avg by"),
+        (f"{name} is joined without aggregation", f"min by {SLOT} ({selected})", selected),
+        (f"{name} joins a limit without aggregation", f"max by {SLOT} ({limit})", limit),
+        (f"{name} remembers its longest", selected, f"max_over_time({selected}[5m])"),
+        (f"{name} is believed after it has vanished", selected, f"last_over_time({selected}[5m])"),
+        (f"{name} is not told apart by host", SLOT, "(worker, container)"),
+        (f"{name} is not told apart by worker", SLOT, "(host, container)"),
+        (f"{name} is not told apart by container", SLOT, "(host, worker)"),
+        ("an unknown container is accused", '{container!=""}', ""),
+        ("the value is the limit", part, backwards),
+    )
+
+
+GONE_MUTANTS: Final = [
+    *of_comparison(
+        GONE, FREE, "the death", DEAD_FOR, DEAD_AFTER, constant="30", backwards=FREE_BACKWARDS
+    ),
+    *of(
+        GONE,
+        UNHELD,
+        ("the lock is not looked at", UNHELD, ""),
+        ("the lock accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
+        ("the lock accuses when held", "== 0", "== 1"),
+        ("the lock may be held", "== 0", ">= 0"),
+        ("the lock is believed free when one of two says so", "max by", "min by"),
+        ("the lock is joined without aggregation", f"max by {SLOT} ({ALIVE})", ALIVE),
+        ("the lock is believed after it has become unknown", ALIVE, f"last_over_time({ALIVE}[5m])"),
+        ("the lock remembers that it was free", ALIVE, f"min_over_time({ALIVE}[5m])"),
+        ("the lock accuses the worker's namesakes on other hosts", f"and on {SLOT}", "and on (worker, container)"),
+        ("the lock accuses the container's other workers", f"and on {SLOT}", "and on (host, container)"),
+        ("the lock accuses the worker in its other containers", f"and on {SLOT}", "and on (host, worker)"),
+    ),
+    *of_identity(GONE, "the time since it was seen dead"),
+    *of_file(GONE, DEAD_AFTER),
+    *of_outcome(GONE, DEAD_LABELS, "dead_worker"),
+    *of(GONE, "      - alert: GpuwardenWorkerGone", ("it goes by another name", "Gone", "Dead")),
+    *of(GONE, "worker {{ $labels.worker }} on", ("its summary names no worker", " {{ $labels.worker }}", "")),
+    *of(GONE, "no process for {{ $value | humanizeDuration }} while",
+        ("its summary has raw seconds", " | humanizeDuration", "")),
+]  # fmt: skip
+
+# The budget's rule, its parts letter for letter.
+
+ELAPSED = "gpuwarden_job_elapsed_seconds"
+BUDGET_S = "gpuwarden_job_budget_seconds"
+SPENT = f"""\
+            min by {SLOT} ({ELAPSED}{{container!=""}})
+              >=
+            max by {SLOT} ({BUDGET_S})
+"""
+SPENT_BACKWARDS = f"""\
+            max by {SLOT} ({BUDGET_S})
+              <=
+            min by {SLOT} ({ELAPSED}{{container!=""}})
+"""
+BUDGET_MUTANTS: Final = [
+    *of_comparison(BUDGET, SPENT, "the run time", ELAPSED, BUDGET_S, constant="300", backwards=SPENT_BACKWARDS),
+    *of(
+        BUDGET,
+        SPENT,
+        ("the phase's age counts instead of the run time", ELAPSED, "gpuwarden_job_phase_age_seconds"),
+        ("the beat's age counts instead of the run time", ELAPSED, "gpuwarden_job_beat_age_seconds"),
+        ("the silence allowed counts instead of the budget", BUDGET_S, TIMEOUT),
+        ("a busy GPU excuses", SPENT, f"{SPENT}              unless on (host, container) {GPU_IDLE} == 0\n"),
+    ),
+    *of_identity(BUDGET, "the run time"),
+    *of_file(BUDGET, BUDGET_S),
+    *of_outcome(BUDGET, LABELS.replace("stall", "budget"), "budget"),
+    *of(BUDGET, "      - alert: GpuwardenJobOverBudget", ("it goes by another name", "OverBudget", "TooLong")),
+    *of(BUDGET, "/{{ $labels.worker }} is over", ("its summary names no worker", "/{{ $labels.worker }}", "")),
+    *of(BUDGET, "it has run for {{ $value | humanizeDuration }}",
+        ("its summary has raw seconds", " | humanizeDuration", "")),
+]  # fmt: skip
+
+# The rule of GPU health, its parts letter for letter.
+
+WINDOW = "gpuwarden_job_health_window_seconds"
+GRACE = "gpuwarden_job_health_grace_seconds"
+PHASE_AGE = "gpuwarden_job_phase_age_seconds"
+WATCHED = f"""\
+              min by {SLOT} ({ELAPSED})
+                >=
+              max by {SLOT} ({GRACE})
+                + on {SLOT}
+              max by {SLOT} ({WINDOW})
+"""
+ONE_PHASE = f"""\
+            and on {SLOT} (
+              min by {SLOT} ({PHASE_AGE})
+                >=
+              max by {SLOT} ({WINDOW})
+            )
+"""
+HEALTH_GPU = GPU.replace(TIMEOUT, WINDOW)
+HEALTH_RAM = RAM.replace(TIMEOUT, WINDOW)
+
+HEALTH_MUTANTS: Final = [
+    *of(
+        HEALTH,
+        WATCHED,
+        ("the run time must be longer than grace and window", ">=", ">"),
+        ("the run time is compared the wrong way round", ">=", "<="),
+        ("there is no grace", f"max by {SLOT} ({GRACE})\n                + on {SLOT}\n", ""),
+        ("the window may lie in the grace",
+         f"                + on {SLOT}\n              max by {SLOT} ({WINDOW})\n", ""),
+        ("the grace is the longest of both", f"+ on {SLOT}", f"> on {SLOT}"),
+        ("the grace is 360 s whatever is set", f"({GRACE})", f"({GRACE} * 0 + 360)"),
+        ("the run time compares the shortest limits", "max by", "min by"),
+        ("the run time is the longest of two", "min by", "max by"),
+        ("the run time is joined without aggregation", f"min by {SLOT} ({ELAPSED})", ELAPSED),
+        ("the run time joins a grace without aggregation", f"max by {SLOT} ({GRACE})", GRACE),
+        ("the run time joins a window without aggregation", f"max by {SLOT} ({WINDOW})", WINDOW),
+        ("the run time remembers its longest", ELAPSED, f"max_over_time({ELAPSED}[5m])"),
+        ("the run time is believed after it has vanished", ELAPSED, f"last_over_time({ELAPSED}[5m])"),
+        ("the beat's age counts instead of the run time", ELAPSED, "gpuwarden_job_beat_age_seconds"),
+        ("the run time is not told apart by host", SLOT, "(worker, container)"),
+        ("the run time is not told apart by worker", SLOT, "(host, container)"),
+        ("the run time is not told apart by container", SLOT, "(host, worker)"),
+    ),
+    *of(
+        HEALTH,
+        ONE_PHASE,
+        ("the phase's age is not looked at", ONE_PHASE, ""),
+        ("the phase's age accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
+        ("the phase must be older than the window", ">=", ">"),
+        ("the phase is compared the wrong way round", ">=", "<="),
+        ("the older of two phases counts", "min by", "max by"),
+        ("the phase compares the shortest window", "max by", "min by"),
+        ("the phase is joined without aggregation", f"min by {SLOT} ({PHASE_AGE})", PHASE_AGE),
+        ("the phase joins a window without aggregation", f"max by {SLOT} ({WINDOW})", WINDOW),
+        ("the phase remembers its longest", PHASE_AGE, f"max_over_time({PHASE_AGE}[5m])"),
+        ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
+        ("the phase is not told apart by host", SLOT, "(worker, container)"),
+        ("the phase is not told apart by worker", SLOT, "(host, container)"),
+        ("the phase is not told apart by container", SLOT, "(host, worker)"),
+    ),
+    *of_leg(HEALTH_GPU, "the GPU", GPU_IDLE, RAM_STILL, rules=HEALTH, limit=WINDOW, constant="300"),
+    *of_leg(HEALTH_RAM, "the RAM", RAM_STILL, GPU_IDLE, rules=HEALTH, limit=WINDOW, constant="300"),
+    *of_work(HEALTH, WINDOW),
+    *of_identity(HEALTH, "the run time"),
+    *of_file(HEALTH, WINDOW),
+    *of_outcome(HEALTH, LABELS.replace("stall", "health"), "health"),
+    *of(HEALTH, "      - alert: GpuwardenJobUnhealthy", ("it goes by another name", "Unhealthy", "Stalled")),
+    *of(HEALTH, "/{{ $labels.worker }} does", ("its summary names no worker", "/{{ $labels.worker }}", "")),
+    *of(HEALTH, "GPU, {{ $value | humanizeDuration }} after",
+        ("its summary has raw seconds", " | humanizeDuration", "")),
+]  # fmt: skip
+
+MUTANTS: Final = [*STALL_MUTANTS, *WORKER_MUTANTS, *GONE_MUTANTS, *BUDGET_MUTANTS, *HEALTH_MUTANTS]

@@ -53,7 +53,7 @@ def twice(*doings: str) -> tuple[str, ...]:
 
 # The points are named by `tests.e2e.crashing`.
 KILLS: Final = (
-    twice("ledger: saw alert firing", "ledger: decided begin"),
+    twice("ledger: standing_orders", "ledger: saw alert firing", "ledger: decided begin"),
     twice("ledger: intents planned", "queue: jobs fencing, workers"),
     twice("ledger: did fence", "ledger: decided stop"),
     twice("ledger: saw free: dead", "ledger: intents fenced"),

@@ -1,17 +1,28 @@
-"""`make up`: the whole chain until it is told to stop, kept in one folder, a port in use named."""
+"""`gpuwarden up`: the whole chain until it is told to stop, kept in one folder, whatever is killed meanwhile."""
 
+import json
+import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from deploy.chain import CHECKOUT, LISTENERS
+from deploy import parts
+from deploy.chain import CHECKOUT, LISTENERS, PARTS
+from deploy.engine import Engine, docker_engine
+from deploy.private_engine import Places
+from deploy.reachable import NoEngine, reachable_engine
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
@@ -19,40 +30,253 @@ pytestmark = pytest.mark.needs_parts
 HEALTH = {
     "exporter": "/healthz", "remediator": "/healthz", "alertmanager": "/-/ready", "prometheus": "/-/ready",
 }  # fmt: skip
+READY = "ready; Ctrl-C"
+WEDGE = {
+    "alertname": "GpuwardenJobStalled", "host": "box1", "worker": "w1", "container": "c1", "job_id": "7",
+    "attempt": "1", "incarnation": "i1", "severity": "critical", "remedy": "restart_worker", "trip": "stall",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One start of `up`."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    data: Path
+    ports: dict[str, int]
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def says(self, text: str) -> None:
+        eventually(lambda: text in self.said(), f"it says {text!r}", log=self.said)
+
+    def ready(self) -> "Run":
+        eventually(lambda: READY in self.said() or self._ended(), "it is ready", within_s=40, log=self.said)
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+    def url(self, part: str, path: str) -> str:
+        return f"http://127.0.0.1:{self.ports[part]}{path}"
+
+    def get(self, part: str, path: str) -> str:
+        return httpx.get(self.url(part, path), trust_env=False).text
+
+    def answers(self, part: str) -> bool:
+        try:
+            return httpx.get(self.url(part, HEALTH[part]), trust_env=False, timeout=1).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def pids(self) -> dict[str, int]:
+        record = json.loads((self.data / "parts.json").read_text())
+        return {part: int(record[part].split()[0]) for part in PARTS if part in record}
+
+    def _ended(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(f"it ended with {self.process.returncode}:\n{self.said()}")
+        return False
 
 
 def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ports = free_ports()
-    with up(tmp_path, ports, "--host", "box1") as (process, log):
-        eventually(lambda: "ready; Ctrl-C" in log.read_text(), "it is ready", within_s=40, log=log.read_text)
-        for part, path in HEALTH.items():
-            assert httpx.get(f"http://127.0.0.1:{ports[part]}{path}", trust_env=False).status_code == 200
-        assert "dry run" in log.read_text()
-        armed = httpx.get(f"http://127.0.0.1:{ports['remediator']}/metrics", trust_env=False).text
-        assert "gpuwarden_remediator_armed 0.0" in armed
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
-    token = (tmp_path / "data" / "token").read_text()
-    assert (tmp_path / "data" / "token").stat().st_mode & 0o077 == 0
+    with up(tmp_path, ports, "--host", "box1") as run:
+        run.ready()
+        assert all(run.answers(part) for part in LISTENERS)
+        assert "dry run" in run.said()
+        armed = re.findall(r"^gpuwarden_remediator_armed.* (\S+)$", run.get("remediator", "/metrics"), re.MULTILINE)
+        assert set(armed) == {"0.0"}
+        assert run.stop(signal.SIGINT) == 0
+    token = run.data / "token"
+    kept = token.read_text()
+    assert (token.stat().st_mode & 0o777, run.data.stat().st_mode & 0o777) == (0o600, 0o700)
 
-    with up(tmp_path, ports) as (process, log):
-        eventually(lambda: "ready; Ctrl-C" in log.read_text(), "it is ready again", within_s=40, log=log.read_text)
-        assert "host box1" in log.read_text()
-        assert (tmp_path / "data" / "token").read_text() == token
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+    with up(tmp_path, ports) as run:
+        run.ready()
+        assert "host box1" in run.said()
+        assert token.read_text() == kept
+        assert run.stop() == 0
     for port in ports.values():
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
+def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:
+    with up(tmp_path, free_ports()) as run:
+        eventually((run.data / "parts.json").exists, "the first part is started", log=run.said)
+
+        assert run.stop() == 0
+        assert READY not in run.said()
+        assert "stopped before it was ready" in run.said()
+        assert not any(runs(pid) for pid in run.pids().values())
+
+
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     ports = free_ports()
-    with socket.create_server(("127.0.0.1", ports["prometheus"])), up(tmp_path, ports) as (process, log):
-        assert process.wait(timeout=30) == 1
+    with socket.create_server(("127.0.0.1", ports["prometheus"])), up(tmp_path, ports) as run:
+        assert run.process.wait(timeout=30) == 1
 
-    assert f"port {ports['prometheus']}, wanted for prometheus, cannot be used" in log.read_text()
-    assert "--prometheus-port" in log.read_text()
+    assert f"port {ports['prometheus']}, wanted for prometheus, cannot be used" in run.said()
+    assert "systemctl disable --now prometheus" in run.said()
+    assert "--prometheus-port" in run.said()
+
+
+def test_a_second_one_on_the_same_data_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    with up(tmp_path, free_ports()) as first:
+        first.ready()
+        with up(tmp_path / "second", free_ports(), data=first.data) as second:
+            assert second.process.wait(timeout=30) == 1
+
+        assert f"another `gpuwarden up` (pid {first.process.pid}) runs on {first.data}" in second.said()
+        assert all(first.answers(part) for part in LISTENERS)
+
+
+def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_had(tmp_path: Path) -> None:
+    ports = free_ports()
+    with up(tmp_path, ports, "--host", "box1") as run:
+        run.ready()
+        ask("submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
+        episode = eventually(lambda: wedge(run) and episodes(run), "an alert opens an episode", log=run.said)
+        sample = eventually(lambda: scraped(run, time.time()), "a scrape is stored", within_s=30)
+        left = run.pids()
+        run.process.kill()
+        run.process.wait()
+    eventually(lambda: not any(runs(pid) for pid in left.values()), "its parts end too")
+
+    for after_s in (0.2, 0.8, 1.6):
+        with up(tmp_path, ports) as run, pytest.raises(subprocess.TimeoutExpired):
+            run.process.wait(timeout=after_s)
+    with up(tmp_path, ports) as run:
+        run.ready()
+
+        assert "host box1" in run.said()
+        assert episodes(run) == episode
+        assert '"model": "kept"' in ask("jobs", "--store", f"sqlite:///{run.data}/queue/queue.db", "--json")
+        assert scraped(run, sample) == sample
+        assert run.stop() == 0
+
+
+def test_a_part_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    with up(tmp_path, free_ports(), "--host", "box1") as run:
+        run.ready()
+        before = run.pids()
+        for pid in before.values():
+            os.kill(pid, signal.SIGKILL)
+
+        for part in PARTS:
+            run.says(f"up: {part} is started again")
+            run.says(f"up: {part} ended by itself (killed by SIGKILL)")
+        after = run.pids()
+        assert not set(after.values()) & set(before.values())
+        eventually(lambda: all(map(run.answers, LISTENERS)), "all of them answer", log=run.said)
+        assert eventually(lambda: wedge(run) and episodes(run), "an alert still arrives", log=run.said)
+        assert run.stop() == 0
+    assert not any(runs(pid) for pid in after.values())
+
+
+def test_docker_that_is_started_later_stopped_and_started_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may start a private Docker engine")
+    work = tmp_path / "engine"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Places.of(work).socket}")
+    assert isinstance(reachable_engine(os.environ), NoEngine)
+    with up(tmp_path, free_ports(), docker="auto") as run:
+        run.ready()
+        assert "no Docker engine" in run.said()
+        before = run.pids()
+
+        with docker_engine(work) as engine:
+            assert isinstance(engine, Engine)
+            eventually(lambda: docker_seen(run) == 1, "it is used", within_s=25, log=run.said)
+            assert "answers now: exporter and execute are started again to use it" in run.said()
+        eventually(lambda: docker_seen(run) == 0, "its end is seen", within_s=25, log=run.said)
+        with docker_engine(work) as engine:
+            eventually(lambda: docker_seen(run) == 1, "it is used again", log=run.said)
+
+        assert "ended by itself" not in run.said()
+        assert {part for part in PARTS if run.pids()[part] != before[part]} == {"exporter", "execute"}
+        assert run.stop() == 0
+
+
+def test_an_installed_package_holds_all_it_needs(tmp_path: Path) -> None:
+    site = installed(tmp_path)
+    env = {**parts.env_for_parts(), "PYTHONPATH": str(site)}
+    with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], env=env) as run:
+        run.ready()
+        rules = json.loads(run.get("prometheus", "/api/v1/rules"))["data"]["groups"]
+        assert {Path(group["file"]).parent for group in rules} == {site / "deploy" / "alerts"}
+        assert run.stop() == 0
+
+    bare = {**env, "PATH": str(tmp_path), "LD_LIBRARY_PATH": ""}
+    with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], env=bare) as run:
+        assert run.process.wait(timeout=30) == 1
+    assert "apt-get install prometheus\n" in run.said()
+    assert "apt-get install prometheus-alertmanager\n" in run.said()
+    assert "--fetch-parts" in run.said()
+
+
+def wedge(run: Run) -> bool:
+    """Tell Alertmanager of a wedge, as Prometheus would."""
+    alerts = [{"labels": WEDGE, "annotations": {"summary": "wedged", "description": "d", "runbook": "r"}}]
+    return httpx.post(run.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False).status_code == 200
+
+
+def episodes(run: Run) -> list[tuple[int, str]]:
+    """Which episodes the ledger has."""
+    told = ask("ledger", "--ledger", f"sqlite:///{run.data}/ledger/ledger.db", "list", "--json")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in told.splitlines()]
+    return [(row["episode_id"], row["worker"]) for row in rows]
+
+
+def scraped(run: Run, at_s: float) -> float | None:
+    """The time of the sample of `up` that Prometheus has for that time."""
+    asked = {"query": 'timestamp(up{job="gpuwarden-exporter"})', "time": str(at_s)}
+    answer = httpx.get(run.url("prometheus", "/api/v1/query"), params=asked, trust_env=False).json()
+    found = answer["data"]["result"]
+    return float(found[0]["value"][1]) if found else None
+
+
+def docker_seen(run: Run) -> float | None:
+    """Whether the exporter's Docker source did its work; None where it has none."""
+    try:
+        found = re.search(
+            r'gpuwarden_collector_success\{collector="source_docker"\} (\S+)', run.get("exporter", "/metrics")
+        )
+    except httpx.HTTPError:
+        return None
+    return float(found[1]) if found else None
+
+
+def ask(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwarden", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def installed(folder: Path) -> Path:
+    """The package as pip unpacks its wheel."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")],
+        cwd=CHECKOUT, capture_output=True, check=True,
+    )  # fmt: skip
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
 
 
 def free_ports() -> dict[str, int]:
@@ -62,14 +286,24 @@ def free_ports() -> dict[str, int]:
 
 
 @contextmanager
-def up(folder: Path, ports: dict[str, int], *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    log = folder / "up.log"
+def up(
+    folder: Path,
+    ports: dict[str, int],
+    *options: str,
+    data: Path | None = None,
+    docker: str = "none",
+    command: list[str] | None = None,
+    env: dict[str, str] | None = None,
+) -> Iterator[Run]:
+    log, data = folder / "up.log", data or folder / "data"
     listening = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
-    command = [sys.executable, "-m", "deploy.up", "--data", str(folder / "data"), *listening, *options]
+    argv = [sys.executable, *(command or ["-m", "deploy.up"]), "--data", str(data), "--docker", docker]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=CHECKOUT, stdout=file, stderr=file)
+        process = subprocess.Popen(
+            [*argv, *listening, *options], cwd=folder if command else CHECKOUT, env=env, stdout=file, stderr=file
+        )
     try:
-        yield process, log
+        yield Run(process=process, log=log, data=data, ports=ports)
     finally:
         process.kill()
         process.wait()

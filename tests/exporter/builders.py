@@ -124,6 +124,9 @@ def evidence(**changes: Any) -> ContainerEvidence:
         "ram_working_set_bytes": 1536 * MIB,
         "ram_still_s": 500.0,
         "ram_unknown": None,
+        "io_still_s": 400.0,
+        "fault_still_s": 300.0,
+        "cpu_still_s": 200.0,
     }
     return ContainerEvidence(**(given | changes))
 

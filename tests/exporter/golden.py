@@ -11,7 +11,7 @@ from unittest.mock import patch
 from prometheus_client import CollectorRegistry, generate_latest
 
 from exporter import scrape
-from exporter.evidence import Thresholds
+from exporter.evidence import Thresholds, without_figures
 from exporter.readings import GpuShare, Snapshot, SourceHealth, Unknown, WorkerReadings
 from exporter.scrape import SnapshotCollector
 from gpuwarden.job import JobClass, Phase
@@ -20,6 +20,7 @@ from tests.exporter import builders as build
 
 PATH = Path(__file__).with_name("golden.prom")
 OTHER_ID = "cd" * 32
+ENDED_ID = "ef" * 32
 
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
@@ -41,13 +42,13 @@ SNAPSHOT = build.snapshot(
                 pid=4002,
                 container_id=OTHER_ID,
             ),
-            # Died with its job.
+            # Died with its job, and its container with it.
             build.sighting(
                 worker=build.worker_file(worker="w2", incarnation="inc-w2"),
                 job=build.job_file(job_id=9, worker="w2", incarnation="inc-w2"),
                 alive=False,
                 pid=None,
-                container_id=None,
+                container_id=ENDED_ID,
             ),
             # In no container, without a job, last seen before a reboot; its lock cannot be tested.
             build.sighting(
@@ -92,8 +93,16 @@ SNAPSHOT = build.snapshot(
             ram_working_set_bytes=None,
             ram_still_s=None,
             ram_unknown=Unknown(reason="unreadable", because="gone"),
+            io_still_s=None,
+            work_unknown=Unknown(reason="io_unreadable", because="not told"),
         ),
     ),
+    ended=(
+        without_figures(
+            build.container(id=ENDED_ID, name="worker-2", incarnation=f"{ENDED_ID}@2024-05-01T12:00:00Z", pid=0)
+        ),
+    ),
+    dead_s={"w2": 12.5},
     sources=(
         SourceHealth(source="workers", success=True, duration_s=0.002),
         SourceHealth(source="gpu", success=True, duration_s=0.001),

@@ -46,6 +46,7 @@ def inspected(
     env: list[str] | None = None,
     requests: list[dict[str, Any]] | None = None,
     started_at: str = "2024-05-01T10:00:00.000000001Z",
+    mounts: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """What `docker inspect` answers, of the fields that matter here (Docker Engine API, ContainerInspect)."""
     return {
@@ -54,7 +55,26 @@ def inspected(
         "State": {"Running": running, "Pid": pid, "StartedAt": started_at},
         "Config": {"Image": "worker:1", "Env": env},
         "HostConfig": {"DeviceRequests": requests},
+        "Mounts": mounts,
     }
+
+
+@pytest.mark.parametrize(
+    ("mounts", "folders"),
+    [
+        pytest.param(None, (), id="nothing"),
+        pytest.param([{"Type": "tmpfs", "Source": ""}, {"Source": "/elsewhere/w0"}], (), id="nothing of it"),
+        pytest.param([{"Source": "/srv/gw/w0"}, {"Source": "/srv/gw/host"}], ("w0", "host"), id="its own folder"),
+        pytest.param([{"Source": "/srv/gw"}, {"Source": "/srv/gw/w0/below"}], (), id="all, or a part of a folder"),
+    ],
+)
+def test_the_folders_that_are_mounted_into_a_container(
+    mounts: list[dict[str, Any]] | None, folders: tuple[str, ...]
+) -> None:
+    found = _container(inspected(mounts=mounts), "/srv/gw")
+
+    assert found is not None
+    assert found.folders == folders
 
 
 def test_an_inspection_names_the_container_its_incarnation_and_its_first_process() -> None:
@@ -173,8 +193,8 @@ def daemon(folder: Path, answer: Answer) -> Iterator[str]:
 
 
 @contextmanager
-def asked(base_url: str) -> Iterator[DockerContainers]:
-    source = DockerContainers(base_url)
+def asked(base_url: str, directory: Path | None = None) -> Iterator[DockerContainers]:
+    source = DockerContainers(base_url, directory)
     source.start()
     yield source
     source.close()
@@ -347,6 +367,34 @@ def test_an_unchanged_container_is_inspected_once_and_a_renamed_one_again(
         name[0] = "second"
 
         eventually(lambda: name_seen() == "second")
+
+
+@pytest.mark.parametrize(
+    ("state", "mounted", "inspection", "down"),
+    [
+        pytest.param("exited", "w0", inspected(running=False, pid=0), ["worker-0"], id="one that holds a folder"),
+        pytest.param("exited", "elsewhere", inspected(running=False, pid=0), [], id="one that holds none is not asked"),
+        pytest.param("exited", "w0", inspected(), [], id="one that was started since the listing"),
+        pytest.param("exited", "w0", (404, {"message": "gone"}), [], id="one that is gone since"),
+        pytest.param("exited", "w0", {"Id": "half"}, [], id="one that makes no sense"),
+        pytest.param("running", "w0", inspected(pid=2**22 + 1), [], id="one that runs is not down"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_container_that_is_down_is_listed_where_it_holds_a_workers_folder(
+    state: str, mounted: str, inspection: Any, down: list[str], short_path: Path, house: Path
+) -> None:
+    source_of_it = str(house / mounted) if mounted == "w0" else "/elsewhere/w0"
+    if isinstance(inspection, dict) and "State" in inspection:
+        inspection = {**inspection, "Mounts": [{"Source": source_of_it}]}
+    answer = a_daemon({**row(), "State": state, "Mounts": [{"Source": source_of_it}]}, inspect=inspection)
+
+    with daemon(short_path, answer) as url, asked(url, house) as source:
+        found = eventually(lambda: listing_of(source))
+
+    assert found.containers == {}
+    assert [each.name for each in found.down.values()] == down
+    assert [each.folders for each in found.down.values()] == [("w0",)] * len(down)
 
 
 # A real daemon

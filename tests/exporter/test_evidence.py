@@ -5,8 +5,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, CpuHistory, GpuUse, RamUse, Thresholds, gpu_use
-from exporter.readings import ContainerEvidence, CpuUse, Gpu, GpuReadings, GpuShare, Unknown, WorkerSighting
+from exporter.evidence import (
+    ContainerHistory,
+    CpuHistory,
+    DeathHistory,
+    GpuUse,
+    RamUse,
+    Thresholds,
+    WorkUse,
+    gpu_use,
+    without_figures,
+)
+from exporter.readings import (
+    ContainerEvidence,
+    CpuUse,
+    Gpu,
+    GpuReadings,
+    GpuShare,
+    ProcessWork,
+    Unknown,
+    WorkerSighting,
+)
+from gpuwarden.job import Phase
 from tests.exporter import builders as build
 
 THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
@@ -394,6 +414,137 @@ def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
 )
 def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float | None) -> None:
     assert evidence.suspicion(build.job_file(stall_timeout_s=stall_timeout_s), beat_age_s, None) is None
+
+
+# Work: A5, where GPU and RAM tell too little
+
+
+NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
+
+
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT])
+@pytest.mark.parametrize(
+    ("changes", "because"),
+    [
+        pytest.param({}, None, id="no work either is wedged"),
+        pytest.param({"io_still_s": 3.0}, "its processes worked or were unseen 3 s ago", id="I/O: a warm load"),
+        pytest.param({"fault_still_s": 4.0}, "its processes worked or were unseen 4 s ago", id="faults: a mapped file"),
+        pytest.param({"cpu_still_s": 119.9}, "its processes worked or were unseen 120 s ago", id="CPU: it unpacks"),
+        pytest.param({"io_still_s": None, "work_unknown": NO_IO}, "work unknown: the kernel does not say",
+                     id="unknown is not still"),
+        pytest.param({"cpu_still_s": None}, "work unknown: not measured", id="unknown without a word"),
+        pytest.param({"ram_still_s": 2.0}, "RAM moved or was unseen 2 s ago", id="RAM is named first"),
+    ],
+)  # fmt: skip
+def test_in_a_load_a_save_and_a_checkpoint_work_is_a_sign_of_life(
+    phase: Phase, changes: dict[str, object], because: str | None
+) -> None:
+    seen = build.evidence(**changes)
+
+    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen) == because
+
+
+@pytest.mark.parametrize("phase", [Phase.STEP, Phase.EVAL, Phase.IDLE])
+def test_in_other_phases_work_is_none_for_a_driver_that_hangs_may_spin(phase: Phase) -> None:
+    seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
+
+    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen) is None
+
+
+RATES = Thresholds(io_still_bytes_per_s=100.0, faults_still_per_s=10.0, cpu_still_ratio=0.1, gap_max_s=5.0)
+
+Look = tuple[float, dict[int, ProcessWork] | None]
+
+
+def worked(io_bytes: int | None = 0, faults: int = 0, cpu_s: float = 0.0, *, start_ticks: int = 5) -> ProcessWork:
+    return ProcessWork(start_ticks=start_ticks, io_bytes=io_bytes, faults=faults, cpu_s=cpu_s)
+
+
+def still(*looks: Look) -> tuple[float | None, float | None, float | None]:
+    """For how long I/O, faults and CPU have been still after the last look: seconds since the one before, and work."""
+    history, now_s = ContainerHistory(RATES), 1000.0
+    for gap_s, found in looks:
+        now_s += gap_s
+        last = history.observe(build.container(), use(0.0), ram(1), WorkUse(processes=found), now_s=now_s)
+    return last.io_still_s, last.fault_still_s, last.cpu_still_s
+
+
+def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, after: int = 0) -> list[Look]:
+    """One process that does so much every second, for so long; `after` so many seconds of it already."""
+    return [
+        (1.0, {1: worked(io * total, faults * total, cpu_s * total)}) for total in range(after, after + seconds + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("looks", "found"),
+    [
+        pytest.param(steady(0, io=10**9), (0.0, 0.0, 0.0), id="the first look starts them: nothing is known before"),
+        pytest.param(steady(30), (30.0, 30.0, 30.0), id="they count while nothing is done"),
+        pytest.param(steady(30, io=100, faults=10), (30.0, 30.0, 30.0), id="at the rates is still"),
+        pytest.param(steady(30, io=101), (0.0, 30.0, 30.0), id="I/O over its rate"),
+        pytest.param(steady(30, faults=11), (30.0, 0.0, 30.0), id="faults over their rate"),
+        pytest.param(steady(30, cpu_s=0.11), (30.0, 30.0, 0.0), id="CPU over its rate"),
+        pytest.param([*steady(20), (1.0, {1: worked(1000)}), *[(1.0, {1: worked(1000)})] * 9], (30.0, 30.0, 30.0),
+                     id="a burst within the average of ten seconds is none"),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 14], (5.0, 35.0, 35.0),
+                     id="a greater one is life until the ten seconds are over"),
+        pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
+                     id="what a new process did is done since"),
+        pytest.param([*steady(20), (1.0, {1: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
+                     id="so is what one did that took over a pid"),
+        pytest.param([(0.0, {1: worked(9000), 2: worked(9000)}), (1.0, {1: worked(9000)})], (1.0, 1.0, 1.0),
+                     id="a process that ended takes nothing back"),
+        pytest.param([(0.0, {1: worked(9000)}), (1.0, {1: worked(8000)})], (1.0, 1.0, 1.0),
+                     id="a counter that falls is no work"),
+        pytest.param([*steady(9), (1.0, {1: worked(None)})], (None, 10.0, 10.0), id="I/O unknown costs itself only"),
+        pytest.param([*steady(9), (1.0, {1: worked(None)}), (1.0, {1: worked(0)}), (1.0, {1: worked(0)}),
+                      (1.0, {1: worked(0)})], (1.0, 13.0, 13.0), id="and starts anew once it is known at both ends"),
+        pytest.param([*steady(9), (1.0, None)], (None, None, None), id="processes unknown"),
+        pytest.param([*steady(9), (1.0, None), (1.0, {1: worked()}), (1.0, {1: worked()})], (1.0, 1.0, 1.0),
+                     id="after it they start anew"),
+        pytest.param([*steady(9), (5.01, {1: worked(10**9)}), (1.0, {1: worked(10**9)})], (1.0, 1.0, 1.0),
+                     id="so they do after a gap"),
+    ],
+)  # fmt: skip
+def test_work_is_still_for_as_long_as_its_rate_was_seen_to_be_kept(
+    looks: list[Look], found: tuple[float | None, float | None, float | None]
+) -> None:
+    assert still(*looks) == found
+
+
+def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
+    down = without_figures(build.container())
+
+    assert down.container == build.container()
+    assert (down.gpu_idle_s, down.ram_still_s, down.work_still_s) == (None, None, None)
+    assert {each.reason for each in (down.gpu_unknown, down.ram_unknown, down.work_unknown) if each} == {"down"}
+
+
+# A worker that is gone: A14
+
+
+@pytest.mark.parametrize(
+    ("looks", "dead_s"),
+    [
+        pytest.param([(0, "c@1")], 0.0, id="the first look starts it: when it died nobody saw"),
+        pytest.param([(0, "c@1"), (1, "c@1"), (5, "c@1")], 6.0, id="it counts while its container is the same"),
+        pytest.param([(0, "c@1"), (1, "c@2")], 0.0, id="a container that was started anew may bring it back"),
+        pytest.param([(0, None), (1, None)], 1.0, id="it counts where the container is unknown"),
+        pytest.param([(0, None), (1, "c@1")], 0.0, id="and anew once it is known"),
+        pytest.param([(0, "c@1"), (1, "c@1"), (5.01, "c@1"), (1, "c@1")], 1.0, id="a gap starts it anew"),
+        pytest.param([(0, "c@1"), (-1, "c@1")], 0.0, id="a clock that runs backwards proves nothing"),
+    ],
+)
+def test_a_worker_is_dead_for_as_long_as_its_lock_was_seen_free(
+    looks: list[tuple[float, str | None]], dead_s: float
+) -> None:
+    history, now_s, found_s = DeathHistory(THRESHOLDS), 1000.0, 0.0
+    for gap_s, place in looks:
+        now_s += gap_s
+        found_s = history.observe(place, now_s=now_s)
+
+    assert found_s == pytest.approx(dead_s)
 
 
 # CPU time, and the worker that uses none: A14, with 30 s of silence

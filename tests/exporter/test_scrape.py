@@ -15,6 +15,7 @@ from exporter import scrape
 from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
+from gpuwarden.job import JobClass
 from tests.exporter import builders as build
 from tests.exporter import golden
 
@@ -155,11 +156,48 @@ def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is
     assert (suspected(5.0), suspected(500.0)) == ([1.0], [0.0])
 
 
-def test_a_dead_worker_is_published_with_its_job_and_no_container() -> None:
+def test_a_dead_worker_is_published_with_its_job_and_where_it_was_and_without_the_limits_of_the_living() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
-    assert values(text, "gpuwarden_worker_alive", worker="w2", container="") == [0.0]
-    assert values(text, "gpuwarden_job_info", worker="w2", job_id="9") == [1.0]
+    assert values(text, "gpuwarden_worker_alive", worker="w2", container="worker-2") == [0.0]
+    assert values(text, "gpuwarden_worker_dead_seconds", worker="w2", container="worker-2") == [12.5]
+    assert values(text, "gpuwarden_job_info", worker="w2", container="worker-2", job_id="9") == [1.0]
+    for limit in ("budget", "stall_timeout", "health_window", "health_grace"):
+        assert values(text, f"gpuwarden_job_{limit}_seconds", worker="w2") == []
+        assert bool(values(text, f"gpuwarden_job_{limit}_seconds", worker="w0")) is True
+    assert values(text, "gpuwarden_container_info", container="worker-2") == []
+
+
+def test_a_dead_worker_whose_container_is_unknown_is_published_without_one() -> None:
+    dead = build.sighting(alive=False, pid=None, container_id=None)
+
+    text = golden.scraped(build.snapshot(dead, dead_s={"w0": 3.0}))
+
+    assert values(text, "gpuwarden_worker_dead_seconds", worker="w0", container="") == [3.0]
+
+
+@pytest.mark.parametrize(("job_class", "watched"), [(each, each.value.startswith("gpu")) for each in JobClass])
+def test_gpu_health_watches_jobs_that_use_a_gpu(job_class: JobClass, watched: bool) -> None:
+    text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(job_class=job_class))))
+
+    assert values(text, "gpuwarden_job_health_window_seconds") == [300.0] * watched
+    assert values(text, "gpuwarden_job_health_grace_seconds") == [360.0] * watched
+
+
+def test_a_budget_of_nothing_is_none() -> None:
+    text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(budget_s=0.0))))
+
+    assert values(text, "gpuwarden_job_budget_seconds") == []
+
+
+def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_any() -> None:
+    def published(**changes: float | None) -> list[float]:
+        text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
+        return values(text, "gpuwarden_container_work_still_seconds")
+
+    assert published() == [200.0]
+    assert published(io_still_s=1.0) == [1.0]
+    assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == []
 
 
 def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:

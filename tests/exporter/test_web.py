@@ -180,12 +180,14 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
 
     assert told == WorkerFacts(
         host="box-1", worker="w0", sample_age_s=2.0, alive=True, worker_incarnation="inc-w0", heartbeat_age_s=2.0,
-        cpu_still_s=1.0, dead_after_s=30.0,
+        cpu_still_s=1.0, dead_s=None, dead_after_s=30.0,
         container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, container_workers=1,
-        job_id=7, attempt=1, phase="step", step=12,
-        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0, gpus=["GPU-0"], gpu_simulated=False,
+        job_id=7, attempt=1, phase="step", phase_age_s=200.0, step=12,
+        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0,
+        health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
+        io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None,
         gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]},
     )  # fmt: skip
     assert facts.parse(facts.render(told)) == told
@@ -303,7 +305,8 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
 
     def answer() -> WorkerFacts | None:
         status, text, _ = get(program.port, "/evidence?worker=w0")
-        return facts.parse(text) if status == 200 else None
+        found = facts.parse(text) if status == 200 else None
+        return found if found and found.job_id else None  # a look may fall between the worker's file and its job's
 
     told = eventually(answer)
     _, text, _ = get(program.port, "/metrics")

@@ -145,5 +145,5 @@ def test_the_stall_condition_is_opt_in(
     assert stall_timeout_s(job_class, reports_steps=reports_steps, configured_s=configured_s) == allowed_s
 
 
-def test_a_phase_that_may_rightly_leave_the_gpu_idle_is_not_policed() -> None:
-    assert {phase for phase in Phase if not phase.policed} == {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT}
+def test_work_counts_in_the_phases_that_may_rightly_leave_gpu_and_ram_alone() -> None:
+    assert {phase for phase in Phase if phase.counts_work} == {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT}

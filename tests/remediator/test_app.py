@@ -26,6 +26,7 @@ from deploy import parts
 from deploy.postgres import Postgres
 from remediator.app import create_app
 from remediator.ledger import Ledger
+from remediator.safety import Act, Order
 from tests.remediator.builders import HOST, payload, sent
 from tests.waiting import eventually
 
@@ -379,16 +380,37 @@ def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None
 def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_process: Served) -> None:
     served = in_process
     served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
+    served.ledger.order(Order(act=Act.ARM, at=1.0, who="ann", because="", remedy="restart_worker"))
 
     assert served.count("ledger_up") == 1
     assert served.count("info", nodename=HOST, version=gpuwarden.__version__) == 1
-    assert served.count("armed") == 1
+    assert served.count("armed", remedy="restart_worker") == 1
     assert served.count("executor_beat_age_seconds") == 0
     assert served.count("executor_errors_total") == 2
 
 
+def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pause_in_force(
+    in_process: Served,
+) -> None:
+    served = in_process
+    assert (served.count("brake_latched"), served.count("paused")) == (0, 0)
+    served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
+    served.ledger.take_new(HOST, now=1.0)
+    for number in (1, 2):
+        served.ledger.record(number, "decided", "wait: brake", "the brake is latched", now=2.0)
+    served.ledger.order(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
+    served.ledger.order(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
+
+    assert served.count("episodes_held", reason="brake") == 2
+    assert served.count("episodes_open") == 3
+    assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
+    served.ledger.order(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
+    served.ledger.record(1, "decided", "begin", "wedged", now=5.0)
+    assert (served.count("brake_latched"), served.count("episodes_held", reason="brake")) == (0, 1)
+
+
 def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Served) -> None:
-    assert in_process.count("armed") is None
+    assert in_process.count("armed", remedy="restart_worker") is None
     assert in_process.count("executor_beat_age_seconds") is None
     assert in_process.count("episodes_open") == 0
 
@@ -543,6 +565,7 @@ def test_on_a_ledger_of_one_host_another_hosts_alert_is_refused_though_it_once_b
 def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -> None:
     for host in (HOST, "box2"):
         shared.ledger.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
+    shared.ledger.order(Order(act=Act.ARM, at=1.0, who="ann", because="", host=HOST))
     shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
     shared.ledger.take_new(HOST, now=1.0)
     shared.ledger.take_new("box2", now=1.0)
@@ -553,7 +576,7 @@ def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -
     assert shared.count("alerts_total", outcome="refused", reason="other_host") == 1
     assert shared.count("episodes_open") == 1
     assert shared.count("steps_total", act="would", step="act") == 1
-    assert shared.count("armed") == 1
+    assert shared.count("armed", remedy="restart_worker") == 1
 
 
 @pytest.mark.needs_postgres

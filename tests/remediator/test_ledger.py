@@ -25,11 +25,13 @@ from remediator.alert import Alert, Refusal
 from remediator.holder import Holder
 from remediator.ledger import TAKE_MAX, Ledger, Story
 from remediator.plan import Begin, Episode, Intent, Kind, Outcome, Stage
+from remediator.safety import Act, Order, Safeguards
 from remediator.schema import METADATA
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
+BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000)
 REFUSAL = Refusal(reason="other_host", because="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
     trip=Trip.STALL,
@@ -53,6 +55,8 @@ def accept(ledger: Ledger, *alerts: Alert, take: bool = True) -> None:
 
 
 def opened(ledger: Ledger, **labels: Any) -> Episode:
+    if not ledger.orders().given:
+        armed(ledger)
     accept(ledger, alert(**labels))
     return ledger.open_episodes()[-1]
 
@@ -69,9 +73,20 @@ def story(ledger: Ledger, episode_id: int = 1) -> Story:
     return found
 
 
+def armed(ledger: Ledger, *, host: str | None = None) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="test", because="a test", host=host))
+
+
+def begins(ledger: Ledger, episode: Episode, step: Begin, *, now: float, safeguards: Safeguards = BOUNDLESS) -> bool:
+    """Whether it is begun, by an armed remediator whose safeguards allow anything."""
+    if not ledger.orders().given:
+        armed(ledger)
+    return ledger.begin(episode, step, safeguards=safeguards, now=now) is None
+
+
 def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
     episode = opened(ledger, **labels)
-    assert ledger.begin(episode, BEGIN, now=NOW)
+    assert begins(ledger, episode, BEGIN, now=NOW)
     episode = read(ledger, episode)
     assert episode.free is not None
     assert episode.settle is not None
@@ -335,18 +350,18 @@ def test_begin_writes_both_intents_and_why(ledger: Ledger) -> None:
 def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
     episode = opened(ledger, job_id=None, attempt=None)
 
-    assert ledger.begin(episode, Begin(**{**vars(BEGIN), "settle_key": None}), now=NOW)
+    assert begins(ledger, episode, Begin(**{**vars(BEGIN), "settle_key": None}), now=NOW)
 
     assert rows(ledger, "SELECT kind FROM intents") == [("free",)]
 
 
 def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
-    assert not ledger.begin(first, BEGIN, now=NOW)
+    assert not begins(ledger, first, BEGIN, now=NOW)
     ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
     second = opened(ledger)
 
-    assert not ledger.begin(second, BEGIN, now=NOW)
+    assert not begins(ledger, second, BEGIN, now=NOW)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(2,)]
     assert read(ledger, second).free is None
 
@@ -356,7 +371,7 @@ def test_an_attempt_is_settled_once_though_its_container_is_freed_again(ledger: 
     ledger.close_episode(first.episode_id, Outcome.PARTLY, "done", now=NOW)
     second = opened(ledger)
 
-    assert ledger.begin(second, Begin(**{**vars(BEGIN), "free_key": REBORN}), now=NOW)
+    assert begins(ledger, second, Begin(**{**vars(BEGIN), "free_key": REBORN}), now=NOW)
 
     assert rows(ledger, "SELECT kind, key, episode_id FROM intents ORDER BY intent_id") == [
         ("free", KEY, 1),
@@ -374,7 +389,7 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
 
     second = opened(ledger)
 
-    assert ledger.begin(second, BEGIN, now=NOW)
+    assert begins(ledger, second, BEGIN, now=NOW)
     again = read(ledger, second)
     assert again.free is not None
     assert again.settle is not None
@@ -388,7 +403,7 @@ def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: 
 
     withdrawn = read(ledger, first)
     assert (withdrawn.free, withdrawn.settle) == (None, None)
-    assert ledger.begin(withdrawn, BEGIN, now=NOW)
+    assert begins(ledger, withdrawn, BEGIN, now=NOW)
     again = read(ledger, first)
     assert again.free is not None
     assert again.settle is not None
@@ -417,7 +432,7 @@ def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledge
     assert advance(ledger, acted, Stage.ABANDONED)
     ledger.close_episode(first.episode_id, Outcome.PARTLY, "it cannot be stopped", now=NOW)
 
-    assert not ledger.begin(opened(ledger), BEGIN, now=NOW)
+    assert not begins(ledger, opened(ledger), BEGIN, now=NOW)
 
 
 @sqlite_only
@@ -426,10 +441,10 @@ def test_begin_is_all_or_nothing_when_the_disk_is_full(ledger: Ledger) -> None:
     step = Begin(**{**vars(BEGIN), "container_name": "c" * 100_000})
 
     with full_disk(ledger), pytest.raises(DatabaseError, match="full"):
-        ledger.begin(episode, step, now=NOW)
+        begins(ledger, episode, step, now=NOW)
 
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
-    assert ledger.begin(episode, step, now=NOW)
+    assert begins(ledger, episode, step, now=NOW)
 
 
 def test_two_that_begin_at_once_get_one_free_between_them(ledger: Ledger, ledger_url: str) -> None:
@@ -437,7 +452,7 @@ def test_two_that_begin_at_once_get_one_free_between_them(ledger: Ledger, ledger
     other = Ledger.open(ledger_url, host=HOST)
 
     with ThreadPoolExecutor(2) as pool:
-        won = list(pool.map(lambda each: each.begin(episode, BEGIN, now=NOW), [ledger, other]))
+        won = list(pool.map(lambda each: begins(each, episode, BEGIN, now=NOW), [ledger, other]))
 
     other.close()
     assert sorted(won) == [False, True]
@@ -609,7 +624,7 @@ def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -
     episode = opened(ledger)
     ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
 
-    assert not ledger.begin(episode, BEGIN, now=NOW)
+    assert not begins(ledger, episode, BEGIN, now=NOW)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
 
 
@@ -618,7 +633,7 @@ def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger)
     (episode,) = ledger.open_episodes()
     assert (episode.trip, episode.trips) == (Trip.STALL, frozenset({Trip.STALL, Trip.DEAD_WORKER}))
 
-    assert ledger.begin(episode, replace(BEGIN, trip=Trip.DEAD_WORKER), now=NOW)
+    assert begins(ledger, episode, replace(BEGIN, trip=Trip.DEAD_WORKER), now=NOW)
 
     assert read(ledger, episode).trip is Trip.DEAD_WORKER
 
@@ -723,13 +738,16 @@ def at_revision_1(url: str) -> None:
     Ledger.open(url, host=HOST).close()
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
-        for index in ("intents_by_stage", "intents_by_episode"):
+        for index in ("intents_by_stage", "intents_by_episode", "intents_by_time"):
             connection.exec_driver_sql(f"DROP INDEX {index}")
+        connection.exec_driver_sql("DROP TABLE standing_orders")
         for table, column in (
             ("intents", "holder"),
             ("intents", "held_until"),
             ("journal", "host"),
             ("alerts", "host"),
+            ("executors", "workers"),
+            ("executors", "summed_up_on"),
         ):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.exec_driver_sql("DROP TABLE gpuwarden_ledger_version")

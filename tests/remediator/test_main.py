@@ -110,6 +110,20 @@ def test_execute_beats_says_whether_it_acts_and_ends_with_0_when_told_to(
     assert found[0] is (armed == "--armed")
 
 
+def test_started_armed_again_it_stays_what_a_person_has_ordered_since(
+    house: Path, execute: list[str], told_to_end: Callable[..., int]
+) -> None:
+    assert told_to_end([*execute, "--armed"], up=lambda: beats(house)) == 0
+    assert main(["disarm", "--ledger", f"sqlite:///{house}/ledger.db"]) == 0
+    last = beats(house)
+
+    assert told_to_end([*execute, "--armed"], up=lambda: beats(house) != last) == 0
+
+    found = beats(house)
+    assert found is not None
+    assert found[0] is False
+
+
 def test_execute_without_docker_and_with_supervised_processes(
     house: Path, execute: list[str], told_to_end: Callable[..., int]
 ) -> None:
@@ -168,7 +182,7 @@ def test_a_dry_run_says_so_in_its_log(house: Path, execute: list[str]) -> None:
     finally:
         process.kill()
         process.wait()
-    assert "--armed makes it act" in (house / "log").read_text()
+    assert "`gpuwarden arm` makes it act" in (house / "log").read_text()
 
 
 def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from remediator.execute import PAUSE_MAX_S, Executor
 from remediator.ledger import Ledger
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.test_execute import PACE, executor, story, told, turn, wedged
+from tests.remediator.test_execute import PACE, arm, executor, story, told, turn, wedged
 from tests.remediator.world import World
 
 BOUND_S = PACE.limits.settle_bound_s
@@ -120,16 +120,17 @@ def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
 ) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    dry = executor(ledger, store, world, pace=replace(PACE, armed=False))
     ledger.take_new(HOST, now=time.time())
     (episode,) = ledger.open_episodes()
     works._perform(episode, _begin(works, episode))
+    dry = executor(ledger, store, world, armed=False)
     look_on(dry, ledger, clocks, for_s=60)
     (begun,) = ledger.open_episodes()
     assert dry._facts(begun).free_for_s == 55.0
 
     ledger.withdraw(begun.episode_id, "it shows life", now=time.time())
     (episode,) = ledger.open_episodes()
+    arm(ledger)
     works._perform(episode, _begin(works, episode))
     (again,) = ledger.open_episodes()
 

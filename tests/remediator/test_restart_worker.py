@@ -13,6 +13,8 @@ from remediator.plan import (
     Advance,
     Begin,
     Close,
+    ContainerState,
+    Episode,
     Facts,
     Fail,
     Fence,
@@ -29,7 +31,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.remedies import REMEDIES
+from remediator.remedies import REMEDIES, restart_worker
 from remediator.remedies.restart_worker import TRIES_MAX, adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
@@ -135,7 +137,15 @@ CONFIRM_DEAD: dict[str, tuple[dict[str, Any], bool, str]] = {
     "its job need not be policed for stalls": ({"stall_timeout_s": 0.0, "beat_age_s": None}, True, "no heartbeat for"),
     "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_still_s": None}, True, "no heartbeat for"),
     "its GPU is busy with what was queued on it": ({"gpu_idle_s": 0.0}, True, "no heartbeat for"),
-    "its process is gone: that is the kernel's word, and not this": ({"alive": False}, False, "does not hold its lock"),
+    "its process is gone, for how long is not told": ({"alive": False}, False, "has been gone is unknown"),
+    "its process has been gone for as long as is allowed": (
+        {"alive": False, "dead_s": 30.0, "heartbeat_age_s": None, "cpu_still_s": None},
+        True,
+        "its process is gone and its files are left, for 30.0 s of 30.0 s allowed, phase step, step 5",
+    ),
+    "it may come back by itself yet": ({"alive": False, "dead_s": 29.9}, False, "for 29.9 s of 30.0 s allowed"),
+    "it came back": ({"alive": True, "dead_s": 900.0, "heartbeat_age_s": 1.0}, False, "no heartbeat for 1.0 s"),
+    "it is gone, and ran no job": ({"alive": False, "dead_s": 99.0, "job_id": None}, False, "the worker runs no job"),
     "whether it lives cannot be told": ({"alive": None}, False, "does not hold its lock"),
     "it runs no job": ({"job_id": None, "attempt": None}, False, "the worker runs no job"),
 }
@@ -147,6 +157,150 @@ def test_what_confirms_a_dead_worker(seen: dict[str, Any], dead: bool, says: str
 
     assert confirmed is dead
     assert says in because
+
+
+OVER = {"elapsed_s": 8100.0, "budget_s": 8100.0}
+
+CONFIRM_BUDGET: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "at its budget": ({}, True, "has run for 8100.0 s of a budget of 8100.0 s, phase step, step 5"),
+    "a hair under it": ({"elapsed_s": 8099.999}, False, "of a budget of 8100.0 s"),
+    "busy, beating and loading all the same": (
+        {"gpu_idle_s": 0.0, "beat_age_s": 0.1, "phase": "load", "ram_still_s": 0.0},
+        True,
+        "phase load",
+    ),
+    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_still_s": None}, True, "has run for"),
+    "it has no budget": ({"budget_s": 0.0}, False, "has no budget"),
+    "its budget is not known": ({"budget_s": None}, False, "has no budget"),
+    "it was started before a reboot": ({"elapsed_s": None}, False, "has run is unknown"),
+    "its process holds no lock": ({"alive": False, "dead_s": 900.0}, False, "does not hold its lock"),
+    "it runs no job": ({"job_id": None, "attempt": None}, False, "the worker runs no job"),
+}
+
+
+@pytest.mark.parametrize(("seen", "over", "says"), CONFIRM_BUDGET.values(), ids=CONFIRM_BUDGET)
+def test_what_confirms_that_a_budget_is_spent(seen: dict[str, Any], over: bool, says: str) -> None:
+    confirmed, because = confirm(evidence(**{**OVER, **seen}), Trip.BUDGET)
+
+    assert confirmed is over
+    assert says in because
+
+
+IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_still_s": 300.0}
+STILL = {"io_still_s": 300.0, "fault_still_s": 300.0, "container_cpu_still_s": 300.0}
+WORKING = {"io_still_s": 0.0, "fault_still_s": 0.0, "container_cpu_still_s": 0.0}
+
+CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "idle and still for the window, after the grace": (
+        {},
+        True,
+        "RAM still 300.0 s of 300.0 s allowed, 300.0 s in its phase, 660.0 s after its start with a grace of 360.0 s",
+    ),
+    "it never beat": ({"beat_age_s": None, "stall_timeout_s": 0.0}, True, "GPU idle"),
+    "it beats": ({"beat_age_s": 0.1}, True, "GPU idle"),
+    "within the grace and a window": ({"elapsed_s": 659.9}, False, "659.9 s after its start"),
+    "without a grace": ({"elapsed_s": 300.0, "health_grace_s": 0.0}, True, "a grace of 0.0 s"),
+    "not for the whole window in this phase": ({"phase_age_s": 299.9}, False, "299.9 s in its phase"),
+    "the GPU was busy within the window": ({"gpu_idle_s": 299.9}, False, "GPU idle 299.9 s"),
+    "the RAM moved within the window": ({"ram_still_s": 299.9}, False, "RAM still 299.9 s"),
+    "the GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, False, "GPU unknown: GPU-1 is lost"),
+    "the RAM is unknown": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
+    "another window is set": ({"health_window_s": 600.0}, False, "of 600.0 s allowed"),
+    "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, False, "the job's class uses no GPU"),
+    "no grace is told": ({"health_grace_s": None}, False, "uses no GPU"),
+    "its run time is unknown": ({"elapsed_s": None}, False, "is unknown"),
+    "its phase's age is unknown": ({"phase_age_s": None}, False, "is unknown"),
+    "a load that hangs": ({"phase": "load", **STILL}, True, "I/O, page faults and CPU still 300.0 s"),
+    "a warm load: I/O alone": ({"phase": "load", **STILL, "io_still_s": 0.0}, False, "CPU still 0.0 s"),
+    "a mapped load: faults alone": ({"phase": "load", **STILL, "fault_still_s": 5.0}, False, "CPU still 5.0 s"),
+    "a load that unpacks: CPU alone": (
+        {"phase": "load", **STILL, "container_cpu_still_s": 299.9},
+        False,
+        "CPU still 299.9 s",
+    ),
+    "a save whose I/O is unknown": (
+        {"phase": "save", **STILL, "io_still_s": None, "work_unknown": "not told"},
+        False,
+        "work of its processes unknown: not told",
+    ),
+    "a checkpoint whose CPU is unknown": (
+        {"phase": "checkpoint", **STILL, "container_cpu_still_s": None},
+        False,
+        "work of its processes unknown: not measured",
+    ),
+    "in its steps work is no sign of life: a driver may spin": (WORKING, True, "GPU idle"),
+    "its process holds no lock": ({"alive": False, "dead_s": 900.0}, False, "does not hold its lock"),
+}
+
+
+@pytest.mark.parametrize(("seen", "wedged", "says"), CONFIRM_HEALTH.values(), ids=CONFIRM_HEALTH)
+def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], wedged: bool, says: str) -> None:
+    confirmed, because = confirm(evidence(**{**IDLE, **seen}), Trip.HEALTH)
+
+    assert confirmed is wedged
+    assert says in because
+
+
+@pytest.mark.parametrize("phase", ["load", "save", "checkpoint"])
+@pytest.mark.parametrize("working", [False, True])
+def test_a_stall_in_a_load_a_save_or_a_checkpoint_is_one_without_work_alone(phase: str, working: bool) -> None:
+    confirmed, _ = confirm(evidence(phase=phase, **(WORKING if working else STILL)), Trip.STALL)
+
+    assert confirmed is not working
+
+
+# --- a worker whose process is gone (A14)
+
+GONE = evidence(alive=False, dead_s=31.0, container_workers=0, heartbeat_age_s=40.0, cpu_still_s=None)
+DEAD_WORKER = episode(trip=Trip.DEAD_WORKER, trips=frozenset({Trip.DEAD_WORKER}))
+DOWN_WITH_IT = stopped(cgroup=None)
+
+
+@pytest.mark.parametrize("place", [container(), DOWN_WITH_IT], ids=["its container is up", "its container is down"])
+def test_a_worker_that_is_gone_has_its_container_freed_up_or_down(place: ContainerState) -> None:
+    step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=place))
+
+    assert isinstance(step, Begin)
+    assert (step.trip, step.free_key, step.settle_key) == (Trip.DEAD_WORKER, KEY, "7/1")
+    assert step.because.startswith("its process is gone")
+
+
+def test_a_worker_that_is_gone_from_a_container_with_another_live_one_is_refused() -> None:
+    step = decide(facts(episode=DEAD_WORKER, evidence=replace(GONE, container_workers=1)))
+
+    assert isinstance(step, Close)
+    assert step.outcome is Outcome.REFUSED
+    assert "1 live workers beside the dead one" in step.because
+
+
+def test_a_worker_that_is_gone_from_a_container_that_was_started_since_is_waited_for() -> None:
+    step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=container(incarnation=REBORN)))
+
+    assert isinstance(step, Wait)
+    assert step.reason == "restarted"
+
+
+def test_a_container_that_is_down_is_fenced_seen_dead_settled_and_started_and_never_stopped() -> None:
+    def owed(stage: Stage, settled: Stage) -> Episode:
+        return replace(DEAD_WORKER, free=free(stage, pids=[], gpus=[]), settle=settle(settled))
+
+    def step(stage: Stage, settled: Stage, **changed: Any) -> Step:
+        return decide(facts(episode=owed(stage, settled), evidence=GONE, container=DOWN_WITH_IT, **changed))
+
+    assert isinstance(step(Stage.PLANNED, Stage.PLANNED), Fence)
+    dead = step(Stage.PLANNED, Stage.FENCED, job=FENCED_JOB)
+    assert isinstance(dead, Advance)
+    assert (dead.kind, dead.stage) == (Kind.FREE, Stage.DEAD)
+    assert isinstance(step(Stage.DEAD, Stage.FENCED, job=FENCED_JOB), Requeue)
+    assert isinstance(step(Stage.DEAD, Stage.DONE), Start)
+
+
+def test_a_container_that_stays_up_is_stopped_while_its_worker_is_gone_still() -> None:
+    owed = replace(DEAD_WORKER, free=free(Stage.PLANNED), settle=settle(Stage.FENCED))
+
+    assert isinstance(decide(facts(episode=owed, evidence=GONE, job=FENCED_JOB)), Stop)
+    back = replace(GONE, alive=True, heartbeat_age_s=0.1, worker_incarnation="i2", dead_s=None, container_workers=1)
+    assert isinstance(decide(facts(episode=owed, evidence=back, job=FENCED_JOB)), Wait)
 
 
 BOTH = frozenset({Trip.STALL, Trip.DEAD_WORKER})
@@ -196,9 +350,13 @@ def test_once_promised_either_condition_still_confirms(promised: Intent) -> None
     assert isinstance(step, Fence | Stop)
 
 
-@pytest.mark.parametrize("trip", sorted(set(Trip) - BOTH))
-def test_a_trip_without_local_evidence_of_its_own_confirms_nothing(trip: Trip) -> None:
-    assert confirm(evidence(), trip) == (False, f"no local evidence is defined for trip {trip}")
+def test_every_trip_has_local_evidence_of_its_own_and_what_has_none_confirms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert set(Trip) == restart_worker.TRIPS
+    monkeypatch.setattr(restart_worker, "_CONDITIONS", {})
+
+    assert confirm(evidence(), Trip.STALL) == (False, "no local evidence is defined for trip stall")
 
 
 # --- before anything is promised

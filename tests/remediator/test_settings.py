@@ -32,7 +32,7 @@ def test_every_number_is_bounded(settings: type[BaseSettings]) -> None:
             assert schema["type"] == "integer" or "maximum" in schema, name
 
 
-def test_acting_has_to_be_asked_for() -> None:
+def test_arming_at_the_first_start_has_to_be_asked_for() -> None:
     assert CliApp.run(ExecuteSettings, cli_args=WANTED).armed is False
     assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--armed"]).armed is True
 

@@ -139,7 +139,7 @@ def test_a_host_that_shows_life_settles_its_own_job(ledger: Ledger, ledger_b: Le
 
 def test_a_dry_run_settles_nothing_for_another_host(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
     fenced_and_gone(ledger, store)
-    works = executor(ledger_b, store, World(), host="box2", pace=replace(QUICK, armed=False))
+    works = executor(ledger_b, store, World(), host="box2", pace=QUICK, armed=False)
 
     with looping(works):
         eventually(lambda: works._silent_s(HOST, time.monotonic()) > 2 * BOUND_S, "well past the bound")

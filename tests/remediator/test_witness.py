@@ -140,3 +140,34 @@ def test_an_exporter_that_is_not_there_is_silent(url: str) -> None:
         witness.about("w1", host=HOST)
 
     witness.close()
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("", 0),
+        ('gpuwarden_worker_info{worker="a"} 1.0\ngpuwarden_worker_info{worker="b"} 1.0\n', 2),
+        ('# TYPE gpuwarden_worker_info gauge\ngpuwarden_worker_alive{worker="a"} 1.0\n', 0),
+    ],
+)
+def test_the_hosts_workers_are_counted_on_the_exporters_page(exporter: Exporter, page: str, count: int) -> None:
+    exporter.body = page
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    assert witness.workers() == count
+
+    assert exporter.asked == ["/metrics"]
+    witness.close()
+
+
+def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
+    exporter.status, exporter.body = 503, "no fresh look"
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    with pytest.raises(WitnessError, match="says 503: no fresh look"):
+        witness.workers()
+    witness.close()
+
+    nobody = Witness("http://127.0.0.1:1")
+    with pytest.raises(WitnessError, match="does not answer"):
+        nobody.workers()
+    nobody.close()

@@ -61,6 +61,9 @@ class World:
 
     # --- the witness
 
+    def workers(self) -> int:
+        return len(self.boxes)
+
     def about(self, worker: str, *, host: str) -> WorkerFacts:
         if self.silent:
             raise WitnessError("the exporter does not answer")

@@ -1,0 +1,198 @@
+"""`gpuwarden init DIR`: the files for people who run their own Prometheus, Alertmanager and systemd.
+
+`files` says what is written, `Folder` writes it. `.written.json` in DIR holds the SHA-256 of each file as it was
+written, so that a later run tells a file of its own from one that a person changed. Token and host key are kept.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from deploy import place, shipped
+from deploy.chain import keep_token, replace
+from deploy.config import Pace, alertmanager_config, prometheus_config
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.statefile import check_name
+
+UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
+TOKEN: Final = "gpuwarden/token"  # noqa: S105 - a path
+HOST: Final = "gpuwarden/host"
+_RECORD: Final = ".written.json"
+_PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
+"""Paths that mean the same in a unit, a tmpfiles line, a URL and YAML."""
+
+_DESCRIPTION: Final = """\
+Write into DIR the files for running gpuwarden beside a Prometheus, an Alertmanager and a systemd of your own: scrape
+jobs and rules, a route and a receiver, three hardened units, tmpfiles.d and sysusers.d, settings, host key, token, and
+a README.md that says what is copied where, in which order. Nothing is installed; nothing outside DIR is touched.
+"""
+
+
+class InitError(GpuwardenError):
+    """The files cannot be written. The message says which and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What the files are about: where everything will lie, and who listens where."""
+
+    host: str
+    command: str
+    etc: str
+    state: str
+    run: str
+    docker: str
+    exporter_port: int
+    remediator_port: int
+    prometheus_port: int
+    alertmanager_port: int
+
+
+def files(site: Site) -> dict[str, str]:
+    """The text of each file, by its path in DIR; host key and token are not among them.
+
+    Raises:
+        InitError: a path holds what systemd or a URL would read otherwise.
+    """
+    for what, path in (("etc", site.etc), ("state", site.state), ("run", site.run), ("command", site.command)):
+        if not _PLAIN.fullmatch(path):
+            raise InitError(
+                f"{what} {path!r} will not do: an absolute path of letters, digits and ._/@+- is wanted, which means "
+                "the same in a unit, a URL and YAML"
+            )
+    etc = Path(site.etc)
+    prometheus = prometheus_config(
+        host=site.host,
+        exporter=f"127.0.0.1:{site.exporter_port}",
+        remediator=f"127.0.0.1:{site.remediator_port}",
+        alertmanager=f"127.0.0.1:{site.alertmanager_port}",
+        rules=[etc / "rules" / "*.rules.yaml"],
+        pace=Pace(),
+    )
+    webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
+    fill = vars(site)
+    return {
+        "README.md": _filled("README.md", fill),
+        "prometheus.yml": prometheus,
+        "alertmanager.yml": alertmanager_config(webhook=webhook, token_file=etc / "token", pace=Pace()),
+        "gpuwarden/gpuwarden.env": _filled("gpuwarden.env", fill),
+        **{f"gpuwarden/rules/{path.name}": path.read_text(encoding="utf-8") for path in shipped.rules()},
+        **{f"gpuwarden/dashboards/{path.name}": path.read_text(encoding="utf-8") for path in shipped.dashboards()},
+        **{f"systemd/{unit}.service": _filled(f"{unit}.service", fill) for unit in UNITS},
+        "sysusers.d/gpuwarden.conf": _filled("sysusers.conf", fill),
+        "tmpfiles.d/gpuwarden.conf": _filled("tmpfiles.conf", fill),
+    }
+
+
+class Folder:
+    """DIR, and what was written there before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._record = path / _RECORD
+        try:
+            self._written: dict[str, str] = json.loads(self._record.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            self._written = {}
+
+    def changed(self, wanted: Mapping[str, str]) -> list[str]:
+        """The files of `wanted` that are there, are otherwise, and were not left so by an earlier run."""
+        there = {name: self.path / name for name in wanted if (self.path / name).is_file()}
+        found = {name: _digest(path.read_bytes()) for name, path in there.items()}
+        return [
+            name
+            for name, digest in found.items()
+            if digest not in {_digest(wanted[name].encode()), self._written.get(name)}
+        ]
+
+    def write(self, wanted: Mapping[str, str]) -> None:
+        """Write the files, each whole, and remember them."""
+        for name, text in wanted.items():
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            replace(self.path / name, text, mode=0o644)
+        self._written |= {name: _digest(text.encode()) for name, text in wanted.items()}
+        replace(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o644)
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden init`."""
+    arguments = _parser().parse_args(argv)
+    folder = Folder(arguments.folder)
+    kept = folder.path / HOST
+    site = Site(
+        host=check_name(arguments.host or (_read(kept) if kept.is_file() else socket.gethostname()), what="host"),
+        command=arguments.command or _own_command(),
+        **{name: getattr(arguments, name) for name in ("etc", "state", "run", "docker")},
+        **{f"{part}_port": getattr(arguments, f"{part}_port") for part in _PORTS},
+    )
+    wanted = files(site)
+    if (changed := folder.changed(wanted)) and not arguments.force:
+        listed = "\n  ".join(changed)
+        raise InitError(
+            f"nothing was written, for these files in {folder.path} were changed since they were:\n  {listed}\n"
+            "move them away, or give --force to overwrite them"
+        )
+    try:
+        folder.write(wanted)
+        replace(kept, site.host + "\n", mode=0o644)
+        keep_token(folder.path / TOKEN)
+    except OSError as error:
+        raise InitError(f"{error.filename or folder.path} cannot be written ({error.strerror})") from error
+    for name in changed:
+        print(f"init: overwritten: {name}")
+    print(
+        f"init: {len(wanted) + 2} files for host {site.host} in {folder.path}; "
+        f"{folder.path / 'README.md'} says what next"
+    )
+    return 0
+
+
+_PORTS: Final[Mapping[str, int]] = {"exporter": 9835, "remediator": 9836, "prometheus": 9090, "alertmanager": 9093}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden init", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="where the files are written; made if it is not there")
+    parser.add_argument("--force", action="store_true", help="overwrite files that were changed; the token is kept")
+    parser.add_argument("--host", help="this host's key (default: the one in DIR, else this machine's name)")
+    parser.add_argument("--command", help="absolute path of the command gpuwarden in the units (default: this one's)")
+    for name, default, what in (
+        ("etc", "/etc/gpuwarden", "where settings, rules and token will lie"),
+        ("state", str(place.SYSTEM_DATA), "where ledger and queue will lie"),
+        ("run", str(place.SYSTEM_DIRECTORY), "$GPUWARDEN_DIR, where workers write their state"),
+        ("docker", "unix:///var/run/docker.sock", "the Docker engine's socket, or 'none'"),
+    ):
+        parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")
+    for part, port in _PORTS.items():
+        parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
+    return parser
+
+
+def _own_command() -> str:
+    """The `gpuwarden` beside this interpreter, else the one on PATH."""
+    beside = Path(sys.executable).with_name("gpuwarden")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("gpuwarden") or "/usr/local/bin/gpuwarden"
+
+
+def _filled(name: str, fill: Mapping[str, object]) -> str:
+    return Template((shipped.TEMPLATES / name).read_text(encoding="utf-8")).substitute(fill)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

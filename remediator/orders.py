@@ -1,0 +1,215 @@
+"""`gpuwarden arm|disarm|pause|resume|brake`: a person's hand on the executors, kept in the ledger with who and why.
+
+Every executor that works the ledger obeys at its next look, within a second: nothing is started again for it.
+"""
+
+import argparse
+import getpass
+import os
+import re
+import socket
+import sys
+import time
+from contextlib import closing
+from datetime import datetime, timedelta
+from typing import Final
+
+from gpuwarden.errors import GpuwardenError
+from remediator.ledger import Held, Ledger
+from remediator.plan import Episode
+from remediator.remedies import REMEDIES
+from remediator.safety import Act, Order
+from remediator.text import ago, duration_s, plain, when
+from remediator.whereabouts import add_ledger, existing
+
+PAUSE_MAX_S: Final = 31 * 86400.0
+"""The longest pause, seconds: one that is forgotten ends by itself."""
+
+_HOST_HELP: Final = "this host's key only; every host of the ledger when not given"
+
+
+def arm(argv: list[str]) -> int:
+    """`gpuwarden arm`."""
+    parser = _parser("arm", "Let remedies act. What a dry run waits on and is still true is acted on within a second.")
+    parser.add_argument("--remedy", choices=sorted(REMEDIES), help="this remedy only; every one when not given")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    wanted = parser.parse_args(argv)
+    with closing(existing(wanted.ledger)) as ledger:
+        _check_host(ledger, wanted.host)
+        order = _order(Act.ARM, wanted, remedy=wanted.remedy)
+        for line in preview(ledger, order):
+            print(line)
+        if not wanted.yes and not _agreed(f"arm {order.scope}?"):
+            print("gpuwarden arm: nothing was armed", file=sys.stderr)
+            return 1
+        ledger.order(order)
+    print(f"armed: {order.scope}, by {order.who}; `gpuwarden disarm` takes it back")
+    return 0
+
+
+def disarm(argv: list[str]) -> int:
+    """`gpuwarden disarm`."""
+    parser = _parser("disarm", "Let remedies only record what they would do: no fence, no stop from the next look on.")
+    parser.add_argument("--remedy", choices=sorted(REMEDIES), help="this remedy only; every one when not given")
+    wanted = parser.parse_args(argv)
+    with closing(existing(wanted.ledger)) as ledger:
+        _check_host(ledger, wanted.host)
+        order = _order(Act.DISARM, wanted, remedy=wanted.remedy)
+        ledger.order(order)
+        begun = [each for each in _open(ledger, order) if each.free is not None]
+    print(f"disarmed: {order.scope}, by {order.who}; it is a dry run within a second")
+    for each in begun:
+        print(f"  episode {each.episode_id} of {plain(each.worker)} on {each.host} was begun and stays as it is")
+    return 0
+
+
+def pause(argv: list[str]) -> int:
+    """`gpuwarden pause`."""
+    parser = _parser("pause", "Begin nothing new for a while. What was begun is finished; the pause ends by itself.")
+    end = parser.add_mutually_exclusive_group(required=True)
+    end.add_argument("--for", dest="for_s", type=duration_s, metavar="2h", help="for so long: 90s, 30m, 2h, 1d, 1h30m")
+    end.add_argument("--until", metavar="TIME", help="until then, local time: 18:30, or 2026-01-31T08:00")
+    wanted = parser.parse_args(argv)
+    now = time.time()
+    until = now + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, now)
+    if not now < until <= now + PAUSE_MAX_S:
+        parser.error(f"a pause ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
+    with closing(existing(wanted.ledger)) as ledger:
+        _check_host(ledger, wanted.host)
+        order = _order(Act.PAUSE, wanted, until=until)
+        ledger.order(order)
+        begun = [each for each in _open(ledger, order) if each.free is not None]
+    print(f"paused: {order.host or 'every host'} until {when(until)}, by {order.who}; nothing new is begun")
+    for each in begun:
+        print(f"  episode {each.episode_id} of {plain(each.worker)} on {each.host} was begun and is finished")
+    return 0
+
+
+def resume(argv: list[str]) -> int:
+    """`gpuwarden resume`."""
+    wanted = _parser("resume", "End a pause before its time.").parse_args(argv)
+    with closing(existing(wanted.ledger)) as ledger:
+        _check_host(ledger, wanted.host)
+        pauses = ledger.orders().pauses(host=wanted.host, now=time.time())
+        ending = [each for each in pauses if wanted.host in (None, each.host)]
+        if not ending:
+            everywhere = "; every host is paused: resume without --host" if pauses else ""
+            print(f"gpuwarden resume: {wanted.host or 'no host'} is not paused by itself{everywhere}", file=sys.stderr)
+            return 1
+        order = _order(Act.RESUME, wanted)
+        ledger.order(order)
+    print(f"resumed: {order.host or 'every host'}, by {order.who}")
+    return 0
+
+
+def brake(argv: list[str]) -> int:
+    """`gpuwarden brake`."""
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden brake", description="The storm brake, which latches when too much wedges at once."
+    )
+    acts = parser.add_subparsers(dest="act", required=True, metavar="release")
+    help_text = "let it act again, on every host, once a person has looked"
+    release = acts.add_parser("release", help=help_text, description=help_text)
+    add_ledger(release)
+    release.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
+    wanted = parser.parse_args(argv)
+    with closing(existing(wanted.ledger)) as ledger:
+        latched = ledger.orders().brake()
+        if latched is None:
+            print("gpuwarden brake: it is not latched", file=sys.stderr)
+            return 1
+        order = Order(act=Act.RELEASE, at=time.time(), who=who(), because=wanted.because)
+        ledger.order(order)
+        waiting = [each for each in ledger.held() if each.reason == "brake"]
+    print(f"released, by {order.who}; it was latched {ago(order.at - latched.at)} ago: {plain(latched.because)}")
+    for each in waiting:
+        print(f"  {_line(each, 'waited for this, and is looked at again now')}")
+    return 0
+
+
+def preview(ledger: Ledger, order: Order) -> list[str]:
+    """What an arming will act on at once, for whoever is about to agree, and what still holds it."""
+    orders = ledger.orders()
+    its = {each.episode_id: each for each in _open(ledger, order)}
+    held = [each for each in ledger.held(host=order.host) if each.episode_id in its]
+    ready = [each for each in held if each.reason == "dry_run"]
+    lines = [f"{len(ready)} open episodes wait for {order.scope} to be armed" + (":" if ready else "")]
+    lines += [f"  {_line(each, _would(ledger, each))}" for each in ready]
+    if len(held) > len(ready):
+        lines.append(f"{len(held) - len(ready)} more are open and wait for something else: `gpuwarden status`")
+    if (latched := orders.brake()) is not None:
+        lines.append(f"the brake is latched and holds all of it: {plain(latched.because)}")
+    for pause_ in orders.pauses(host=order.host, now=order.at):
+        ends = "without end" if pause_.until is None else f"until {when(pause_.until)}"
+        lines.append(f"{pause_.host or 'every host'} is paused {ends}, by {plain(pause_.who)}")
+    return lines
+
+
+def who() -> str:
+    """Who gives an order: the account, also behind sudo, and the machine it was given on."""
+    user = os.environ.get("SUDO_USER")
+    if not user:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # an account without a name, as in a container
+            user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _order(act: Act, wanted: argparse.Namespace, *, remedy: str | None = None, until: float | None = None) -> Order:
+    return Order(
+        act=act, at=time.time(), who=who(), because=wanted.because, host=wanted.host, remedy=remedy, until=until
+    )
+
+
+def _open(ledger: Ledger, order: Order) -> list[Episode]:
+    return [each for each in ledger.open_episodes(order.host) if order.remedy in (None, each.remedy)]
+
+
+def _line(held: Held, because: str) -> str:
+    return f"episode {held.episode_id}: {plain(held.worker)} on {held.host}: {plain(because)}"
+
+
+def _would(ledger: Ledger, held: Held) -> str:
+    """What a dry run said it would do; one that was begun before a disarming says how far it came."""
+    story = ledger.story(held.episode_id)
+    would = [entry.because for entry in story.entries if entry.act == "would"] if story else []
+    return would[-1] if would else held.because
+
+
+def _check_host(ledger: Ledger, host: str | None) -> None:
+    """A mistyped host would be armed for nobody, and disarmed for nobody."""
+    known = ledger.executors()
+    if host is not None and host not in known:
+        raise GpuwardenError(
+            f"no executor of a host {host!r} has ever worked this ledger; known: {', '.join(sorted(known)) or 'none'}"
+        )
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        print("gpuwarden: there is nobody to ask: say --yes", file=sys.stderr)
+        return False
+    print(f"{question} [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _time(parser: argparse.ArgumentParser, text: str, now: float) -> float:
+    """A time of day is the next one; anything else a date and time. Local, unless it says its zone."""
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}", text):
+            here = datetime.fromtimestamp(now).astimezone()
+            hour, minute = map(int, text.split(":"))
+            then = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return (then if then > here else then + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        parser.error(f"{text!r} is no time: 18:30 and 2026-01-31T08:00 are")
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"gpuwarden {name}", description=description)
+    add_ledger(parser)
+    parser.add_argument("--host", help=_HOST_HELP)
+    parser.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
+    return parser

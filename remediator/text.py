@@ -1,0 +1,36 @@
+"""How the commands word what the ledger holds, and read what people write, at a terminal."""
+
+import argparse
+import re
+import time
+from typing import Final
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def plain(text: str) -> str:
+    """Names and sentences hold what labels and jobs said: nothing reaches a terminal but what can be printed."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def when(at: float) -> str:
+    """A time, local, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def ago(seconds: float) -> str:
+    """A duration as people say it, in its two largest units."""
+    left, told = max(0, round(seconds)), list[str]()
+    for name, unit_s in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= unit_s or (name == "s" and not told):
+            told.append(f"{left // unit_s} {name}")
+            left %= unit_s
+    return " ".join(told[:2])
+
+
+def duration_s(text: str) -> float:
+    """A duration as a person writes it, in seconds; what argparse calls for the options that take one."""
+    parts = re.findall(r"(\d{1,9})([smhd])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: 90s, 30m, 2h, 1d and 1h30m are")
+    return float(sum(int(number) * _UNITS_S[unit] for number, unit in parts))

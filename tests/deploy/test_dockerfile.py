@@ -1,0 +1,164 @@
+"""The image of exporter and remediator, built by its Dockerfile without a registry or a network, and run."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.models.containers import Container
+from docker.utils import build as build_context
+
+from deploy import parts
+from deploy.engine import Engine
+from deploy.image import worker_image
+from gpuwarden import __version__
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.needs_docker
+
+CHECKOUT = Path(parts.__file__).resolve().parent.parent
+PACKAGE = "gpuwarden[exporter,remediator,postgresql]"
+NAME = "gpuwarden-dockerfile-test"
+PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read().decode())"
+
+
+@pytest.fixture(scope="module")
+def docker_client(engine: Engine) -> Iterator[docker.DockerClient]:
+    """A client of the engine for the whole module."""
+    client = docker.DockerClient(base_url=engine.base_url, timeout=120)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the Dockerfile copies, with a wheel of everything that is installed, as docs/image.md says."""
+    folder = tmp_path_factory.mktemp("context")
+    for name in ("Dockerfile", ".dockerignore", "requirements.lock"):
+        shutil.copy(CHECKOUT / name, folder)
+    locked = re.findall(r"^[a-z0-9._-]+==\S+", (CHECKOUT / "requirements.lock").read_text(), re.MULTILINE)
+    (folder / "constraints.txt").write_text("\n".join(locked))
+    wheels = folder / "wheels"
+    python("-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels))
+    (ours,) = wheels.glob("gpuwarden-*.whl")
+    (pip,) = (line for line in locked if line.startswith("pip=="))
+    fetched = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(wheels),
+         "--constraint", str(folder / "constraints.txt"), PACKAGE.replace("gpuwarden", str(ours)), pip],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if fetched.returncode:
+        pytest.skip(f"the packages that the image installs cannot be fetched: {fetched.stderr.strip()[-300:]}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image(context: Path, docker_client: docker.DockerClient) -> Iterator[str]:
+    """The image, built from a base of Debian's packages."""
+    (pip,) = (context / "wheels").glob("pip-*.whl")
+    docker_client.images.build(
+        path=str(context),
+        tag=NAME,
+        network_mode="none",
+        rm=True,
+        buildargs={
+            "BASE": worker_image(docker_client, extra={}),
+            "PACKAGE": PACKAGE,
+            "PIP": f"/src/wheels/{pip.name}/pip",
+            "PIP_OPTIONS": "--no-index --find-links /src/wheels",
+            "VERSION": __version__,
+        },
+    )
+    yield NAME
+    docker_client.images.remove(NAME, force=True)
+
+
+def test_its_command_is_gpuwarden_as_nobody_in_particular(image: str, docker_client: docker.DockerClient) -> None:
+    said = docker_client.containers.run(image, network_mode="none", remove=True, stderr=True)
+    config = docker_client.images.get(image).attrs["Config"]
+
+    assert b"usage: gpuwarden" in said
+    assert b"exporter" in said
+    assert b"remediator" in said
+    assert config["User"] == "65532:65532"
+    assert config["Labels"]["org.opencontainers.image.version"] == __version__
+
+
+def test_the_exporter_is_healthy_and_publishes_the_state_folder_of_the_host(
+    image: str, docker_client: docker.DockerClient, tmp_path: Path
+) -> None:
+    (tmp_path / "host").write_text("box1\n")
+    volumes = {str(tmp_path): {"bind": "/run/gpuwarden", "mode": "ro"}}
+    command = ["exporter", "--docker", "none"]
+    with started(docker_client, image, command, volumes=volumes, user="0", pid_mode="host") as container:
+        healthy(container)
+
+        assert 'nodename="box1"' in page(container, "http://127.0.0.1:9835/metrics")
+
+
+def test_the_remediator_is_healthy_without_root(image: str, docker_client: docker.DockerClient, tmp_path: Path) -> None:
+    (tmp_path / "host").write_text("box1\n")
+    (tmp_path / "token").write_text("0123456789abcdef")
+    (tmp_path / "ledger").mkdir()
+    tmp_path.chmod(0o755)
+    (tmp_path / "ledger").chmod(0o777)
+    volumes = {str(tmp_path): {"bind": "/data", "mode": "rw"}}
+    command = ["remediator", "serve", "--dir", "/data", "--ledger", "sqlite:////data/ledger/ledger.db"]
+    environment = {"GPUWARDEN_HEALTH_URL": "http://127.0.0.1:9836/healthz"}
+    with started(
+        docker_client, image, [*command, "--token-file", "/data/token"], volumes=volumes, environment=environment
+    ) as container:
+        healthy(container)
+
+        assert "gpuwarden_remediator" in page(container, "http://127.0.0.1:9836/metrics")
+    assert (tmp_path / "ledger" / "ledger.db").stat().st_uid == 65532
+
+
+def test_the_build_context_holds_the_packages_and_nothing_private() -> None:
+    patterns = [line for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    tops = {Path(name).parts[0] for name in build_context.exclude_paths(str(CHECKOUT), patterns) if name}
+
+    assert {"gpuwarden", "exporter", "remediator", "deploy", "alerts", "dashboards", "pyproject.toml"} <= tops
+    assert not {".git", ".venv", ".parts", ".work", "tests", "bench"} & tops
+
+
+@contextmanager
+def started(client: docker.DockerClient, image: str, command: list[str], **options: Any) -> Iterator[Container]:
+    container = client.containers.run(
+        image, command, detach=True, network_mode="none", healthcheck={"interval": 10**9}, **options
+    )
+    try:
+        yield container
+    finally:
+        container.remove(force=True)
+
+
+def healthy(container: Container) -> None:
+    def status() -> bool:
+        container.reload()
+        return bool(container.attrs["State"]["Health"]["Status"] == "healthy")
+
+    eventually(
+        status,
+        "the container is healthy",
+        within_s=30,
+        log=lambda: f"{container.logs().decode()}\n{json.dumps(container.attrs['State'], indent=1)}",
+    )
+
+
+def page(container: Container, url: str) -> str:
+    code, output = container.exec_run(["python3", "-c", PROBE, url])
+    assert code == 0, output
+    assert isinstance(output, bytes)
+    return output.decode()
+
+
+def python(*arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], cwd=CHECKOUT, capture_output=True, check=True)

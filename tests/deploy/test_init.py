@@ -1,0 +1,106 @@
+"""`gpuwarden init`: what it writes, what it keeps, and what it will not overwrite."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy import init
+from deploy.check import run_part
+from deploy.init import InitError, Site, files
+from gpuwarden.errors import GpuwardenError
+
+SITE = Site(
+    host="box1", command="/usr/bin/gpuwarden", etc="/etc/gpuwarden", state="/var/lib/gpuwarden", run="/run/gpuwarden",
+    docker="none", exporter_port=1, remediator_port=2, prometheus_port=3, alertmanager_port=4,
+)  # fmt: skip
+
+
+def written(folder: Path, *options: str) -> dict[str, str]:
+    assert init.command([str(folder), *options]) == 0
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_file_is_named_in_the_readme_or_lies_in_a_folder_that_is(tmp_path: Path) -> None:
+    found = written(tmp_path, "--host", "box1")
+
+    readme = found.pop("README.md")
+    found.pop(".written.json")
+    for name in found:
+        folder, _, file = name.rpartition("/")
+        assert f"{folder}/*{Path(file).suffix}" in readme or name in readme or f"{folder}/*.rules.yaml" in readme, name
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    for name, text in files(SITE).items():
+        if not name.startswith(("gpuwarden/rules/", "gpuwarden/dashboards/")):
+            assert not re.search(r"\$\w", text), name
+
+
+def test_a_second_run_keeps_token_and_host_and_changes_nothing(tmp_path: Path) -> None:
+    first = written(tmp_path, "--host", "box1")
+
+    assert written(tmp_path) == first
+    assert (tmp_path / "gpuwarden" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_other_options_change_what_was_left_as_it_was_written(tmp_path: Path) -> None:
+    written(tmp_path, "--host", "box1")
+
+    assert "127.0.0.1:7777" in written(tmp_path, "--exporter-port", "7777")["prometheus.yml"]
+
+
+def test_a_changed_file_is_not_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = written(tmp_path, "--host", "box1")
+    (tmp_path / "prometheus.yml").write_text("mine\n")
+
+    with pytest.raises(InitError, match=r"nothing was written(.|\n)*\n  prometheus\.yml\n(.|\n)*--force"):
+        init.command([str(tmp_path), "--exporter-port", "7777"])
+    assert "7777" not in (tmp_path / "gpuwarden" / "gpuwarden.env").read_text()
+    assert (tmp_path / "prometheus.yml").read_text() == "mine\n"
+
+    assert written(tmp_path, "--force") == before
+    assert "overwritten: prometheus.yml" in capsys.readouterr().out
+
+
+def test_files_that_somebody_else_put_there_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "alertmanager.yml").write_text("theirs\n")
+
+    with pytest.raises(InitError, match=r"alertmanager\.yml"):
+        init.command([str(tmp_path)])
+
+
+@pytest.mark.parametrize("path", ["etc/gpuwarden", "/etc/gpu warden", "/etc/%h", "/etc/$x", "/a\n/b"])
+def test_a_path_that_systemd_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InitError, match="will not do"):
+        init.command([str(tmp_path), "--etc", path])
+
+
+def test_a_host_key_that_cannot_be_a_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GpuwardenError, match="host"):
+        init.command([str(tmp_path), "--host", "a b"])
+
+
+@pytest.mark.needs_parts
+def test_promtool_and_amtool_accept_what_it_writes(tmp_path: Path) -> None:
+    options = [word for name in ("etc", "state", "run") for word in (f"--{name}", str(tmp_path / name))]
+    written(tmp_path / "etc", *options)
+    (tmp_path / "etc" / "gpuwarden").rename(tmp_path / "gpuwarden")
+    written(tmp_path / "out", "--etc", str(tmp_path / "gpuwarden"))
+
+    assert run_part("promtool", "check", "config", str(tmp_path / "out" / "prometheus.yml")) == []
+    assert run_part("amtool", "check-config", str(tmp_path / "out" / "alertmanager.yml")) == []
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not on PATH")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    written(tmp_path, "--command", "/bin/true")
+
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", *sorted((tmp_path / "systemd").iterdir())],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert (checked.returncode, [line for line in checked.stderr.splitlines() if "gpuwarden" in line]) == (0, [])

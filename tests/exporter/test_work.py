@@ -1,0 +1,356 @@
+"""What processes have done, as the kernel tells it, and where dead workers were (A5, A14)."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import LogCapture
+
+from exporter import testimony
+from exporter.evidence import Thresholds
+from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
+from exporter.sampler import Sampler
+from exporter.sources import processes, workers
+from exporter.sources.containers import Listing
+from gpuwarden.facts import WorkerFacts
+from tests.exporter import builders as build
+from tests.exporter.conftest import StartWorker
+from tests.waiting import eventually
+
+IO = "rchar: 100\nwchar: 20\nsyscr: 9\nsyscw: 9\nread_bytes: 3\nwrite_bytes: 4\ncancelled_write_bytes: 1000\n"
+TICKS = processes.TICKS_PER_S
+
+
+def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:
+    """A process as /proc shows it, its field numbers as their values."""
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "stat").write_text(f"{pid} (a (b) c) 1) {' '.join(['S', *map(str, range(4, 53))])}\n")
+    if io is not None:
+        (folder / "io").write_text(io)
+    return folder
+
+
+def test_work_is_io_by_calls_and_disk_faults_of_both_kinds_and_cpu_time_with_the_children_that_ended(
+    tmp_path: Path,
+) -> None:
+    kernel(tmp_path, 41)
+
+    found = processes.work([41], proc=tmp_path)[41]
+
+    assert (found.start_ticks, found.io_bytes, found.faults) == (22, 127, 10 + 11 + 12 + 13)
+    assert found.cpu_s == pytest.approx((14 + 15 + 16 + 17) / TICKS)
+
+
+def test_a_process_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    kernel(tmp_path, 41)
+
+    assert processes.work([40, 41], proc=tmp_path).keys() == {41}
+
+
+def test_a_process_that_went_between_two_looks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kernel(tmp_path, 41, io=None)
+    stat = processes._stat
+
+    def then_it_goes(pid: int, proc: Path) -> list[int]:
+        found = stat(pid, proc)
+        (folder / "stat").unlink()
+        return found
+
+    monkeypatch.setattr(processes, "_stat", then_it_goes)
+
+    assert processes.work([41], proc=tmp_path) == {}
+
+
+def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
+    kernel(tmp_path, 41, io=None)
+
+    found = processes.work([41], proc=tmp_path)[41]
+
+    assert (found.io_bytes, found.faults) == (None, 46)
+
+
+def test_io_that_is_not_for_us_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel(tmp_path, 41)
+    read = Path.read_text
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> str:
+        if path.name == "io":
+            raise PermissionError("not yours")
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+
+    assert processes.work([41], proc=tmp_path)[41].io_bytes is None
+
+
+def test_the_work_of_this_process_grows_with_what_it_does() -> None:
+    before = processes.work([os.getpid()])[os.getpid()]
+    block = bytearray(64 * 2**20)  # touched anew: a page fault for each page, or for each huge one
+    Path("/usr/bin/env").read_bytes()
+
+    def more() -> bool:
+        sum(range(10**6))
+        after = processes.work([os.getpid()])[os.getpid()]
+        return (
+            after.faults > before.faults
+            and after.cpu_s > before.cpu_s
+            and (after.io_bytes is None or after.io_bytes > (before.io_bytes or 0))
+        )
+
+    eventually(more)
+    assert len(block) == 64 * 2**20
+
+
+# As the sampler sees it
+
+
+class Docker:
+    """What Docker lists; a test moves containers between those that run and those that are down."""
+
+    def __init__(self, running: Container | None = None, down: Container | None = None) -> None:
+        self.running = running
+        self.down = down
+        self.silent = False
+
+    def latest(self) -> Listing:
+        if self.silent:
+            raise OSError("no answer")
+        return Listing(
+            containers={} if self.running is None else {self.running.id: self.running},
+            down={} if self.down is None else {self.down.id: self.down},
+            taken_s=0.0,
+            duration_s=0.0,
+        )
+
+
+HERE = build.container(pid=os.getpid(), folders=("f0",))
+REBORN = replace(HERE, incarnation=f"{build.DOCKER_ID}@2024-05-01T11:00:00Z")
+LIVES = build.sighting(pid=os.getpid(), folder="f0")
+DIED = build.sighting(alive=False, pid=None, container_id=None, folder="f0")
+
+
+def sampler(house: Path, docker: Docker | None = None, **changes: Any) -> Sampler:
+    return Sampler(host="box-1", directory=house, containers=docker, gpus=None, thresholds=Thresholds(**changes))
+
+
+def look(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerSighting) -> Snapshot:
+    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=seen))
+    return found.sample()
+
+
+def told(snapshot: Snapshot) -> WorkerFacts:
+    facts = testimony.about("w0", snapshot, now=snapshot.taken)
+    assert facts is not None
+    return facts
+
+
+def place(snapshot: Snapshot) -> tuple[str | None, str | None]:
+    facts = told(snapshot)
+    return facts.container, facts.container_incarnation
+
+
+def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(replace(HERE, folders=())))
+
+    assert place(look(found, monkeypatch, LIVES)) == ("worker-0", HERE.incarnation)
+    dead = look(found, monkeypatch, DIED)
+    assert place(dead) == ("worker-0", HERE.incarnation)
+    assert (told(dead).alive, told(dead).container_workers, told(dead).dead_s) == (False, 0, 0.0)
+    later = look(found, monkeypatch, DIED)
+    assert (told(later).dead_s or 0.0) > 0.0
+    assert told(later).ram_bytes is not None  # it runs, with another process in it
+
+
+def test_the_container_that_went_down_with_its_worker_is_known_still_and_told_without_figures(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    look(found, monkeypatch, LIVES)
+    docker.running, docker.down = None, replace(HERE, pid=0)
+
+    dead = look(found, monkeypatch, DIED)
+
+    assert place(dead) == ("worker-0", HERE.incarnation)
+    assert dead.containers == ()
+    assert (told(dead).ram_bytes, told(dead).gpu_idle_s, told(dead).work_unknown) == (
+        None,
+        None,
+        "the container does not run",
+    )
+
+
+def test_one_that_was_removed_or_whose_engine_is_silent_is_still_named(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    look(found, monkeypatch, LIVES)
+
+    docker.running = None
+    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+    docker.silent = True
+    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+
+
+def test_a_container_that_was_started_since_begins_the_wait_anew(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    look(found, monkeypatch, LIVES)
+    waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
+    docker.running = REBORN
+
+    started = look(found, monkeypatch, DIED)
+
+    assert (told(waited).dead_s or 0.0) > 0.0
+    assert told(started).dead_s == 0.0
+    assert place(started) == ("worker-0", REBORN.incarnation)
+
+
+@pytest.mark.parametrize(
+    ("docker", "found"),
+    [
+        pytest.param(Docker(HERE), "worker-0", id="the one that runs and has its folder"),
+        pytest.param(Docker(None, HERE), "worker-0", id="the one that is down and has its folder"),
+        pytest.param(Docker(replace(HERE, folders=("f1",))), None, id="one that has another folder is none of its"),
+        pytest.param(Docker(HERE, replace(HERE, id="cd" * 32)), None, id="of two it could be either"),
+        pytest.param(Docker(), None, id="none"),
+        pytest.param(None, None, id="no engine"),
+    ],
+)
+def test_where_nobody_saw_it_alive_a_dead_worker_was_in_the_one_container_with_its_folder(
+    docker: Docker | None, found: str | None, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = look(sampler(house, docker), monkeypatch, DIED)
+
+    assert told(dead).container == found
+    assert told(dead).dead_s == 0.0
+
+
+def test_a_new_incarnation_of_the_worker_has_nothing_of_the_one_before(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(replace(HERE, folders=())))
+    look(found, monkeypatch, LIVES)
+
+    other = replace(DIED, worker=replace(DIED.worker, incarnation="inc-2"))
+
+    assert place(look(found, monkeypatch, other)) == (None, None)
+
+
+def test_a_lock_that_cannot_be_tested_is_no_death_and_forgets_nothing(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(HERE))
+    look(found, monkeypatch, LIVES)
+
+    unknown = look(found, monkeypatch, replace(DIED, alive=None))
+
+    assert told(unknown).dead_s is None
+    assert place(unknown) == (None, None)
+    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+
+
+def test_a_worker_in_no_container_that_is_killed_is_known_by_its_process_and_told_once(
+    house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    worker = start_worker("w0", job_id=7)
+    found = sampler(house, dead_after_s=0.3)
+    alive = told(found.sample())
+    worker.kill()
+
+    dead = eventually(lambda: facts if (facts := told(found.sample())).dead_s and facts.dead_s >= 0.3 else None)
+    found.sample()
+
+    assert (dead.alive, dead.container_kind, dead.container) == (False, "process", "w0")
+    assert dead.container_incarnation == alive.container_incarnation
+    assert (dead.job_id, dead.attempt) == (7, 1)
+    told_of = [(each["log_level"], each["event"], each["container"]) for each in logged.entries]
+    assert told_of == [("error", "worker is dead: its process is gone", "w0")]
+
+
+@pytest.mark.parametrize("job_id", [None, 7])
+def test_a_worker_whose_place_is_unknown_is_told_dead_with_its_job_alone(
+    job_id: int | None, house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    start_worker("w0", job_id=job_id).kill()
+    found = sampler(house, dead_after_s=0.2)
+
+    eventually(lambda: (told(found.sample()).dead_s or 0.0) >= 0.2)
+
+    assert [each["container"] for each in logged.entries] == ([] if job_id is None else [None])
+
+
+def test_a_workers_folder_is_told(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0", folder="apart")
+
+    (seen,) = workers.read(house).workers
+
+    assert seen.folder == "apart"
+
+
+# What of the work is unknown
+
+
+def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0")
+    found = sampler(house)
+    found.sample()
+
+    (seen,) = found.sample().containers
+
+    assert seen.fault_still_s is not None
+    assert seen.cpu_still_s is not None
+    assert seen.work_unknown is None or seen.io_still_s is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        pytest.param(PermissionError("not ours"), "unreadable", id="refused"),
+        pytest.param(ValueError("no such line"), "unreadable", id="not understood"),
+        pytest.param(KeyError("rchar"), "unreadable", id="a line is missing"),
+    ],
+)
+def test_work_that_cannot_be_read_is_unknown_and_counted(
+    error: Exception, reason: str, house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+
+    def refuse(_: Any) -> dict[int, ProcessWork]:
+        raise error
+
+    monkeypatch.setattr(processes, "work", refuse)
+    snapshot = sampler(house).sample()
+
+    assert snapshot.containers[0].work_still_s is None
+    assert snapshot.unknown["w0", "work", reason] == 1
+    assert snapshot.containers[0].ram_bytes is not None
+
+
+def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    monkeypatch.setattr(processes, "_io_bytes", lambda *_: None)
+    snapshot = sampler(house).sample()
+
+    assert (snapshot.containers[0].io_still_s, snapshot.containers[0].fault_still_s) == (None, 0.0)
+    assert snapshot.unknown["w0", "work", "io_unreadable"] == 1
+
+
+def test_a_container_with_too_many_processes_is_unknown_in_its_work(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    monkeypatch.setattr(processes, "PROCESSES_MAX", 0)
+    snapshot = sampler(house).sample()
+
+    assert snapshot.containers[0].work_unknown is not None
+    assert snapshot.containers[0].work_unknown.because == "1 processes are more than 0"
+    assert snapshot.unknown["w0", "work", "too_many"] == 1
