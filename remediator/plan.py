@@ -158,6 +158,7 @@ class Facts:
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
     quiet_for_s: float = 0.0
+    queue_stuck_for_s: float = 0.0
     unknown: str = ""
 
 

@@ -32,6 +32,9 @@ from remediator.plan import (
     WouldAct,
 )
 
+QUEUE_PATIENCE_S: Final = 10.0
+"""How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
+
 TRIES_MAX: Final = 5
 """How often a stop, or a start, is tried before a person is called."""
 
@@ -208,9 +211,14 @@ def _doubt(facts: Facts, reason: str, because: str) -> Step:
 def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
     """The settle's next step; `None` while it waits for the free."""
     job, attempt = facts.job, facts.episode.attempt
-    if not facts.job_known:
-        if settle.stage is Stage.FENCED and free.stage in (Stage.PLANNED, Stage.STOPPING):
+    if free.stage in (Stage.PLANNED, Stage.STOPPING):
+        if settle.stage is Stage.PLANNED and facts.queue_stuck_for_s >= QUEUE_PATIENCE_S:
+            # The wedged process itself may hold the queue's lock, stopped in the middle of a write: only its end frees
+            # the queue. Its job has a lease meanwhile, and is fenced before anybody else may have it.
+            return None
+        if settle.stage is Stage.FENCED and not facts.job_known:
             return None  # what is fenced is ended whatever the queue says now
+    if not facts.job_known:
         return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
     if job is None:
         return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because="the queue has no such job")
@@ -277,6 +285,10 @@ def _free(facts: Facts, free: Intent) -> Step:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
         if container is not None and container.running:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
+        if not facts.armed and not _tries(free):
+            return Wait(
+                reason="dry_run", because="disarmed since it began, and it was not we who stopped the container"
+            )
         settle = facts.episode.settle
         settled = settle is not None and settle.stage is Stage.DONE
         return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
@@ -304,7 +316,9 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     if wedged and not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
     if wedged:
-        return Stop(because=figures)
+        settle = facts.episode.settle
+        unfenced = settle is not None and settle.stage is Stage.PLANNED
+        return Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
     if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)

@@ -471,7 +471,7 @@ def test_disarming_stops_short_of_the_next_act_however_long_it_lasts(promised: S
 
 def test_disarming_after_the_stop_still_settles_and_starts_what_was_stopped() -> None:
     settling = facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(), armed=False)
-    starting = facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), armed=False)
+    starting = facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(), armed=False)
 
     assert isinstance(decide(settling), Requeue)
     assert isinstance(decide(starting), Start)
@@ -653,6 +653,52 @@ QUEUE_SILENT: dict[str, tuple[Facts, type[Step]]] = {
 }
 
 
+STUCK: dict[str, tuple[Facts, type[Step]]] = {
+    "for a moment only: it is fenced first": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=9.9),
+        Fence,
+    ),
+    "it can be read and takes nothing: the wedge may hold its lock": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0),
+        Stop,
+    ),
+    "it is away altogether": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, **SILENT_QUEUE),
+        Stop,
+    ),
+    "in a dry run": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, armed=False),
+        Wait,
+    ),
+    "it is wedged no more": (
+        facts(
+            free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, evidence=evidence(beat_age_s=0.1)
+        ),
+        Wait,
+    ),
+    "stopped: its death is looked for": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.PLANNED), queue_stuck_for_s=20.0, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": []}),
+        ),
+        Advance,
+    ),
+    "dead: now it is fenced": (
+        facts(free(Stage.DEAD), settle(Stage.PLANNED), queue_stuck_for_s=20.0, container=stopped()),
+        Fence,
+    ),
+    "it cannot be killed: fenced as soon as the queue takes it": (
+        facts(free(Stage.ABANDONED), settle(Stage.PLANNED), queue_stuck_for_s=20.0, container=stopped()),
+        Fence,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "wanted"), STUCK.values(), ids=STUCK)
+def test_a_queue_that_takes_nothing_holds_up_a_stop_for_a_while_and_no_longer(known: Facts, wanted: type[Step]) -> None:
+    assert isinstance(decide(known), wanted)
+
+
 @pytest.mark.parametrize(("known", "wanted"), QUEUE_SILENT.values(), ids=QUEUE_SILENT)
 def test_a_silent_queue_holds_up_what_needs_it_only(known: Facts, wanted: type[Step]) -> None:
     assert isinstance(decide(known), wanted)
@@ -722,8 +768,12 @@ DISARMED: dict[str, tuple[Facts, type[Step]]] = {
         Requeue,
     ),
     "its job is given back: so is the container": (
-        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped()),
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped()),
         Start,
+    ),
+    "nobody stopped it: nobody starts it": (
+        facts(free(Stage.DEAD), settle(Stage.ABANDONED), container=stopped()),
+        Wait,
     ),
 }  # fmt: skip
 
