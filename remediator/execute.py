@@ -502,8 +502,8 @@ class Executor:
         }
         if self._advance(episode, intent, stage, "stop", step.because, act="decided", data=data):
             # The commit may have taken its time, and an engine stops whatever bears the handle by now.
-            now = actuator.look(handle)
-            if now is None or now.incarnation != intent.key:
+            still = actuator.look(handle)
+            if still is None or still.incarnation != intent.key:
                 return
             how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
             self._retire(episode)

@@ -108,6 +108,7 @@ class ContainerState:
     managed: bool
     pids: frozenset[int]
     cgroup: str | None
+    paused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

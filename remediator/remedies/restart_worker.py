@@ -5,7 +5,7 @@ requeue or fail, start. Where it cannot confirm it waits while the alert fires, 
 cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is silent. Pure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gpuwarden.facts import WorkerFacts
@@ -14,6 +14,7 @@ from remediator.plan import (
     Advance,
     Begin,
     Close,
+    ContainerState,
     Facts,
     Fail,
     Fence,
@@ -36,7 +37,10 @@ QUEUE_PATIENCE_S: Final = 10.0
 """How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
 
 TRIES_MAX: Final = 5
-"""How often a stop, or a start, is tried before a person is called."""
+"""How often a stop, or a start, is tried at the executor's pace; then at `RETRY_S`, for as long as patience lasts."""
+
+RETRY_S: Final = 10.0
+"""Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
 
 _SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 
@@ -171,17 +175,8 @@ def _consider(facts: Facts) -> Step:
     container = facts.container
     if container is None or evidence.container_incarnation is None:
         return _doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
-    if not container.managed:
-        because = f"container {container.name} did not opt in; nothing is done to it"
-        return Close(outcome=Outcome.REFUSED, because=because)
-    if evidence.container_workers != 1:
-        count = evidence.container_workers
-        because = (
-            f"container {container.name} holds {count} live workers; it is restarted only for one that has it alone"
-        )
-        return Close(outcome=Outcome.REFUSED, because=because)
-    if container.incarnation != evidence.container_incarnation or not container.running:
-        return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+    if (unfit := _unfit(facts, container, evidence)) is not None:
+        return unfit
     if not facts.armed:
         if episode.would_act:
             return Wait(reason="dry_run", because="dry run: would act, and does nothing")
@@ -199,6 +194,24 @@ def _consider(facts: Facts) -> Step:
         pids=container.pids,
         cgroup=container.cgroup,
     )
+
+
+def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
+    """Why nothing is done to a container though its worker is wedged."""
+    if not container.managed:
+        because = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if container.paused:
+        return _doubt(facts, "paused", f"container {container.name} is paused: whoever did that goes on with it")
+    if evidence.container_workers != 1:
+        count = evidence.container_workers
+        because = (
+            f"container {container.name} holds {count} live workers; it is restarted only for one that has it alone"
+        )
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if container.incarnation != evidence.container_incarnation or not container.running:
+        return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+    return None
 
 
 def _doubt(facts: Facts, reason: str, because: str) -> Step:
@@ -295,9 +308,11 @@ def _free(facts: Facts, free: Intent) -> Step:
     if container is not None and (container.running or container.incarnation != free.key):
         because = "runs again" if container.running else "was started, and has ended by itself since"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} {because}")
-    if gone or _tries(free) >= TRIES_MAX:
+    if gone or (_tries(free) >= TRIES_MAX and _late(facts, facts.free_for_s)):
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
-    return Start(because="it does not run yet")
+    if _may_try(facts, free):
+        return Start(because="it does not run yet")
+    return Wait(reason="starting", because=f"it does not run yet, after {_tries(free)} tries")
 
 
 def _late(facts: Facts, stage_for_s: float) -> bool:
@@ -307,6 +322,11 @@ def _late(facts: Facts, stage_for_s: float) -> bool:
 
 def _tries(free: Intent) -> int:
     return int(free.data.get("tries", 0))
+
+
+def _may_try(facts: Facts, free: Intent) -> bool:
+    later = _tries(free) - TRIES_MAX
+    return later < 0 or facts.free_for_s >= (later + 1) * RETRY_S
 
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -340,6 +360,8 @@ def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
         return False, "the evidence does not speak of the container that was promised to"
     if (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         return False, "the evidence speaks of another attempt"
+    if facts.container is not None and facts.container.paused:
+        return False, "the container is paused"
     trip, figures = _confirmed(evidence, facts)
     return trip is not None, figures
 
@@ -353,38 +375,46 @@ def _is_up(facts: Facts, free: Intent) -> bool:
 def _see_dead(facts: Facts, free: Intent) -> Step:
     """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
 
-    Also where it ended, or was restarted, before we stopped it. What speaks against it is waited for, and a person
-    called in the end; what cannot be asked is only waited for.
+    Also where it ended, or was restarted, before we stopped it. What speaks against it, or a driver that tells nothing
+    of one of its GPUs, is waited for, and a person called in the end; a silent exporter is only waited for.
     """
-    tried = _tries(free) >= TRIES_MAX
+    spent = _tries(free) >= TRIES_MAX and _late(facts, facts.free_for_s)
     if _is_up(facts, free):
-        if tried:
-            return _give_up(facts, free, f"it cannot be stopped, after {TRIES_MAX} tries")
-        return _if_armed(facts, Stop(because="it still runs"))
-    container, had = facts.container, set(free.data.get("pids", []))
+        if spent:
+            return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
+        if _may_try(facts, free):
+            return _if_armed(facts, Stop(because="it still runs"))
+        return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
+    reason, container, had = "dying", facts.container, set(free.data.get("pids", []))
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
     left = sorted(container.pids if ours else container.pids & had) if container else []
     if left:
         because = f"processes {left} are still in its cgroup"
-        if ours and not tried:
+        if ours and not spent and _may_try(facts, free):
             return _if_armed(facts, Stop(because=f"it does not run, but {because}"))
     elif facts.worker_ended:
         because = f"{_down(facts)}, its cgroup is empty, its worker ended cleanly"
         return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     else:
-        listed = _listed_on(free.data.get("gpus", []), facts)
-        if listed is None:
-            because = f"the driver could not be asked whether its processes are gone: {facts.unknown or 'not listed'}"
+        evidence, gpus = facts.evidence, free.data.get("gpus", [])
+        if evidence is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
+            because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
             return Wait(reason="driver_silent", because=because)
-        held = sorted(listed & had)
-        if not held:
+        listed = {gpu: (evidence.gpu_pids or {}).get(gpu) for gpu in gpus}
+        held = sorted(had.intersection(pid for pids in listed.values() for pid in pids or ()))
+        silent = [gpu for gpu, pids in listed.items() if pids is None]
+        if held:
+            because = f"the driver still lists its processes {held}"
+        elif silent:
+            reason = "driver_silent"
+            because = f"the driver does not list the processes of {', '.join(silent)}"
+        else:
             because = f"{_down(facts)}, its cgroup is empty, no GPU of its lists its pids"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-        because = f"the driver still lists its processes {held}"
     if _late(facts, facts.free_for_s):
         return _give_up(facts, free, because)
-    return Wait(reason="dying", because=because)
+    return Wait(reason=reason, because=because)
 
 
 def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
@@ -400,20 +430,6 @@ def _give_up(facts: Facts, free: Intent, because: str) -> Step:
         because = f"{because}: its GPUs are out of use until a person releases them"
         return _if_armed(facts, Quarantine(because=because))
     return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
-
-
-def _listed_on(gpus: Sequence[str], facts: Facts) -> set[int] | None:
-    """The processes that the driver lists on these GPUs now; `None` when any of them could not be asked."""
-    evidence = facts.evidence
-    if evidence is None or evidence.gpu_pids is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        return None
-    listed: set[int] = set()
-    for gpu in gpus:
-        pids = evidence.gpu_pids.get(gpu)
-        if pids is None:
-            return None
-        listed.update(pids)
-    return listed
 
 
 def _close(free: Intent, settle: Intent | None) -> Step:

@@ -30,7 +30,7 @@ from remediator.plan import (
     WouldAct,
 )
 from remediator.remedies import REMEDIES
-from remediator.remedies.restart_worker import TRIES_MAX, adopt, confirm, decide
+from remediator.remedies.restart_worker import RETRY_S, TRIES_MAX, adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
@@ -754,7 +754,10 @@ DISARMED: dict[str, tuple[Facts, type[Step]]] = {
         ),
         Wait,
     ),
-    "it cannot be killed": (facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), job=FENCED_JOB), Wait),
+    "it cannot be killed": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), job=FENCED_JOB, free_for_s=120),
+        Wait,
+    ),
     "the bound has passed": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=600.0),
         Wait,
@@ -834,21 +837,21 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids=None)),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the driver does not list the processes of GPU-0",
         ),
     ),
     "its own GPU could not be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": None, "GPU-1": []})),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the driver does not list the processes of GPU-0",
         ),
     ),
     "its own GPU fell off the bus": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []})),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the driver does not list the processes of GPU-0",
         ),
     ),
     "a GPU that is not its own could not be asked, which says nothing of it": (
@@ -863,14 +866,14 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(sample_age_s=60.0, gpu_pids={"GPU-0": []})),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the exporter does not say whether its processes are gone: an old look",
         ),
     ),
     "the exporter is silent": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer"),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: no answer",
+            because="the exporter does not say whether its processes are gone: no answer",
         ),
     ),
     "its worker heeded SIGTERM, and took its files away: the exporter knows it no more": (
@@ -894,17 +897,32 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Stop(because="it still runs"),
     ),
     "it cannot be killed": (
-        facts(free(Stage.STOPPING, tries=TRIES_MAX)),
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=120),
         Quarantine(
             because=f"it cannot be stopped, after {TRIES_MAX} tries: "
             "its GPUs are out of use until a person releases them"
         ),
     ),
-    "the driver cannot be asked for ever so long: that is no ground to give it up": (
+    "its GPU is off the bus for good": (
+        facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []}), free_for_s=120),
+        Quarantine(
+            because="the driver does not list the processes of GPU-0: "
+            "its GPUs are out of use until a person releases them"
+        ),
+    ),
+    "tried often, but not for long: the engine may only be starting": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S - 0.1),
+        Wait(reason="dying", because=f"it still runs, after {TRIES_MAX} tries"),
+    ),
+    "then it is tried again from time to time": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S),
+        Stop(because="it still runs"),
+    ),
+    "the exporter cannot be asked for ever so long: that is no ground to give it up": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer", free_for_s=6000),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: no answer",
+            because="the exporter does not say whether its processes are gone: no answer",
         ),
     ),
 }
@@ -918,7 +936,7 @@ def test_after_the_stop_it_is_seen_dead_stopped_again_or_given_up(known: Facts, 
 
 
 NOT_DYING: dict[str, tuple[dict[str, Any], str]] = {
-    "it runs after every try": ({}, f"it cannot be stopped, after {TRIES_MAX} tries"),
+    "it runs after every try": ({"free_for_s": 120}, f"it cannot be stopped, after {TRIES_MAX} tries"),
     "a process stays in its cgroup": (
         {"container": stopped(pids=frozenset({4002})), "free_for_s": 120},
         "processes [4002] are still in its cgroup",
@@ -999,8 +1017,16 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         Start(because="it does not run yet"),
     ),
     "it does not start, try after try": (
-        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=120),
         Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
+    ),
+    "it did not start a few times: the engine may only be starting": (
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
+        Wait(reason="starting", because=f"it does not run yet, after {TRIES_MAX} tries"),
+    ),
+    "then it is tried again from time to time": (
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=RETRY_S),
+        Start(because="it does not run yet"),
     ),
 }
 
@@ -1313,3 +1339,12 @@ def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> N
 @given(any_facts())
 def test_every_step_says_why(known: Facts) -> None:
     assert decide(known).because
+
+
+def test_a_container_that_somebody_paused_is_left_to_them() -> None:
+    before = decide(facts(container=container(paused=True)))
+    begun = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=container(paused=True)))
+
+    assert (isinstance(before, Wait) and before.reason) == "paused"
+    assert (isinstance(begun, Wait) and begun.reason) == "unconfirmed"
+    assert isinstance(decide(facts()), Begin)
