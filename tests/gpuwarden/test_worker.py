@@ -569,7 +569,7 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
 def test_a_lease_of_less_than_three_heartbeats_is_called_wrong(
     refused: Callable[..., tuple[int, str]], changed: dict[str, str]
 ) -> None:
-    code, err = refused(**changed)
+    code, err = refused(**changed, jobs_max="0")
 
     assert code == 2
     assert "--lease-s must be 3 times --heartbeat-s or more" in " ".join(err.split())
