@@ -14,7 +14,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,12 @@ STATEMENT_TIMEOUT_S: Final = 30.0
 CHANGES_POLL_S: Final = 0.05
 """How often a wait on SQLite looks whether another has committed, seconds; PostgreSQL wakes its waiters itself."""
 
-CLOCK_TRUSTED_S: Final = 60.0
-"""How long the distance between the server's clock and ours is taken as known, seconds."""
+CLOCK_TRUSTED_S: Final = 5.0
+"""How long the distance between the server's clock and ours is taken as known, seconds.
+
+When the server's clock is set ahead by more than a lease, every lease looks expired until its next renewal by the new
+clock, which comes at most this and a heartbeat later. A sweep must have the patience for both (20 s, against 5 + 10).
+"""
 
 
 class DatabaseError(GpuwardenError):
@@ -68,7 +72,7 @@ class Schema:
         name: `queue` or `ledger`; also names the version table and the channel on which changes are told.
         tables: the tables as they are now.
         migrations: Alembic's script location, as `package:folder`.
-        first: the table by which a database older than its history is known.
+        first: the table by which a database older than its history is known; there are such only on SQLite.
     """
 
     name: str
@@ -88,7 +92,7 @@ class Schema:
 
 
 BASELINE: Final = "0001"
-"""The revision of a database that was made before there was a history."""
+"""The revision of an SQLite database that was made before there was a history."""
 
 
 def open_database(url: str, schema: Schema) -> Engine:
@@ -435,24 +439,37 @@ def _sqlite(url: URL) -> Engine:
 def _postgresql(url: URL) -> Engine:
     try:
         return create_engine(
-            url.set(drivername="postgresql+psycopg"),
-            pool_pre_ping=True,
-            connect_args={
-                "connect_timeout": round(BUSY_TIMEOUT_S),
-                "application_name": f"gpuwarden pid {os.getpid()}",
-                "options": f"-c lock_timeout={BUSY_TIMEOUT_S * 1000:.0f}"
-                f" -c statement_timeout={STATEMENT_TIMEOUT_S * 1000:.0f}"
-                " -c idle_in_transaction_session_timeout=60000",
-                # A server that vanished without a word is noticed within seconds, not after TCP's own two hours.
-                "keepalives_idle": 5,
-                "keepalives_interval": 5,
-                "keepalives_count": 3,
-                "tcp_user_timeout": 20_000,
-                **url.query,
-            },
+            url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=_connect_args(url.query)
         )
     except ImportError:
         raise DatabaseError("PostgreSQL needs its driver: pip install 'gpuwarden[postgresql]'") from None
+
+
+def _connect_args(query: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
+    """What libpq is told beside what the URL says, which holds where the two differ."""
+    # Whoever vanished without a word is noticed within seconds, not after TCP's own two hours: by us, and by the
+    # server, whose session would keep the locks of a client that is gone, and its successor out.
+    keepalive = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3}
+    user_timeout_ms = 20_000
+    settings = {
+        "lock_timeout": round(BUSY_TIMEOUT_S * 1000),
+        "statement_timeout": round(STATEMENT_TIMEOUT_S * 1000),
+        "idle_in_transaction_session_timeout": 60_000,
+        **{f"tcp_{name}": figure for name, figure in keepalive.items()},
+        "tcp_user_timeout": user_timeout_ms,
+    }
+    told = query.get("options", ())
+    options = [
+        *(f"-c {name}={figure}" for name, figure in settings.items()),
+        *([told] if isinstance(told, str) else told),
+    ]
+    ours = {
+        "connect_timeout": round(BUSY_TIMEOUT_S),
+        "application_name": f"gpuwarden pid {os.getpid()}",
+        **keepalive,
+        "tcp_user_timeout": user_timeout_ms,
+    }
+    return {name: value for name, value in ours.items() if name not in query} | {"options": " ".join(options)}
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -495,9 +512,15 @@ def _migrate(engine: Engine, schema: Schema) -> None:
                     f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer "
                     f"gpuwarden (revision {found}; this one knows {newest}): upgrade this program"
                 ) from None
+        tables = set() if found is not None else set(inspect(connection).get_table_names()) & set(schema.tables.tables)
+        if tables and is_shared(engine):
+            raise DatabaseError(
+                f"{engine.url.render_as_string(hide_password=True)}: a table {min(tables)!r} is there that is not "
+                f"gpuwarden's (there is no {schema.version_table}): give gpuwarden a database of its own"
+            )
         config.attributes.update(connection=connection, version_table=schema.version_table)
         with _MIGRATING:
-            if found is None and inspect(connection).has_table(schema.first):
+            if schema.first in tables:
                 command.stamp(config, BASELINE)
             command.upgrade(config, "head")
 

@@ -138,16 +138,6 @@ def after(state: State, move: Move) -> State:
     return legal.target
 
 
-def claim_is_valid(
-    state: State, *, attempt: int, incarnation: str | None, claim_attempt: int, claim_incarnation: str
-) -> bool:
-    """Whether a worker's claim still stands, so that its renewal or completion may be accepted.
-
-    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped.
-    """
-    return state is State.RUNNING and attempt == claim_attempt and incarnation == claim_incarnation
-
-
 class JobClass(StrEnum):
     """What kind of work a job is; decides its budget and which conditions police it (A1, A6, A17)."""
 

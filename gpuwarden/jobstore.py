@@ -27,6 +27,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    tuple_,
     update,
 )
 
@@ -161,6 +162,11 @@ class Slot:
     gpus: tuple[str, ...] = ()
 
 
+def is_gpu(name: str) -> bool:
+    """Whether this names a GPU, or a part of one, by UUID, as `nvidia-smi -L` does; a number is no identity."""
+    return name.startswith(("GPU-", "MIG-")) and is_text(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
     """A GPU that nobody uses, since when (Unix seconds) and why. `worker` is the slot that held it."""
@@ -286,8 +292,10 @@ class JobStore:
     ) -> list[JobId]:
         """A new incarnation of a worker begins, and what the one before it held is settled; the ids of those jobs.
 
-        It must hold the worker's lock already: that is what proves that the one before it is over. A job of it that
-        still runs is queued again, at no cost of a retry; one that is fenced stays with whoever settles it.
+        It must hold the slot's lock already: that is what proves that the one before it in the same state folder is
+        over. Nothing proves it of a worker of that name in another folder of the host, which would be ended, as this
+        one would by its next start. A job of the incarnation before that still runs is queued again, at no cost of a
+        retry; one that is fenced stays with whoever settles it.
         """
         with writing(self._engine) as connection:
             _see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
@@ -305,7 +313,8 @@ class JobStore:
         """Take the queue's next job for this incarnation, raising its attempt; `None` when there is none for it.
 
         There is none for a worker whose GPU is in quarantine, and a job is left to others for a while by the GPUs it
-        was taken from. A slot that nobody has registered for is registered by its first claim.
+        was taken from. A slot that nobody has registered for is registered by its first claim. An incarnation has one
+        job at a time: the one that it holds already, of a claim whose answer was lost, is given to it again.
 
         Raises:
             ReplacedError: this incarnation is over.
@@ -329,18 +338,22 @@ class JobStore:
             lease_expires_at=now + lease_s,
             because=None,
         ).returning(JOBS)
+        mine = _running_with(host, worker, incarnation)
+        take_again = update(JOBS).where(mine).values(lease_expires_at=now + lease_s).returning(JOBS)
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
         # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
         with reading(self._engine) as connection:
             if connection.scalar(_is_over(host, worker, incarnation)):
                 raise over
-            if connection.scalar(next_job) is None:
+            if connection.scalar(select(JOBS.c.job_id).where(mine)) is None and connection.scalar(next_job) is None:
                 return None
         with writing(self._engine) as connection:
             # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
             if not _touch_worker(connection, host, worker, queue, incarnation, now):
                 raise over
-            row = connection.execute(take).one_or_none()
+            # Looked for behind that row's lock: a commit that was still on its way when its answer was given up for
+            # lost is done by now.
+            row = connection.execute(take_again).one_or_none() or connection.execute(take).one_or_none()
             if row is None:
                 return None
             _touch_worker(connection, host, worker, queue, incarnation, now, model=row.model or row.job_class)
@@ -465,28 +478,33 @@ class JobStore:
         """Nothing is claimed by the workers that have one of these GPUs, nor by the slot `worker`, until released."""
         with writing(self._engine) as connection:
             for gpu in gpus:
-                row = {"host": host, "worker": worker, "since": now, "because": because}
-                connection.execute(upsert(connection, QUARANTINED_GPUS).values(gpu=gpu, **row).on_conflict_do_nothing())
+                row = {"gpu": gpu, "host": host, "worker": worker or "", "since": now, "because": because}
+                connection.execute(upsert(connection, QUARANTINED_GPUS).values(**row).on_conflict_do_nothing())
 
     def release_gpu(self, gpu: str) -> bool:
-        """Put a GPU back to use; false when it was not in quarantine."""
+        """Put a GPU back to use, whoever held it; false when it was not in quarantine."""
         with writing(self._engine) as connection:
-            released = connection.execute(delete(QUARANTINED_GPUS).where(QUARANTINED_GPUS.c.gpu == gpu)).rowcount == 1
+            released = connection.execute(delete(QUARANTINED_GPUS).where(QUARANTINED_GPUS.c.gpu == gpu)).rowcount > 0
             tell(connection, QUEUE.channel)
             return released
 
+    def keeps_anyone_from(self, gpu: str, *, host: str, worker: str | None) -> bool:
+        """Whether a quarantine of this GPU would: a worker has registered it, or the slot `worker` is known."""
+        of_slot = exists().where(WORKERS.c.host == host, WORKERS.c.worker == (worker or ""))
+        with reading(self._engine) as connection:
+            return bool(connection.scalar(select(or_(exists().where(WORKER_GPUS.c.gpu == gpu), of_slot))))
+
     def quarantine_of(self, *, host: str, worker: str) -> Quarantine | None:
         """Why this worker claims nothing: the GPU of its that is longest in quarantine, if any is."""
-        its = select(QUARANTINED_GPUS).where(_quarantined_for(host, worker)).order_by(QUARANTINED_GPUS.c.since).limit(1)
+        its = select(QUARANTINED_GPUS).where(_quarantined_for(host, worker)).order_by(*_LONGEST_FIRST).limit(1)
         with reading(self._engine) as connection:
-            row = connection.execute(its).mappings().one_or_none()
-            return None if row is None else Quarantine(**row)
+            row = connection.execute(its).one_or_none()
+            return None if row is None else _quarantine(row)
 
     def quarantined(self) -> list[Quarantine]:
-        """Every GPU in quarantine, the longest first."""
+        """Every GPU in quarantine, the longest first; once for each slot that held it."""
         with reading(self._engine) as connection:
-            rows = connection.execute(select(QUARANTINED_GPUS).order_by(QUARANTINED_GPUS.c.since))
-            return [Quarantine(**row) for row in rows.mappings()]
+            return [_quarantine(row) for row in connection.execute(select(QUARANTINED_GPUS).order_by(*_LONGEST_FIRST))]
 
     # --- what runs on a timer
 
@@ -501,7 +519,8 @@ class JobStore:
 
         `among` bounds it to some jobs. A lease is by the wall clock, so a caller that sweeps on a timer gives a machine
         that woke from a suspend, or a queue that was away, the time of a renewal first. Nothing while another sweeps,
-        and nothing to a job that somebody is writing to: that is looked at by the next sweep.
+        and nothing to a job that somebody is writing to: that is looked at by the next sweep. What jobs had to avoid
+        and need not any more is forgotten, too.
         """
         expired = JOBS.c.lease_expires_at < now
         if among is not None:
@@ -509,6 +528,8 @@ class JobStore:
         with writing(self._engine) as connection:
             if not only_one(connection, "sweep of leases"):
                 return []
+            past = select(*AVOIDED.primary_key.columns).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
+            connection.execute(delete(AVOIDED).where(tuple_(*AVOIDED.primary_key.columns).in_(past)))
             return _give_away(connection, Move.RECLAIM, expired, "lease expired", now)
 
     def consume_events(self, *, now: float) -> int:
@@ -535,6 +556,8 @@ class JobStore:
             return len(events)
 
 
+_LONGEST_FIRST: Final = tuple(QUARANTINED_GPUS.c[name] for name in ("since", "gpu", "host", "worker"))
+
 _UNCLAIMED: Final[dict[str, None]] = {"claimed_by": None, "host": None, "worker": None, "lease_expires_at": None}
 
 
@@ -548,10 +571,22 @@ def _move(move: Move, *where: ColumnElement[bool], **values: Any) -> Update:
 
 
 def _held(job_id: int, attempt: int, incarnation: str) -> ColumnElement[bool]:
-    """The claim stands: see `gpuwarden.job.claim_is_valid`, which says the same of one job in memory."""
+    """The claim stands, so that a renewal or a result may be accepted.
+
+    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped.
+    """
     return and_(
         JOBS.c.job_id == job_id,
         JOBS.c.attempt == attempt,
+        JOBS.c.claimed_by == incarnation,
+        JOBS.c.state == State.RUNNING,
+    )
+
+
+def _running_with(host: str, worker: str, incarnation: str) -> ColumnElement[bool]:
+    return and_(
+        JOBS.c.host == host,
+        JOBS.c.worker == worker,
         JOBS.c.claimed_by == incarnation,
         JOBS.c.state == State.RUNNING,
     )
@@ -695,6 +730,10 @@ def _avoids(job: FromClause, host: _Name, worker: _Name, now: float) -> ColumnEl
     slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
     here = or_(slot, AVOIDED.c.gpu.in_(_gpus_of(host, worker)))
     return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)
+
+
+def _quarantine(row: Row[Any]) -> Quarantine:
+    return Quarantine(gpu=row.gpu, host=row.host, worker=row.worker or None, since=row.since, because=row.because)
 
 
 def _job(row: Row[Any]) -> Job:

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from gpuwarden.jobstore import JobStore
+from gpuwarden.jobstore import JobStore, is_gpu
 from gpuwarden.reporter import host_key, state_directory
 
 
@@ -39,6 +39,12 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     host = arguments.host or host_key(state_directory())
     store.quarantine([arguments.gpu], host=host, worker=arguments.worker, because=arguments.because, now=store.now())
+    if not store.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
+        print(
+            f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it, so that it keeps nobody"
+            " from claiming yet: see that `nvidia-smi -L` spells it so, and that its workers are told it by --gpus",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -47,6 +53,12 @@ def _release(store: JobStore, arguments: argparse.Namespace) -> int:
         return 0
     print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: `gpuwarden gpu list` says which are", file=sys.stderr)
     return 1
+
+
+def _gpu(text: str) -> str:
+    if not is_gpu(text):
+        raise argparse.ArgumentTypeError(f"{text!a} is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does")
+    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     taking = acts.add_parser(
         "quarantine", parents=[common], help="take a GPU out of use; what is there already stays as it is"
     )
-    taking.add_argument("gpu", metavar="UUID", help="the GPU, as `nvidia-smi -L` names it")
+    taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as `nvidia-smi -L` names it")
     taking.add_argument("--host", help="its host's key; this host's when not given")
     taking.add_argument("--worker", help="a worker that has it and was not told so by --gpus: it claims nothing either")
     taking.add_argument("--because", default="taken out of use by a person", help="why, for whoever looks later")

@@ -98,13 +98,14 @@ AVOIDED = Table(
     Column("until", Float, nullable=False),
 )
 
-# GPUs with a process that cannot be killed, or that a person took out of use: their workers claim nothing.
+# GPUs with a process that cannot be killed, or that a person took out of use: their workers claim nothing. A row for
+# each slot that held one, so that slots which share a GPU without knowing it are all kept from it.
 QUARANTINED_GPUS = Table(
     "quarantined_gpus",
     METADATA,
     Column("gpu", String, primary_key=True),
-    Column("host", String, nullable=False),
-    Column("worker", String),  # the slot that held it, for workers that do not know their GPUs
+    Column("host", String, primary_key=True),
+    Column("worker", String, primary_key=True),  # for workers that do not know their GPUs; empty: of no slot
     Column("since", Float, nullable=False),
     Column("because", String, nullable=False),
 )

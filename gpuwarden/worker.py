@@ -36,10 +36,9 @@ import structlog
 from gpuwarden import clock, logs
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, JobId, Phase
-from gpuwarden.jobstore import Job, JobStore, ReplacedError
+from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, JobId, Phase, State
+from gpuwarden.jobstore import Job, JobStore, ReplacedError, is_gpu
 from gpuwarden.reporter import Reporter, host_key, state_directory
-from gpuwarden.statefile import is_text
 
 Body = Callable[[Job, Reporter], Callable[[], None]]
 T = TypeVar("T")
@@ -55,6 +54,9 @@ IDLE_CLAIM_S: Final = 5.0
 
 RETRY_S: Final = 1.0
 """How long a worker waits before it asks a queue again that did not answer, seconds."""
+
+HEARTBEATS_PER_LEASE: Final = 3
+"""How many heartbeats a lease holds at least: a renewal may fail, and be made good, before it ends."""
 
 log: Final = structlog.get_logger("worker")
 
@@ -269,6 +271,7 @@ class Worker:
         """Write the result, for up to a lease if the queue does not answer; false when the job was no longer ours."""
         attempt, incarnation = job.attempt, self._reporter.incarnation
         give_up_s = time.monotonic() + self._settings.lease_s
+        unanswered = False
         while True:
             try:
                 if because is None:
@@ -279,15 +282,27 @@ class Worker:
                     accepted = self._store.fail_by_worker(
                         job.job_id, attempt=attempt, incarnation=incarnation, because=because, now=self._store.now()
                     )
+                if unanswered and not accepted:
+                    accepted = self._is_settled(job, because)
             except DatabaseError as error:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
+                unanswered = True
                 bound.warning("queue does not answer; the result waits", because=str(error))
                 self._reporter.phase(Phase.SAVE)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
                 time.sleep(RETRY_S)
                 continue
             bound.info("job completed" if because is None else "job marked failed", accepted=accepted)
             return accepted
+
+    def _is_settled(self, job: Job, because: str | None) -> bool:
+        """Whether the queue has this attempt's result already, by a commit whose answer was lost."""
+        found = self._store.job(job.job_id)
+        if because is None:
+            ours = found.state is State.COMPLETED
+        else:
+            ours = found.state is State.FAILED and found.because == because
+        return ours and found.attempt == job.attempt
 
     def _keep(self, job: Job, over: threading.Event) -> None:
         """Renew the lease and watch the claim. That the database does not answer is no reason to stop working yet."""
@@ -296,9 +311,11 @@ class Worker:
         next_renewal_s = 0.0
         while not over.wait(OWNERSHIP_S):
             try:
-                if time.monotonic() >= next_renewal_s:
-                    next_renewal_s = time.monotonic() + self._settings.heartbeat_s
+                now_s = time.monotonic()
+                if now_s >= next_renewal_s:
                     owned = self._renew(job)
+                    # Set only now: a renewal that failed is due at the next look, or the lease might end first.
+                    next_renewal_s = now_s + self._settings.heartbeat_s
                 else:
                     owned = self._store.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
@@ -378,7 +395,7 @@ def gpus_named(env: Mapping[str, str]) -> str:
 
 def _gpus(text: str) -> tuple[str, ...]:
     given = (each.strip() for each in text.split(","))
-    return tuple(each for each in given if each.startswith(("GPU-", "MIG-")) and is_text(each))
+    return tuple(each for each in given if is_gpu(each))
 
 
 def find_body(target: str) -> Body:
@@ -405,8 +422,11 @@ def command(argv: list[str]) -> int:
     """`gpuwarden worker`."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if not 0 < arguments.heartbeat_s < arguments.lease_s:
-        parser.error("--heartbeat-s must be above 0 and below --lease-s, or a lease ends before it is renewed")
+    if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
+        parser.error(
+            f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and that above 0, or a lease ends "
+            "for one renewal that was late or lost"
+        )
     logs.configure(level=arguments.log_level)
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
@@ -471,9 +491,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="its GPUs, so that what is in quarantine is not used; $GPUWARDEN_GPUS, else the UUIDs in "
                              "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES")  # fmt: skip
     parser.add_argument("--lease-s", type=float, default=LEASE_S,
-                        help="how long a claim holds without renewal, seconds; a worker that cannot renew for so "
-                             "long stops itself (PostgreSQL), or works on where nobody else can reach the queue "
-                             "(SQLite)")  # fmt: skip
+                        help="how long a claim holds without renewal, seconds; three heartbeats or more; a worker that "
+                             "cannot renew for so long stops itself (PostgreSQL), or works on where nobody else can "
+                             "reach the queue (SQLite)")  # fmt: skip
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
                         help="how often the lease is renewed and the files refreshed, seconds")  # fmt: skip
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")

@@ -87,6 +87,9 @@ class _Watch:
 
     stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
     quiet_since_s: float | None = None
+    stuck_since_s: float | None = None
+    """Since when the queue has answered nothing, or taken no fence."""
+    fence_refused: bool = False
 
     def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
         """Since when an intent has been at its stage; one that was promised anew begins anew."""
@@ -412,6 +415,11 @@ class Executor:
         watch = self._watches.setdefault(episode.episode_id, _Watch())
         if len(unknown) > worker_ended or watch.quiet_since_s is None:
             watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
+        if job_known and not watch.fence_refused:
+            watch.stuck_since_s = None
+        elif watch.stuck_since_s is None:
+            watch.stuck_since_s = now_s
+        stuck_since_s = now_s if watch.stuck_since_s is None else watch.stuck_since_s
         free_since_s = watch.stage_since_s(episode.free, now_s)
         settle_since_s = watch.stage_since_s(episode.settle, now_s)
         return Facts(
@@ -427,6 +435,7 @@ class Executor:
             free_for_s=now_s - self._patience_since_s(free_since_s, now_s),
             settle_for_s=now_s - self._patience_since_s(settle_since_s, now_s),
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
+            queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
             unknown="; ".join(unknown),
         )
 
@@ -518,7 +527,11 @@ class Executor:
         now = queue.now()
         if isinstance(step, plan.Fence):
             holder: str = intent.data["incarnation"]
-            if not queue.fence(job_id, attempt=attempt, incarnation=holder, trip=episode.trip, now=now):
+            watch = self._watches.setdefault(episode.episode_id, _Watch())
+            watch.fence_refused = True
+            fenced = queue.fence(job_id, attempt=attempt, incarnation=holder, trip=episode.trip, now=now)
+            watch.fence_refused = False
+            if not fenced:
                 job = queue.job(job_id)
                 if job is None or job.state is not State.FENCING or job.attempt != attempt:
                     return  # the job moved meanwhile; the next look decides anew
@@ -555,7 +568,10 @@ class Executor:
             "tries": tries,
         }
         if self._advance(episode, intent, stage, "stop", step.because, act="decided", data=data):
-            # Nothing that can take its time stands between the look and the stop: the container could be another then.
+            # The commit may have taken its time, and an engine stops whatever bears the handle by now.
+            still = actuator.look(handle)
+            if still is None or still.incarnation != intent.key:
+                return
             how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
             self._retire(episode)
             self._tell(episode, "stop", *how)

@@ -423,8 +423,8 @@ class Ledger:
         """
         planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
         unused = INTENTS.c.key + " (withdrawn " + cast(INTENTS.c.intent_id, String) + ")"
+        free_for_us = select(self._nobody_elses()).where(planned).with_for_update()
         with writing(self._engine) as connection:
-            free_for_us = select(self._nobody_elses()).where(planned).with_for_update()
             if not all(connection.scalars(free_for_us).all()):
                 return
             taken = connection.execute(

@@ -98,6 +98,11 @@ def execute(settings: ExecuteSettings) -> None:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         lock = parts.enter_context(closing(ExecutorLock(ledger, host=host)))
         store = parts.enter_context(closing(JobStore.open(settings.queue)))
+        if ledger.shared and not store.shared:
+            raise GpuwardenError(
+                "the ledger is shared by hosts and the queue is this host's own: job 7 here would be taken for job 7 "
+                "there. Give --queue the PostgreSQL URL too, or each host a ledger of its own"
+            )
         witness = parts.enter_context(closing(Witness(settings.exporter)))
         actuators: dict[str, Actuator] = {}
         if settings.docker != "none":

@@ -108,6 +108,7 @@ class ContainerState:
     managed: bool
     pids: frozenset[int]
     cgroup: str | None
+    paused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,7 @@ class Facts:
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
     quiet_for_s: float = 0.0
+    queue_stuck_for_s: float = 0.0
     unknown: str = ""
 
 

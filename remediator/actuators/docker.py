@@ -49,6 +49,7 @@ class DockerActuator:
             managed=(found["Config"].get("Labels") or {}).get(LABEL) == "true",
             pids=pids,
             cgroup=None if group is None else str(group),
+            paused=bool(state.get("Paused")),
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:

@@ -173,9 +173,7 @@ def _session(leader: int, ticks: int) -> frozenset[int]:
 
 
 def _is_zombie(pid: int) -> bool:
-    return (cgroup.PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[
-        0
-    ] == "Z"
+    return _stat(pid)[0] == "Z"
 
 
 def _stat(pid: int) -> list[str]:

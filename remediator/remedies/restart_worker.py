@@ -7,7 +7,7 @@ cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose o
 A worker whose process is gone goes the same way: its container is stopped, if it runs, and started, if it is there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gpuwarden.facts import WorkerFacts
@@ -16,6 +16,7 @@ from remediator.plan import (
     Advance,
     Begin,
     Close,
+    ContainerState,
     Facts,
     Fail,
     Fence,
@@ -34,8 +35,14 @@ from remediator.plan import (
     WouldAct,
 )
 
+QUEUE_PATIENCE_S: Final = 10.0
+"""How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
+
 TRIES_MAX: Final = 5
-"""How often a stop, or a start, is tried before a person is called."""
+"""How often a stop, or a start, is tried at the executor's pace; then at `RETRY_S`, for as long as patience lasts."""
+
+RETRY_S: Final = 10.0
+"""Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
 
 _SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 
@@ -234,17 +241,8 @@ def _consider(facts: Facts) -> Step:
     container = facts.container
     if container is None or evidence.container_incarnation is None:
         return _doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
-    if not container.managed:
-        because = f"container {container.name} did not opt in; nothing is done to it"
-        return Close(outcome=Outcome.REFUSED, because=because)
-    count, own = evidence.container_workers, 1 if evidence.alive else 0
-    if count != own:
-        others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
-        because = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
-        return Close(outcome=Outcome.REFUSED, because=because)
-    # What died with its worker is down, and is started for it.
-    if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
-        return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+    if (unfit := _unfit(facts, container, evidence)) is not None:
+        return unfit
     if not facts.armed:
         if episode.would_act:
             return Wait(reason="dry_run", because="dry run: would act, and does nothing")
@@ -264,6 +262,24 @@ def _consider(facts: Facts) -> Step:
     )
 
 
+def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
+    """Why nothing is done to a container though its worker is wedged or gone."""
+    if not container.managed:
+        because = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if container.paused:
+        return _doubt(facts, "paused", f"container {container.name} is paused: whoever did that goes on with it")
+    count, own = evidence.container_workers, 1 if evidence.alive else 0
+    if count != own:
+        others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
+        because = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    # What died with its worker is down, and is started for it.
+    if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
+        return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+    return None
+
+
 def _doubt(facts: Facts, reason: str, because: str) -> Step:
     """Not enough to act on: wait while the alert fires, let go when it ends."""
     if facts.episode.firing:
@@ -274,9 +290,14 @@ def _doubt(facts: Facts, reason: str, because: str) -> Step:
 def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
     """The settle's next step; `None` while it waits for the free."""
     job, attempt = facts.job, facts.episode.attempt
-    if not facts.job_known:
-        if settle.stage is Stage.FENCED and free.stage in (Stage.PLANNED, Stage.STOPPING):
+    if free.stage in (Stage.PLANNED, Stage.STOPPING):
+        if settle.stage is Stage.PLANNED and facts.queue_stuck_for_s >= QUEUE_PATIENCE_S:
+            # The wedged process itself may hold the queue's lock, stopped in the middle of a write: only its end frees
+            # the queue. Its job has a lease meanwhile, and is fenced before anybody else may have it.
+            return None
+        if settle.stage is Stage.FENCED and not facts.job_known:
             return None  # what is fenced is ended whatever the queue says now
+    if not facts.job_known:
         return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
     if job is None:
         return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because="the queue has no such job")
@@ -343,15 +364,21 @@ def _free(facts: Facts, free: Intent) -> Step:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
         if container is not None and container.running:
             return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
+        if not facts.armed and not _tries(free):
+            return Wait(
+                reason="dry_run", because="disarmed since it began, and it was not we who stopped the container"
+            )
         settle = facts.episode.settle
         settled = settle is not None and settle.stage is Stage.DONE
         return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
     if container is not None and (container.running or container.incarnation != free.key):
         because = "runs again" if container.running else "was started, and has ended by itself since"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} {because}")
-    if gone or _tries(free) >= TRIES_MAX:
+    if gone or (_tries(free) >= TRIES_MAX and _late(facts, facts.free_for_s)):
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
-    return Start(because="it does not run yet")
+    if _may_try(facts, free):
+        return Start(because="it does not run yet")
+    return Wait(reason="starting", because=f"it does not run yet, after {_tries(free)} tries")
 
 
 def _late(facts: Facts, stage_for_s: float) -> bool:
@@ -363,6 +390,11 @@ def _tries(free: Intent) -> int:
     return int(free.data.get("tries", 0))
 
 
+def _may_try(facts: Facts, free: Intent) -> bool:
+    later = _tries(free) - TRIES_MAX
+    return later < 0 or facts.free_for_s >= (later + 1) * RETRY_S
+
+
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
     evidence = facts.evidence
@@ -370,7 +402,9 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     if wedged and not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
     if wedged:
-        return Stop(because=figures)
+        settle = facts.episode.settle
+        unfenced = settle is not None and settle.stage is Stage.PLANNED
+        return Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
     if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
@@ -392,6 +426,8 @@ def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
         return False, "the evidence does not speak of the container that was promised to"
     if (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         return False, "the evidence speaks of another attempt"
+    if facts.container is not None and facts.container.paused:
+        return False, "the container is paused"
     trip, figures = _confirmed(evidence, facts)
     return trip is not None, figures
 
@@ -405,38 +441,46 @@ def _is_up(facts: Facts, free: Intent) -> bool:
 def _see_dead(facts: Facts, free: Intent) -> Step:
     """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
 
-    Also where it ended, or was restarted, before we stopped it. What speaks against it is waited for, and a person
-    called in the end; what cannot be asked is only waited for.
+    Also where it ended, or was restarted, before we stopped it. What speaks against it, or a driver that tells nothing
+    of one of its GPUs, is waited for, and a person called in the end; a silent exporter is only waited for.
     """
-    tried = _tries(free) >= TRIES_MAX
+    spent = _tries(free) >= TRIES_MAX and _late(facts, facts.free_for_s)
     if _is_up(facts, free):
-        if tried:
-            return _give_up(facts, free, f"it cannot be stopped, after {TRIES_MAX} tries")
-        return _if_armed(facts, Stop(because="it still runs"))
-    container, had = facts.container, set(free.data.get("pids", []))
+        if spent:
+            return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
+        if _may_try(facts, free):
+            return _if_armed(facts, Stop(because="it still runs"))
+        return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
+    reason, container, had = "dying", facts.container, set(free.data.get("pids", []))
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
     left = sorted(container.pids if ours else container.pids & had) if container else []
     if left:
         because = f"processes {left} are still in its cgroup"
-        if ours and not tried:
+        if ours and not spent and _may_try(facts, free):
             return _if_armed(facts, Stop(because=f"it does not run, but {because}"))
     elif facts.worker_ended:
         because = f"{_down(facts)}, its cgroup is empty, its worker ended cleanly"
         return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     else:
-        listed = _listed_on(free.data.get("gpus", []), facts)
-        if listed is None:
-            because = f"the driver could not be asked whether its processes are gone: {facts.unknown or 'not listed'}"
+        evidence, gpus = facts.evidence, free.data.get("gpus", [])
+        if evidence is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
+            because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
             return Wait(reason="driver_silent", because=because)
-        held = sorted(listed & had)
-        if not held:
+        listed = {gpu: (evidence.gpu_pids or {}).get(gpu) for gpu in gpus}
+        held = sorted(had.intersection(pid for pids in listed.values() for pid in pids or ()))
+        silent = [gpu for gpu, pids in listed.items() if pids is None]
+        if held:
+            because = f"the driver still lists its processes {held}"
+        elif silent:
+            reason = "driver_silent"
+            because = f"the driver does not list the processes of {', '.join(silent)}"
+        else:
             because = f"{_down(facts)}, its cgroup is empty, no GPU of its lists its pids"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-        because = f"the driver still lists its processes {held}"
     if _late(facts, facts.free_for_s):
         return _give_up(facts, free, because)
-    return Wait(reason="dying", because=because)
+    return Wait(reason=reason, because=because)
 
 
 def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
@@ -452,20 +496,6 @@ def _give_up(facts: Facts, free: Intent, because: str) -> Step:
         because = f"{because}: its GPUs are out of use until a person releases them"
         return _if_armed(facts, Quarantine(because=because))
     return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
-
-
-def _listed_on(gpus: Sequence[str], facts: Facts) -> set[int] | None:
-    """The processes that the driver lists on these GPUs now; `None` when any of them could not be asked."""
-    evidence = facts.evidence
-    if evidence is None or evidence.gpu_pids is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        return None
-    listed: set[int] = set()
-    for gpu in gpus:
-        pids = evidence.gpu_pids.get(gpu)
-        if pids is None:
-            return None
-        listed.update(pids)
-    return listed
 
 
 def _close(free: Intent, settle: Intent | None) -> Step:

@@ -306,7 +306,7 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
     def answer() -> WorkerFacts | None:
         status, text, _ = get(program.port, "/evidence?worker=w0")
         found = facts.parse(text) if status == 200 else None
-        return found if found and found.job_id else None  # a look may fall between the worker's file and its job's
+        return found if found and found.job_id is not None else None  # a look may fall between its two files
 
     told = eventually(answer)
     _, text, _ = get(program.port, "/metrics")

@@ -11,6 +11,7 @@ import pytest
 from gpuwarden import __version__, cli
 from gpuwarden.cli import main
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.jobstore import JobStore
 
 
 @pytest.fixture
@@ -225,13 +226,17 @@ def on_box1(host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_box1")
-def test_a_gpu_is_taken_out_of_use_listed_and_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    store = ["--store", url]
-    assert run(capsys, "gpu", "quarantine", *store, "GPU-a", "--because", "falls off the bus") == (0, "", "")
-    assert run(capsys, "gpu", "quarantine", *store, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
+def test_a_gpu_is_taken_out_of_use_listed_and_put_back(
+    capsys: pytest.CaptureFixture[str], store: JobStore, url: str
+) -> None:
+    where = ["--store", url]
+    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
+    store.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--because", "falls off the bus") == (0, "", "")
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
 
-    code, table, _ = run(capsys, "gpu", "list", *store)
-    listed = [json.loads(line) for line in run(capsys, "gpu", "list", *store, "--json")[1].splitlines()]
+    code, table, _ = run(capsys, "gpu", "list", *where)
+    listed = [json.loads(line) for line in run(capsys, "gpu", "list", *where, "--json")[1].splitlines()]
 
     assert code == 0
     assert [line.split()[:3] for line in table.splitlines()] == [
@@ -244,8 +249,33 @@ def test_a_gpu_is_taken_out_of_use_listed_and_put_back(capsys: pytest.CaptureFix
         {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by a person"},
     ]
     assert since == sorted(since)
-    assert run(capsys, "gpu", "release", *store, "GPU-a") == (0, "", "")
-    assert len(run(capsys, "gpu", "list", *store, "--json")[1].splitlines()) == 1
+    assert run(capsys, "gpu", "release", *where, "GPU-a") == (0, "", "")
+    assert len(run(capsys, "gpu", "list", *where, "--json")[1].splitlines()) == 1
+
+
+@pytest.mark.parametrize("named", ["0", "a", "gpu-a", "", "GPU-a\nb"])
+def test_what_is_no_uuid_is_not_taken_out_of_use(
+    capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str
+) -> None:
+    code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "--host", "box1", named)
+
+    assert code == 2
+    assert "is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does" in err
+    assert store.quarantined() == []
+
+
+@pytest.mark.parametrize("more", [[], ["--worker", "w1"]], ids=["a GPU", "a slot"])
+def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
+    capsys: pytest.CaptureFixture[str], store: JobStore, url: str, more: list[str]
+) -> None:
+    command = ["gpu", "quarantine", "--store", url, "--host", "box1", "MIG-a", *more]
+    code, _, err = run(capsys, *command)
+
+    assert (code, [each.gpu for each in store.quarantined()]) == (0, ["MIG-a"])
+    assert err.startswith("gpuwarden gpu: MIG-a is in quarantine, but no worker has registered it")
+    assert err.count("\n") == 1
+    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("MIG-a",))
+    assert run(capsys, *command) == (0, "", "")
 
 
 def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     create_engine,
+    func,
     insert,
     inspect,
     select,
@@ -305,6 +306,61 @@ def test_a_row_that_another_holds_is_waited_for_within_a_bound(
     again.dispose()
 
 
+SETTINGS = {
+    "lock_timeout": "5s",
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "1min",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+
+
+def settings_of(engine: Engine, *names: str) -> dict[str, str]:
+    with reading(engine) as connection:
+        return {name: connection.scalar(select(func.current_setting(name))) or "" for name in names}
+
+
+@pytest.mark.needs_postgres
+def test_the_server_too_notices_a_client_that_vanished(postgres_engine: Engine) -> None:
+    assert settings_of(postgres_engine, *SETTINGS) == SETTINGS
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        pytest.param("options=-csearch_path%3Dpg_temp,public", {"search_path": "pg_temp,public"}, id="another setting"),
+        pytest.param("options=-c%20lock_timeout%3D7s", {"lock_timeout": "7s"}, id="one of ours"),
+        pytest.param(
+            "options=-clock_timeout%3D7s&options=-cwork_mem%3D1MB", {"lock_timeout": "7s", "work_mem": "1MB"}, id="two"
+        ),
+        pytest.param("application_name=mine", {"application_name": "mine"}, id="beside the options"),
+    ],
+)
+def test_what_the_url_sets_joins_what_we_set_and_holds_where_they_differ(
+    postgres_url: str, options: str, changed: dict[str, str]
+) -> None:
+    engine = open_database(f"{postgres_url}?{options}", QUEUE)
+
+    found = settings_of(engine, *(SETTINGS | changed))
+
+    assert found == SETTINGS | changed
+    engine.dispose()
+
+
+@pytest.mark.needs_postgres
+def test_a_server_is_reached_through_a_socket_which_has_no_keepalives(postgres: Postgres, postgres_url: str) -> None:
+    name = postgres_url.rpartition("/")[2]
+    engine = open_database(postgres.url(name, sockets=str(postgres.sockets)), QUEUE)
+
+    assert settings_of(engine, "lock_timeout", "tcp_keepalives_idle") == {
+        "lock_timeout": "5s", "tcp_keepalives_idle": "0"
+    }  # fmt: skip
+    engine.dispose()
+
+
 # --- Changes
 
 
@@ -568,14 +624,15 @@ def differences(engine: Engine) -> list[Any]:
 
 
 def first_version(url: str) -> None:
-    """The tables of the first version, which kept no history, and a job that runs."""
+    """The tables of the first version, and a job that runs. It knew SQLite alone, and kept no history there."""
     engine = create_engine(url)
     config = Config()
     config.set_main_option("script_location", QUEUE.migrations)
     with engine.begin() as connection:
         config.attributes.update(connection=connection, version_table=QUEUE.version_table)
         command.upgrade(config, "0001")
-        connection.execute(text(f"DROP TABLE {QUEUE.version_table}"))
+        if engine.dialect.name == "sqlite":
+            connection.execute(text(f"DROP TABLE {QUEUE.version_table}"))
         connection.execute(
             text(
                 "INSERT INTO jobs (job_id, queue, job_class, payload, budget_s, stall_timeout_s, state, priority,"
@@ -633,6 +690,24 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(empty_url: str)
 
     assert differences(engine) == []
     engine.dispose()
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("table", ["jobs", "avoided"], ids=["of the first version", "of a later one"])
+def test_another_programs_table_on_postgresql_is_named_and_left_alone(postgres: Postgres, table: str) -> None:
+    postgres.create("theirs")
+    theirs = create_engine(postgres.url("theirs"))
+    with theirs.begin() as connection:
+        connection.execute(text(f"CREATE TABLE {table} (id integer)"))
+
+    with pytest.raises(
+        DatabaseError, match=f"a table '{table}' is there that is not gpuwarden's .*: give gpuwarden a database of its"
+    ):
+        open_database(postgres.url("theirs"), QUEUE)
+
+    assert inspect(theirs).get_table_names() == [table]
+    theirs.dispose()
+    postgres.drop("theirs")
 
 
 def test_a_migration_that_breaks_off_leaves_the_tables_as_they_were(

@@ -11,7 +11,6 @@ from gpuwarden.job import (
     Phase,
     State,
     after,
-    claim_is_valid,
     stall_timeout_s,
 )
 
@@ -72,29 +71,6 @@ def test_a_refused_move_says_every_state_that_would_do() -> None:
 
 def test_only_a_claim_starts_a_job_that_waits() -> None:
     assert [move for move, target in LEGAL["queued"].items() if target == "running"] == ["claim"]
-
-
-@pytest.mark.parametrize("state", State)
-def test_a_claim_stands_only_while_the_job_runs(state: State) -> None:
-    stands = claim_is_valid(state, attempt=2, incarnation="a", claim_attempt=2, claim_incarnation="a")
-
-    assert stands is (state is State.RUNNING)
-
-
-@pytest.mark.parametrize(
-    ("attempt", "incarnation"),
-    [
-        pytest.param(3, "a", id="a later attempt runs"),
-        pytest.param(1, "a", id="the claim is of the future"),
-        pytest.param(2, "b", id="another incarnation holds it"),
-        pytest.param(2, None, id="nobody holds it"),
-        pytest.param(3, "b", id="both changed"),
-    ],
-)
-def test_a_claim_falls_when_the_attempt_or_the_incarnation_is_another(attempt: int, incarnation: str | None) -> None:
-    assert not claim_is_valid(
-        State.RUNNING, attempt=attempt, incarnation=incarnation, claim_attempt=2, claim_incarnation="a"
-    )
 
 
 @pytest.mark.parametrize("move", [Move.CLAIM, Move.COMPLETE, Move.FAIL_BY_WORKER, Move.RELEASE, Move.SUPERSEDE])

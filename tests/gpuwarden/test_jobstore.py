@@ -4,6 +4,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,14 +23,15 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text, update
 
 from deploy.postgres import Postgres
-from gpuwarden.database import DatabaseError, reading, writing
+from gpuwarden.database import CLOCK_TRUSTED_S, DatabaseError, reading, writing
 from gpuwarden.job import (
     AVOID_S,
     FENCE_S,
     FINAL,
+    HEARTBEAT_S,
     RECLAIMS_MAX,
     JobClass,
     JobId,
@@ -37,10 +39,10 @@ from gpuwarden.job import (
     State,
     Trip,
     after,
-    claim_is_valid,
 )
 from gpuwarden.jobstore import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError
-from gpuwarden.schema import DISPATCH_EVENTS, JOBS, WORKERS
+from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, WORKERS
+from remediator.queues.builtin import RENEWAL_S
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -155,7 +157,7 @@ def test_a_claim_names_its_holder_raises_the_attempt_and_leases(store: JobStore)
 def test_the_lowest_priority_goes_first_then_the_oldest(store: JobStore) -> None:
     late, first, soon = submit(store), submit(store), submit(store, priority=5)
 
-    assert [claim(store).job_id for _ in range(3)] == [soon, late, first]
+    assert [claim(store, f"i{n}").job_id for n in range(3)] == [soon, late, first]
 
 
 def test_an_empty_queue_and_another_queue_give_nothing(store: JobStore) -> None:
@@ -176,6 +178,7 @@ while not (folder / "go").exists():
     time.sleep(0.001)
 while (job := store.claim("gpu", host="box1", worker=name, incarnation=name, now=time.time())) is not None:
     print(job.job_id, job.attempt)
+    store.complete(job.job_id, attempt=job.attempt, incarnation=name, now=time.time())
 """
 
 
@@ -193,9 +196,7 @@ def test_of_eight_processes_racing_for_200_jobs_each_job_is_claimed_exactly_once
     assert all(racer.returncode == 0 for racer in racers.values())
     assert Counter(int(job_id) for lines in claims.values() for job_id, _ in lines) == Counter(submitted)
     assert {attempt for lines in claims.values() for _, attempt in lines} == {"1"}
-    assert {job.job_id: job.claimed_by for job in store.jobs()} == {
-        int(job_id): name for name, lines in claims.items() for job_id, _ in lines
-    }
+    assert {job.state for job in store.jobs()} == {State.COMPLETED}
     assert sum(bool(lines) for lines in claims.values()) > 1
 
 
@@ -702,6 +703,51 @@ def test_a_claim_that_finds_nothing_writes_nothing_and_so_wakes_nobody(store: Jo
     watch.close()
 
 
+def test_a_claim_whose_answer_was_lost_gives_the_same_job_again_with_its_lease_renewed(store: JobStore) -> None:
+    submit(store)
+    other = submit(store)
+    lost = claim(store)
+
+    again = claim(store, now=NOW + 100)
+
+    assert again == replace(lost, lease_expires_at=NOW + 700)
+    assert store.job(other).state is State.QUEUED
+    store.complete(again.job_id, attempt=1, incarnation="i1", now=NOW + 101)
+    assert claim(store).job_id == other
+
+
+def test_a_claim_whose_answer_was_lost_is_given_again_on_an_empty_queue_and_to_nobody_else(store: JobStore) -> None:
+    submit(store)
+    lost = claim(store)
+
+    assert store.claim("gpu", host="box1", worker="w2", incarnation="i2", now=NOW) is None
+    assert claim(store) == lost
+
+
+@pytest.mark.needs_postgres
+def test_a_claim_waits_for_the_commit_of_the_one_that_it_repeats(shared_store: JobStore) -> None:
+    lost = submit(shared_store)
+    other = submit(shared_store)
+    register(shared_store, "i1")
+    with ThreadPoolExecutor(1) as pool:
+        with writing(shared_store._engine) as first:  # as `claim` writes, and its commit is on its way
+            first.execute(update(WORKERS).where(WORKERS.c.worker == "w1").values(current_model="m"))
+            held = {"state": "running", "attempt": 1, "claimed_by": "i1", "host": "box1", "worker": "w1"}
+            first.execute(update(JOBS).where(JOBS.c.job_id == lost).values(**held))
+            again = pool.submit(claim, shared_store)
+            eventually(lambda: waits_for_a_row(shared_store), "the second claim waits")
+
+        assert again.result().job_id == lost
+
+    assert shared_store.job(other).state is State.QUEUED
+
+
+def waits_for_a_row(store: JobStore) -> bool:
+    with reading(store._engine) as connection:
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return bool(connection.scalar(text(waits)))
+
+
 def together(*acts: Callable[[], Any]) -> list[Any]:
     """Do these in threads that begin at once; what each returned, or raised."""
     start = threading.Barrier(len(acts))
@@ -808,9 +854,12 @@ def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_o
         ids = [submit(store, run_id=f"r{turn}", attempts_max=1) for _ in range(12)]
         culprit = submit(store, run_id=f"r{turn}", priority=1)
         other = submit(store, queue="cpu")
-        store.register("gpu", host="box1", worker="w0", incarnation=f"{turn}-i0", now=NOW)
-        held = [store.claim("gpu", host="box1", worker="w0", incarnation=f"{turn}-i0", now=NOW) for _ in range(13)]
-        assert all(held)
+        for n in range(13):
+            slot: dict[str, Any] = {"host": "box1", "worker": f"w{n}", "incarnation": f"{turn}-i{n}", "now": NOW}
+            store.register("gpu", **slot)
+            assert store.claim("gpu", **slot)
+        with writing(store._engine) as connection:  # so that a registration meets all of them, too
+            connection.execute(update(JOBS).where(JOBS.c.state == State.RUNNING).values(worker="w0"))
         assert store.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
 
         answers = together(
@@ -940,8 +989,8 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
 def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.jobstore.SWEEP_MAX", 2)
     ids = [submit(store) for _ in range(3)]
-    for _ in ids:
-        claim(store)
+    for n in range(3):
+        claim(store, f"i{n}")
 
     assert store.reclaim_expired(now=NOW + 601) == ids[:2]
     assert store.reclaim_expired(now=NOW + 601) == ids[2:]
@@ -1059,6 +1108,21 @@ def test_a_job_avoids_for_a_while_only(store: JobStore) -> None:
     assert takes(store, "i1b", now=NOW + AVOID_S)
 
 
+def test_a_sweep_forgets_what_no_job_has_to_avoid_any_more_and_nothing_else(store: JobStore) -> None:
+    avoiding(store)
+
+    store.reclaim_expired(now=NOW + AVOID_S - 1)
+    before = avoided_rows(store)
+    store.reclaim_expired(now=NOW + AVOID_S)
+
+    assert (before, avoided_rows(store)) == (2, 0)
+
+
+def avoided_rows(store: JobStore) -> int | None:
+    with reading(store._engine) as connection:
+        return connection.scalar(select(func.count()).select_from(AVOIDED))
+
+
 def test_what_a_job_avoids_adds_up_over_its_trips(store: JobStore) -> None:
     job_id = avoiding(store)
     register(store, "i2", gpus=("GPU-b",))
@@ -1099,10 +1163,26 @@ def test_a_worker_that_does_not_know_its_gpus_is_known_by_its_slot(store: JobSto
     assert takes(store, "i2")
 
 
+def test_two_slots_that_share_a_gpu_which_neither_knows_are_both_kept_from_it_until_it_is_released(
+    store: JobStore,
+) -> None:
+    submit(store)
+    for worker in ("w1", "w2"):
+        store.quarantine(["GPU-a"], host="box1", worker=worker, because="D state", now=NOW)
+
+    assert not takes(store, "i1")
+    assert not takes(store, "i2")
+    assert [each.worker for each in store.quarantined()] == ["w1", "w2"]
+    assert store.release_gpu("GPU-a")
+    assert store.quarantined() == []
+    assert takes(store, "i2")
+
+
 def test_a_quarantine_is_told_with_its_first_reason(store: JobStore) -> None:
     register(store, "i1", gpus=("GPU-a", "GPU-b"))
     assert store.quarantine_of(host="box1", worker="w1") is None
     store.quarantine(["GPU-b"], host="box1", worker="w7", because="D state", now=NOW)
+    store.quarantine(["GPU-b"], host="box1", worker="w7", because="again", now=NOW + 1)
     store.quarantine(["GPU-b", "GPU-a"], host="box1", worker=None, because="again", now=NOW + 1)
 
     found = store.quarantined()
@@ -1110,6 +1190,7 @@ def test_a_quarantine_is_told_with_its_first_reason(store: JobStore) -> None:
     assert [(each.gpu, each.worker, each.since, each.because) for each in found] == [
         ("GPU-b", "w7", NOW, "D state"),
         ("GPU-a", None, NOW + 1, "again"),
+        ("GPU-b", None, NOW + 1, "again"),
     ]
     assert store.quarantine_of(host="box1", worker="w1") == found[0]
     assert store.quarantine_of(host="box1", worker="w2") is None
@@ -1145,6 +1226,33 @@ def test_the_servers_time_is_known_while_it_is_away_once_it_was_asked(
 
     postgres.start()
     assert fresh.now() >= before
+
+
+@pytest.mark.needs_postgres
+def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore.open(f"{postgres_url}?options=-csearch_path%3Dpublic,pg_catalog")
+    steady_s = 1000.0
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: steady_s)
+    job_id = store.submit(Submission(queue="gpu"), now=store.now())
+    claim(store, now=store.now())
+    with writing(store._engine) as connection:  # stands before the server's own, by the order of the search path
+        ahead = "SELECT pg_catalog.clock_timestamp() + interval '700 s'"
+        returns = "RETURNS timestamptz LANGUAGE sql"
+        connection.execute(text(f"CREATE FUNCTION public.clock_timestamp() {returns} AS $${ahead}$$"))
+    stepped_s = steady_s
+    others = JobStore(store._engine)
+
+    steady_s += CLOCK_TRUSTED_S - 0.1  # as late as a renewal can come that goes by the old clock
+    store.renew(job_id, attempt=1, incarnation="i1", now=store.now())
+    assert others.expired(now=others.now()) == {(job_id, 1)}
+    steady_s += HEARTBEAT_S
+    store.renew(job_id, attempt=1, incarnation="i1", now=store.now())
+
+    assert steady_s - stepped_s < RENEWAL_S
+    assert others.expired(now=others.now()) == frozenset()
+    store.close()
 
 
 # --- against a model
@@ -1222,13 +1330,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def stands(self, claim: Claim) -> bool:
         job = self.model[claim.job_id]
-        return claim_is_valid(
-            job.state,
-            attempt=job.attempt,
-            incarnation=job.holder,
-            claim_attempt=claim.attempt,
-            claim_incarnation=claim.incarnation,
-        )
+        return job.state is State.RUNNING and (job.attempt, job.holder) == (claim.attempt, claim.incarnation)
 
     def ends_failed(self, job_id: JobId, move: Move) -> None:
         self.move(job_id, move, holder=None, events=self.model[job_id].events + 1)
@@ -1278,6 +1380,12 @@ class QueueMachine(RuleBasedStateMachine):
                 self.store.claim("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now)
             return multiple()
         job = self.store.claim("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now)
+        held = [each for each, its in self.model.items() if (its.state, its.holder) == (State.RUNNING, incarnation)]
+        if held:
+            assert job is not None
+            assert [job.job_id] == held
+            self.model[job.job_id] = replace(self.model[job.job_id], lease=self.now + 600)
+            return multiple()
         if job is None:
             assert not waiting
             return multiple()

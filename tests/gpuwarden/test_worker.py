@@ -563,11 +563,22 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
     assert first.poll() is None
 
 
-def test_a_heartbeat_longer_than_the_lease_is_called_wrong(refused: Callable[..., tuple[int, str]]) -> None:
-    code, err = refused(heartbeat_s="700")
+@pytest.mark.parametrize(
+    "changed", [{"heartbeat_s": "700"}, {"heartbeat_s": "10", "lease_s": "29.9"}, {"heartbeat_s": "0"}], ids=str
+)
+def test_a_lease_of_less_than_three_heartbeats_is_called_wrong(
+    refused: Callable[..., tuple[int, str]], changed: dict[str, str]
+) -> None:
+    code, err = refused(**changed, jobs_max="0")
 
     assert code == 2
-    assert "a lease ends before it is renewed" in err
+    assert "--lease-s must be 3 times --heartbeat-s or more" in " ".join(err.split())
+
+
+def test_a_lease_of_three_heartbeats_will_do(refused: Callable[..., tuple[int, str]]) -> None:
+    code, _ = refused(heartbeat_s="10", lease_s="30", jobs_max="0")
+
+    assert code == 0
 
 
 def test_a_worker_with_nothing_to_do_starts_and_ends(refused: Callable[..., tuple[int, str]], host_dir: Path) -> None:
@@ -622,9 +633,10 @@ def run_worker(
     stop: Stop | None = None,
     jobs_max: int = 1,
     gpus: tuple[str, ...] = (),
+    heartbeat_s: float = 0.005,
 ) -> None:
     settings = Settings(
-        name="w1", queue="gpu", host="box1", gpus=gpus, lease_s=0.5, heartbeat_s=0.005, jobs_max=jobs_max
+        name="w1", queue="gpu", host="box1", gpus=gpus, lease_s=0.5, heartbeat_s=heartbeat_s, jobs_max=jobs_max
     )
     Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
 
@@ -673,6 +685,87 @@ def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Re
         run_worker(store, reporter, lose)
 
     assert "MainThread" in disowned
+
+
+def settled_without_an_answer(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, settle: str, *, committed: bool
+) -> list[bool]:
+    """The first answer to a result is lost, its commit with it or not; what was answered afterwards."""
+    ask, answers = getattr(store, settle), list[bool]()
+    lost = False
+
+    def asked(job_id: int, **named: Any) -> bool:
+        nonlocal lost
+        if not lost:
+            lost = True
+            if committed:
+                assert ask(job_id, **named)
+            else:
+                store.fence(job_id, attempt=named["attempt"], incarnation=named["incarnation"], trip=Trip.STALL, now=1)
+                store.fail(job_id, attempt=named["attempt"], because="stall", now=1)
+            raise NoAnswerError("connection lost")
+        answers.append(ask(job_id, **named))
+        return answers[-1]
+
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(store, settle, asked)
+    return answers
+
+
+@pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
+def test_a_result_whose_answer_was_lost_is_accepted_and_the_worker_goes_on(
+    store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
+) -> None:
+    submit(store)
+    submit(store)
+    answers = settled_without_an_answer(store, monkeypatch, settle, committed=True)
+
+    run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None, jobs_max=2)
+
+    assert answers == [False, True]
+    assert {job.state for job in store.jobs()} == {State.COMPLETED if settle == "complete" else State.FAILED}
+    assert disowned == []
+
+
+@pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
+def test_a_job_that_another_ended_while_the_queue_was_away_is_lost_all_the_same(
+    store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
+) -> None:
+    submit(store)
+    answers = settled_without_an_answer(store, monkeypatch, settle, committed=False)
+
+    with pytest.raises(SystemExit):
+        run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None)
+
+    assert answers == [False]
+    assert "MainThread" in disowned
+
+
+def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbeat_later(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(store)
+    renewed = threading.Event()
+    renew = store.renew
+    asked = 0
+
+    def at_last(*arguments: Any, **named: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise NoAnswerError("connection lost")
+        accepted = renew(*arguments, **named)
+        renewed.set()
+        return accepted
+
+    monkeypatch.setattr(worker_module, "OWNERSHIP_S", 0.005)
+    monkeypatch.setattr(store, "renew", at_last)
+    in_time: list[bool] = []
+
+    run_worker(store, reporter, lambda *_: lambda: in_time.append(renewed.wait(10)), heartbeat_s=1000)
+
+    assert in_time == [True]
+    assert asked == 2
 
 
 def test_a_stop_that_comes_between_the_claim_and_the_job_gives_the_job_back(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 import gpuwarden.database
 from gpuwarden.database import DatabaseError
@@ -635,6 +636,26 @@ def test_an_alert_that_named_no_incarnation_is_mended_too(ledger: Ledger, store:
 
     assert story(ledger).outcome == Outcome.MENDED
     assert store.job(job_id).state is State.QUEUED
+
+
+def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_is_dead(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker does that stopped in the middle of a write; the kernel ends its transaction with it."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    world = wedged(ledger, store)
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+        transaction = its_own.begin()
+        its_own.execute(text("UPDATE jobs SET priority = priority"))
+        world.before_stop = lambda _: transaction.rollback()
+
+        to_the_end(executor(ledger, store, world), ledger)
+
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
+    assert "not fenced yet" in next(entry.because for entry in story(ledger).entries if entry.step == "stop")
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
 # --- killed anywhere

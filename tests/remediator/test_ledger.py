@@ -733,7 +733,7 @@ FIRST_VERSION = (
 
 
 def at_revision_1(url: str) -> None:
-    """A ledger as its first version left it: with an open episode, its intents and alerts, and no history."""
+    """A ledger as its first version left it: with an open episode, its intents and alerts."""
     # The database's own door makes the newest tables; what came later is taken back.
     Ledger.open(url, host=HOST).close()
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
@@ -750,7 +750,10 @@ def at_revision_1(url: str) -> None:
             ("executors", "summed_up_on"),
         ):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
-        connection.exec_driver_sql("DROP TABLE gpuwarden_ledger_version")
+        if engine.dialect.name == "sqlite":  # only there was there a version without a history
+            connection.exec_driver_sql("DROP TABLE gpuwarden_ledger_version")
+        else:
+            connection.exec_driver_sql("UPDATE gpuwarden_ledger_version SET version_num = '0001'")
         for statement in FIRST_VERSION:
             connection.exec_driver_sql(statement)
     engine.dispose()

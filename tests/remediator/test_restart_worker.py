@@ -32,7 +32,7 @@ from remediator.plan import (
     WouldAct,
 )
 from remediator.remedies import REMEDIES, restart_worker
-from remediator.remedies.restart_worker import TRIES_MAX, adopt, confirm, decide
+from remediator.remedies.restart_worker import RETRY_S, TRIES_MAX, adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
@@ -629,7 +629,7 @@ def test_disarming_stops_short_of_the_next_act_however_long_it_lasts(promised: S
 
 def test_disarming_after_the_stop_still_settles_and_starts_what_was_stopped() -> None:
     settling = facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(), armed=False)
-    starting = facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), armed=False)
+    starting = facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(), armed=False)
 
     assert isinstance(decide(settling), Requeue)
     assert isinstance(decide(starting), Start)
@@ -811,6 +811,52 @@ QUEUE_SILENT: dict[str, tuple[Facts, type[Step]]] = {
 }
 
 
+STUCK: dict[str, tuple[Facts, type[Step]]] = {
+    "for a moment only: it is fenced first": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=9.9),
+        Fence,
+    ),
+    "it can be read and takes nothing: the wedge may hold its lock": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0),
+        Stop,
+    ),
+    "it is away altogether": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, **SILENT_QUEUE),
+        Stop,
+    ),
+    "in a dry run": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, armed=False),
+        Wait,
+    ),
+    "it is wedged no more": (
+        facts(
+            free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, evidence=evidence(beat_age_s=0.1)
+        ),
+        Wait,
+    ),
+    "stopped: its death is looked for": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.PLANNED), queue_stuck_for_s=20.0, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": []}),
+        ),
+        Advance,
+    ),
+    "dead: now it is fenced": (
+        facts(free(Stage.DEAD), settle(Stage.PLANNED), queue_stuck_for_s=20.0, container=stopped()),
+        Fence,
+    ),
+    "it cannot be killed: fenced as soon as the queue takes it": (
+        facts(free(Stage.ABANDONED), settle(Stage.PLANNED), queue_stuck_for_s=20.0, container=stopped()),
+        Fence,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "wanted"), STUCK.values(), ids=STUCK)
+def test_a_queue_that_takes_nothing_holds_up_a_stop_for_a_while_and_no_longer(known: Facts, wanted: type[Step]) -> None:
+    assert isinstance(decide(known), wanted)
+
+
 @pytest.mark.parametrize(("known", "wanted"), QUEUE_SILENT.values(), ids=QUEUE_SILENT)
 def test_a_silent_queue_holds_up_what_needs_it_only(known: Facts, wanted: type[Step]) -> None:
     assert isinstance(decide(known), wanted)
@@ -866,7 +912,10 @@ DISARMED: dict[str, tuple[Facts, type[Step]]] = {
         ),
         Wait,
     ),
-    "it cannot be killed": (facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), job=FENCED_JOB), Wait),
+    "it cannot be killed": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), job=FENCED_JOB, free_for_s=120),
+        Wait,
+    ),
     "the bound has passed": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=600.0),
         Wait,
@@ -880,8 +929,12 @@ DISARMED: dict[str, tuple[Facts, type[Step]]] = {
         Requeue,
     ),
     "its job is given back: so is the container": (
-        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped()),
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped()),
         Start,
+    ),
+    "nobody stopped it: nobody starts it": (
+        facts(free(Stage.DEAD), settle(Stage.ABANDONED), container=stopped()),
+        Wait,
     ),
 }  # fmt: skip
 
@@ -942,21 +995,21 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids=None)),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the driver does not list the processes of GPU-0",
         ),
     ),
     "its own GPU could not be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": None, "GPU-1": []})),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the driver does not list the processes of GPU-0",
         ),
     ),
     "its own GPU fell off the bus": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []})),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the driver does not list the processes of GPU-0",
         ),
     ),
     "a GPU that is not its own could not be asked, which says nothing of it": (
@@ -971,14 +1024,14 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(sample_age_s=60.0, gpu_pids={"GPU-0": []})),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: not listed",
+            because="the exporter does not say whether its processes are gone: an old look",
         ),
     ),
     "the exporter is silent": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer"),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: no answer",
+            because="the exporter does not say whether its processes are gone: no answer",
         ),
     ),
     "its worker heeded SIGTERM, and took its files away: the exporter knows it no more": (
@@ -1002,17 +1055,32 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Stop(because="it still runs"),
     ),
     "it cannot be killed": (
-        facts(free(Stage.STOPPING, tries=TRIES_MAX)),
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=120),
         Quarantine(
             because=f"it cannot be stopped, after {TRIES_MAX} tries: "
             "its GPUs are out of use until a person releases them"
         ),
     ),
-    "the driver cannot be asked for ever so long: that is no ground to give it up": (
+    "its GPU is off the bus for good": (
+        facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []}), free_for_s=120),
+        Quarantine(
+            because="the driver does not list the processes of GPU-0: "
+            "its GPUs are out of use until a person releases them"
+        ),
+    ),
+    "tried often, but not for long: the engine may only be starting": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S - 0.1),
+        Wait(reason="dying", because=f"it still runs, after {TRIES_MAX} tries"),
+    ),
+    "then it is tried again from time to time": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S),
+        Stop(because="it still runs"),
+    ),
+    "the exporter cannot be asked for ever so long: that is no ground to give it up": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer", free_for_s=6000),
         Wait(
             reason="driver_silent",
-            because="the driver could not be asked whether its processes are gone: no answer",
+            because="the exporter does not say whether its processes are gone: no answer",
         ),
     ),
 }
@@ -1026,7 +1094,7 @@ def test_after_the_stop_it_is_seen_dead_stopped_again_or_given_up(known: Facts, 
 
 
 NOT_DYING: dict[str, tuple[dict[str, Any], str]] = {
-    "it runs after every try": ({}, f"it cannot be stopped, after {TRIES_MAX} tries"),
+    "it runs after every try": ({"free_for_s": 120}, f"it cannot be stopped, after {TRIES_MAX} tries"),
     "a process stays in its cgroup": (
         {"container": stopped(pids=frozenset({4002})), "free_for_s": 120},
         "processes [4002] are still in its cgroup",
@@ -1107,8 +1175,16 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         Start(because="it does not run yet"),
     ),
     "it does not start, try after try": (
-        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=120),
         Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
+    ),
+    "it did not start a few times: the engine may only be starting": (
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
+        Wait(reason="starting", because=f"it does not run yet, after {TRIES_MAX} tries"),
+    ),
+    "then it is tried again from time to time": (
+        facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=RETRY_S),
+        Start(because="it does not run yet"),
     ),
 }
 
@@ -1421,3 +1497,12 @@ def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> N
 @given(any_facts())
 def test_every_step_says_why(known: Facts) -> None:
     assert decide(known).because
+
+
+def test_a_container_that_somebody_paused_is_left_to_them() -> None:
+    before = decide(facts(container=container(paused=True)))
+    begun = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=container(paused=True)))
+
+    assert (isinstance(before, Wait) and before.reason) == "paused"
+    assert (isinstance(begun, Wait) and begun.reason) == "unconfirmed"
+    assert isinstance(decide(facts()), Begin)

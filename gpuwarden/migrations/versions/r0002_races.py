@@ -32,8 +32,8 @@ def upgrade() -> None:
     op.create_table(
         "quarantined_gpus",
         sa.Column("gpu", sa.String, primary_key=True),
-        sa.Column("host", sa.String, nullable=False),
-        sa.Column("worker", sa.String),
+        sa.Column("host", sa.String, primary_key=True),
+        sa.Column("worker", sa.String, primary_key=True),
         sa.Column("since", sa.Float, nullable=False),
         sa.Column("because", sa.String, nullable=False),
     )

@@ -1,0 +1,77 @@
+"""The ledger's and the queue's real databases, made once and emptied for each example."""
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import Engine, event
+
+from gpuwarden.database import Schema, open_database
+from gpuwarden.schema import QUEUE
+from remediator.schema import LEDGER
+
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only whether it is there is asked; the folder made in it is tempfile's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Databases:
+    """Two databases, and a connection to each that is no program's: the judge's, which commits nothing."""
+
+    ledger: Engine
+    queue: Engine
+    see_ledger: Any
+    see_queue: Any
+
+    def empty(self) -> None:
+        """Forget everything."""
+        for schema, see in ((LEDGER, self.see_ledger), (QUEUE, self.see_queue)):
+            for table in reversed(schema.tables.sorted_tables):
+                see.execute(f"DELETE FROM {table.name}")  # noqa: S608 - the schema's own names
+
+
+@contextmanager
+def sqlite() -> Iterator[Databases]:
+    """Two SQLite files, in memory where the system offers it. They need not outlive the machine."""
+    folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+    try:
+        with ExitStack() as stack:
+            engines: list[Engine] = []
+            sees: list[Any] = []
+            for schema in (LEDGER, QUEUE):
+                file = folder / f"{schema.name}.db"
+                engine = _opened(f"sqlite:///{file}", schema, stack)
+                event.listen(engine, "connect", _unsynced)
+                engine.dispose()  # the connections from before do not know of it
+                engines.append(engine)
+                sees.append(stack.enter_context(closing(sqlite3.connect(file, isolation_level=None))))
+            yield Databases(ledger=engines[0], queue=engines[1], see_ledger=sees[0], see_queue=sees[1])
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def postgresql(ledger: str, queue: str) -> Iterator[Databases]:
+    """Two databases of a PostgreSQL server, by URL; they exist and are empty."""
+    with ExitStack() as stack:
+        engines = [_opened(ledger, LEDGER, stack), _opened(queue, QUEUE, stack)]
+        sees = [
+            stack.enter_context(psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True))
+            for url in (ledger, queue)
+        ]
+        yield Databases(ledger=engines[0], queue=engines[1], see_ledger=sees[0], see_queue=sees[1])
+
+
+def _opened(url: str, schema: Schema, stack: ExitStack) -> Engine:
+    engine = open_database(url, schema)
+    stack.callback(engine.dispose)
+    return engine
+
+
+def _unsynced(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous = OFF")

@@ -1,0 +1,467 @@
+"""How hosts, workers, alerts, remediators and clocks go their ways, in any order that hypothesis draws."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any, ClassVar, Final
+from unittest.mock import patch
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpuwarden.database import DatabaseClock, DatabaseError
+from gpuwarden.job import JobClass, State
+from gpuwarden.jobstore import JobStore, Submission, SubmissionError
+from remediator.alert import Alert
+from remediator.ledger import Ledger
+from tests.races.clocks import DATABASE, Clocks
+from tests.races.databases import Databases
+from tests.races.judge import LOST, Judge
+from tests.races.points import HARMS, KINDS, Killed, Points, Trouble, watch_commits
+from tests.races.remediators import LIMITS, Processes, Remediator, deliver, fake_time
+from tests.races.workers import QUEUE, RESULTS, Result, Workers
+from tests.races.world import DEAD_AFTER_S, SILENT, STALL_S, Does, Exporter, Slot, World
+from tests.remediator import builders as build
+
+SLOTS: Final = st.integers(0, 3)
+HOSTS: Final = st.sampled_from(["box1", "box2"])
+PAUSE_S: Final = 4.0
+"""Between two rounds of a loop; a longer one counts as having stood still."""
+
+JOBS_MAX: Final = 12
+END_ROUNDS_MAX: Final = 60
+
+MEANWHILE: Final = ("others' rounds", "20 s", "40 s", "700 s", "all turn", "silent die", "silent wake", "silent stray",
+                   "engines start")  # fmt: skip
+
+_NTH: Final = {"write": 14, "read": 20, "look": 8, "about": 4, "stop": 2, "start": 2}
+SOME_TROUBLE: Final = st.sampled_from(["write", "write", "write", *KINDS]).flatmap(
+    lambda kind: st.builds(
+        Trouble,
+        kind=st.just(kind),
+        nth=st.integers(1, _NTH[kind]),
+        harm=st.sampled_from([*HARMS, "meanwhile", "meanwhile"]),
+        meanwhile=st.sampled_from(MEANWHILE),
+    )
+)
+TROUBLE: Final = st.none() | SOME_TROUBLE
+
+
+class Races(RuleBasedStateMachine):
+    """Queue, ledger and world."""
+
+    databases: ClassVar[Databases]
+    ends: ClassVar[bool] = True
+    """Whether each example is brought to its end."""
+
+    seen: ClassVar[list[dict[str, int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.databases.empty()
+        self.clocks = Clocks()
+        self.world = World(self.clocks)
+        self.points = Points(self._meanwhile)
+        self.judge = Judge(world=self.world, databases=self.databases, limits=LIMITS)
+        self.sent: list[Alert] = []
+        processes, self._stack = Processes(), ExitStack()
+        for module in ("remediator.execute", "remediator.queues.builtin"):
+            self._stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
+        self._stack.enter_context(patch("remediator.holder.cgroup", processes))
+        self._stack.enter_context(patch("remediator.execute.Holder", processes))
+        self._stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
+        for engine, told in (
+            (self.databases.ledger, self.judge.promised),
+            (self.databases.queue, self.judge.committed),
+        ):
+            self._stack.callback(watch_commits(engine, self.points, told))
+        self.store = JobStore(self.databases.queue)
+        self.inbox = Ledger(self.databases.ledger)
+        self.workers = Workers(self.world, self.store, self.judge, self.points)
+        self.remediators = {
+            host: Remediator(
+                host, world=self.world, databases=self.databases, judge=self.judge, points=self.points,
+                processes=processes,
+            )
+            for host in self.world.hosts
+        }  # fmt: skip
+
+    # --- rules about workers
+
+    @initialize(count=st.integers(1, 3))
+    def begin(self, count: int) -> None:
+        for _ in range(count):
+            self._submit(None, 20)
+        self._all_turn()
+
+    @rule(run=st.sampled_from([None, "r1"]), attempts_max=st.sampled_from([1, 2, 20]))
+    def submit(self, run: str | None, attempts_max: int) -> None:
+        self._submit(run, attempts_max)
+
+    @rule(at=SLOTS, trouble=TROUBLE)
+    def worker_turns(self, at: int, trouble: Trouble | None) -> None:
+        for process in list(self.world.slots[at].processes):
+            self.workers.turn(process, trouble)
+
+    @rule(at=SLOTS, result=st.sampled_from(RESULTS), trouble=TROUBLE)
+    def worker_finishes(self, at: int, result: Result, trouble: Trouble | None) -> None:
+        for process in list(self.world.slots[at].processes):
+            self.workers.finish(process, result, trouble)
+
+    @rule(at=SLOTS, how=st.sampled_from([Does.WEDGED, Does.FROZEN, Does.BUSY]))
+    def worker_falls_silent(self, at: int, how: Does) -> None:
+        self._silence(self.world.slots[at], how)
+
+    @rule(at=SLOTS, next_write=st.none() | st.sampled_from(RESULTS))
+    def worker_wakes(self, at: int, next_write: Result | None) -> None:
+        """A frozen one goes on where it was, and its next write may be its result."""
+        slot = self.world.slots[at]
+        self._wake(slot)
+        for process in list(slot.processes):
+            if next_write is None:
+                self.workers.turn(process)
+            else:
+                self.workers.finish(process, next_write)
+
+    @rule(at=SLOTS, result=st.sampled_from(RESULTS))
+    def worker_is_frozen_until_another_has_its_job(self, at: int, result: Result) -> None:
+        """Its lease runs out, the others get on, and then it comes with its result."""
+        slot = self.world.slots[at]
+        self._incident(slot, Does.FROZEN)
+        self._pass(610.0, kept=True)
+        self._sweep()
+        self._all_turn()
+        self._wake(slot)
+        for process in list(slot.processes):
+            self.workers.finish(process, result)
+
+    @rule(at=SLOTS, started=st.booleans())
+    def worker_is_killed(self, at: int, *, started: bool) -> None:
+        """Its container may be started again at once, by its engine or a person."""
+        self._kill(self.world.slots[at])
+        if started:
+            self.world.start(self.world.slots[at])
+
+    @rule(at=SLOTS)
+    def container_is_replaced_and_its_process_lives_on(self, at: int) -> None:
+        """The new one registers, and then the old one asks for its next."""
+        slot = self.world.slots[at]
+        self._stray(slot)
+        for process in list(slot.processes):
+            self.workers.turn(process)
+
+    @rule(at=SLOTS)
+    def container_cannot_be_stopped(self, at: int) -> None:
+        slot = self.world.slots[at]
+        slot.unkillable = slot.process is not None and slot.process.does in SILENT
+
+    @rule(
+        at=SLOTS,
+        how=st.sampled_from([Does.WEDGED, Does.FROZEN]),
+        kills=st.booleans(),
+        stuck=st.sampled_from([False, False, True]),
+    )
+    def incident(self, at: int, how: Does, *, kills: bool, stuck: bool) -> None:
+        """A worker takes a job and falls silent with it for long enough, and Alertmanager says so."""
+        slot = self.world.slots[at]
+        self._incident(slot, how)
+        if slot.process is not None and slot.process.does is how:
+            slot.unkillable = stuck
+        if kills:
+            self._kill(slot)
+
+    @rule(
+        at=SLOTS,
+        how=st.sampled_from([Does.WEDGED, Does.FROZEN]),
+        trouble=SOME_TROUBLE,
+        count=st.integers(0, 3),
+        after=st.sampled_from(["it goes on", "the others go on", "it is disarmed"]),
+    )
+    def incident_and_trouble(self, at: int, how: Does, trouble: Trouble, count: int, after: str) -> None:
+        """The same, and its remediator comes to harm over it."""
+        slot = self.world.slots[at]
+        self._incident(slot, how)
+        its = self.remediators[slot.host]
+        its.round(trouble)
+        if after == "it is disarmed":
+            its.arm(armed=False)
+        for _ in range(count):
+            self._pass(PAUSE_S, kept=True)
+            for each in self.remediators.values():
+                if (each is its) is (after != "the others go on"):
+                    each.round()
+
+    @rule(at=SLOTS, nth=st.integers(5, 14), count=st.integers(1, 4))
+    def incident_and_its_remediator_is_killed(self, at: int, nth: int, count: int) -> None:
+        """After one of the writes between its promise and its last, and the other host's goes on alone."""
+        killed = Trouble(kind="write", nth=nth, harm="killed after")
+        self.incident_and_trouble(at, Does.FROZEN, killed, count, "the others go on")
+
+    @rule(at=SLOTS, nth=st.integers(5, 9))
+    def incident_is_overtaken_by_its_lease(self, at: int, nth: int) -> None:
+        """Its remediator was killed over it, and comes back to a job that another attempt has."""
+        its = self.remediators[self.world.slots[at].host]
+        self._incident(self.world.slots[at], Does.FROZEN)
+        its.round(Trouble(kind="write", nth=nth, harm="killed after"))
+        self._pass(610.0, kept=True)
+        self._sweep()
+        self._all_turn()
+        its.round()
+
+    @rule(at=SLOTS, how=st.sampled_from([Does.WEDGED, Does.FROZEN]), stuck=st.booleans())
+    def incident_happens_again(self, at: int, how: Does, *, stuck: bool) -> None:
+        """In the same container: in its next incarnation, or in the same one, which could not be stopped."""
+        slot = self.world.slots[at]
+        for _ in range(2):
+            self._submit(None, 20)
+            self._incident(slot, how)
+            slot.unkillable = stuck and slot.process is not None and slot.process.does is how
+            for _ in range(6 if stuck else 1):
+                self.remediators[slot.host].round()
+                self._pass(PAUSE_S, kept=True)
+
+    # --- rules about hosts and time
+
+    @rule(by_s=st.sampled_from([3.0, PAUSE_S, 40.0, 130.0, 610.0]), kept=st.booleans())
+    def time_passes(self, by_s: float, *, kept: bool) -> None:
+        self._pass(by_s, kept=kept)
+
+    @rule(host=HOSTS | st.just(DATABASE), by_s=st.sampled_from([-900.0, 900.0]))
+    def clock_is_set(self, host: str, by_s: float) -> None:
+        """And its remediator goes round for as long as a sweep is patient, while others work."""
+        self._submit(None, 20)
+        self._all_turn()
+        self.clocks.step(host, by_s)
+        for _ in range(7 if host in self.remediators else 0):
+            self.remediators[host].round()
+            self._pass(PAUSE_S, kept=True)
+
+    @rule(host=HOSTS, mode=st.sampled_from([Exporter.FRESH, *Exporter]), down=st.sampled_from([False, False, True]))
+    def exporter_and_engine_answer(self, host: str, mode: Exporter, *, down: bool) -> None:
+        self.world.answer(host, mode)
+        (self.world.engines_down.add if down else self.world.engines_down.discard)(host)
+
+    @rule()
+    def person_releases_gpus_and_something_sweeps(self) -> None:
+        with self.points.program("person"):
+            for each in self.store.quarantined():
+                self.store.release_gpu(each.gpu)
+        self._sweep()
+
+    # --- rules about alerts
+
+    @rule(trouble=TROUBLE, backwards=st.booleans(), some=st.integers(0, 3))
+    def alertmanager_notifies(self, trouble: Trouble | None, *, backwards: bool, some: int) -> None:
+        """What fires and what has ended since, in one group; perhaps not all of it, and in any order."""
+        group = [*self._true(), *self._resolved()]
+        self._notify((group[::-1] if backwards else group)[: some or None], trouble)
+
+    @rule(which=st.integers(0, 20), firing=st.booleans())
+    def an_old_alert_comes_again(self, which: int, *, firing: bool) -> None:
+        if self.sent:
+            self._notify([self._as(self.sent[which % len(self.sent)], firing=firing)])
+
+    @rule(at=SLOTS, trip=st.sampled_from(["stall", "dead_worker"]), named=st.booleans())
+    def an_alert_is_forged(self, at: int, trip: str, *, named: bool) -> None:
+        """About whoever is there, wedged or not; `named` with its incarnation."""
+        found = self._alert(self.world.slots[at], trip)
+        labels = {name: value for name, value in found.labels.items() if named or name != "incarnation"}
+        self._notify([Alert(fingerprint=found.fingerprint, firing=True, labels=labels, annotations={}, starts_at="s")])
+
+    # --- rules about remediators
+
+    @rule(host=HOSTS, trouble=TROUBLE, count=st.integers(1, 4))
+    def remediator_goes_round(self, host: str, trouble: Trouble | None, count: int) -> None:
+        """A few rounds; trouble comes in the first."""
+        self.remediators[host].round(trouble)
+        for _ in range(count - 1):
+            self._pass(PAUSE_S, kept=True)
+            self.remediators[host].round()
+
+    @rule(host=HOSTS, armed=st.sampled_from([True, True, False]))
+    def remediator_ends_and_the_next_is_armed_or_not(self, host: str, *, armed: bool) -> None:
+        self.remediators[host].arm(armed=armed)
+        self.remediators[host].end()
+
+    @invariant()
+    def nothing_is_broken(self) -> None:
+        self.judge.ledger()
+        if self.judge.broken:
+            raise self.judge.broken[0]
+
+    # --- the end
+
+    def teardown(self) -> None:
+        try:
+            if self.ends and not self.judge.broken:
+                self._to_the_end()
+            self.seen.append({**self.judge.counts, "trouble": self.points.hits})
+        finally:
+            self._stack.close()
+
+    def _to_the_end(self) -> None:
+        """Everything answers from now on, and time passes: then nothing may be left open."""
+        self.world.engines_down.clear()
+        for host, remediator in self.remediators.items():
+            self.world.answer(host, Exporter.FRESH)
+            remediator.arm(armed=True)
+        self._pass(STALL_S + 10.0, kept=True)
+        for count in range(END_ROUNDS_MAX):
+            self._all_turn()
+            self._notify([*self._true(), *self._resolved()])
+            for remediator in self.remediators.values():
+                remediator.round()
+            self.nothing_is_broken()
+            left = self.judge.left_open()
+            if not left:
+                return
+            # Leases run out where nobody renews them, and a sweep is patient with what has run out.
+            self._pass(PAUSE_S if count % 20 else 610.0, kept=True)
+        self.judge.must(False, LOST, "; ".join(left))
+        self.nothing_is_broken()
+
+    # --- what rules are made of
+
+    def _submit(self, run: str | None, attempts_max: int) -> None:
+        if len(self.judge.rows) >= JOBS_MAX:
+            return
+        with self.points.program("submitter"), suppress(SubmissionError):
+            job = Submission(queue=QUEUE, job_class=JobClass.GPU, run_id=run, attempts_max=attempts_max)
+            self.store.submit(job, now=self.store.now())
+
+    def _sweep(self) -> None:
+        """Another program's."""
+        with self.points.program("sweep"):
+            self.store.reclaim_expired(now=self.store.now())
+            self.store.consume_events(now=self.store.now())
+
+    def _all_turn(self) -> None:
+        for slot in self.world.slots:
+            for process in list(slot.processes):
+                self.workers.turn(process)
+
+    def _silence(self, slot: Slot, how: Does) -> None:
+        process = slot.process
+        if process is None:
+            return
+        working = process.job is not None and process.does in (Does.WORKS, Does.BUSY)
+        if working or (process.does is Does.IDLES and how is Does.FROZEN):
+            process.turns(how, self.clocks.steady_s)
+
+    def _incident(self, slot: Slot, how: Does) -> None:
+        if not any(row.state is State.QUEUED for row in self.judge.rows.values()):
+            self._submit(None, 20)
+        self.world.start(slot)
+        for _ in range(2):
+            for process in list(slot.processes):
+                self.workers.turn(process)
+        self._silence(slot, how)
+        self._pass(STALL_S + 10.0, kept=True)
+        self._notify(self._true())
+
+    def _wake(self, slot: Slot) -> None:
+        for process in slot.processes:
+            if process.does is Does.FROZEN:
+                process.turns(process.before, self.clocks.steady_s)
+            elif process.does in (Does.WEDGED, Does.BUSY):
+                process.turns(Does.WORKS, self.clocks.steady_s)
+        slot.unkillable = False
+
+    def _stray(self, slot: Slot) -> None:
+        """Not one that has yet to register: it holds the worker's lock, and nobody else begins."""
+        process = slot.process
+        if process is not None and process.lives and process.does is not Does.BEGINS and not slot.strays:
+            self.world.stray(slot)
+
+    def _kill(self, slot: Slot) -> None:
+        if slot.process is not None and slot.process.lives and not slot.unkillable:
+            self.world.end(slot.process, cleanly=False)
+
+    def _pass(self, by_s: float, *, kept: bool) -> None:
+        """Time passes; `kept`: whoever can renews meanwhile."""
+        left_s = by_s
+        while left_s > 0:
+            self.clocks.steady_s += min(left_s, 300.0)
+            left_s -= 300.0
+            for slot in self.world.slots if kept else ():
+                for process in list(slot.processes):
+                    if process.job is not None:
+                        self.workers.turn(process)
+
+    def _meanwhile(self, what: str) -> None:
+        acts: dict[str, Callable[[], None]] = {
+            "others' rounds": self._rounds,
+            "all turn": self._all_turn,
+            "silent die": lambda: self._each_silent(self._kill),
+            "silent stray": lambda: self._each_silent(self._stray),
+            "silent wake": lambda: self._each_silent(self._wake),
+            "engines start": self._engines_start,
+        }
+        if what in acts:
+            acts[what]()
+        else:
+            self._pass(float(what.split(maxsplit=1)[0]), kept=True)
+
+    def _rounds(self) -> None:
+        for _ in range(4):
+            for each in self.remediators.values():
+                each.round()
+            self._pass(PAUSE_S, kept=True)
+
+    def _engines_start(self) -> None:
+        for slot in self.world.slots:
+            self.world.start(slot)
+
+    def _each_silent(self, act: Callable[[Slot], None]) -> None:
+        for slot in self.world.slots:
+            if slot.process is not None and slot.process.does in SILENT:
+                act(slot)
+
+    def _alert(self, slot: Slot, trip: str) -> Alert:
+        process = slot.process
+        job_id, attempt = (process and process.job) or (None, None)
+        labels: dict[str, Any] = {
+            "alertname": trip,
+            "host": slot.host,
+            "worker": slot.worker,
+            "container": slot.worker,
+            "job_id": None if job_id is None else str(job_id),
+            "attempt": None if attempt is None else str(attempt),
+            "incarnation": None if process is None else process.incarnation,
+            "trip": trip,
+        }
+        return build.alert("-".join(str(each) for each in labels.values()), **labels)
+
+    def _true(self) -> list[Alert]:
+        """What the rules find: Alertmanager sends it as long as it is so."""
+        found: list[Alert] = []
+        for slot in self.world.slots:
+            process = slot.process
+            if process is None or process.job is None or process.does not in SILENT:
+                continue
+            silent_s = self.clocks.steady_s - process.since_s
+            if process.does is Does.FROZEN and silent_s >= DEAD_AFTER_S:
+                found.append(self._alert(slot, "dead_worker"))
+            if silent_s >= STALL_S:
+                found.append(self._alert(slot, "stall"))
+        return found
+
+    def _resolved(self) -> list[Alert]:
+        firing = {each.fingerprint for each in self._true()}
+        ended = {each.fingerprint: each for each in self.sent if each.fingerprint not in firing}
+        return [self._as(each, firing=False) for each in ended.values()]
+
+    def _as(self, alert: Alert, *, firing: bool) -> Alert:
+        return Alert(
+            fingerprint=alert.fingerprint,
+            firing=firing,
+            labels=alert.labels,
+            annotations=alert.annotations,
+            starts_at=alert.starts_at,
+        )
+
+    def _notify(self, alerts: list[Alert], trouble: Trouble | None = None) -> None:
+        if not alerts:
+            return
+        with self.points.program("webhook", trouble), suppress(Killed, DatabaseError):
+            deliver(self.inbox, alerts, hosts=self.world.hosts, now=self.clocks.wall("box1"))
+        self.sent += [each for each in alerts if each.fingerprint not in {known.fingerprint for known in self.sent}]

@@ -1,0 +1,276 @@
+"""The product with one bug each: what the machine must find, and by which rule.
+
+Each is a function that plants its bug with pytest's `monkeypatch`. They mend nothing and pretend nothing: apart from
+its bug a mutant is the real thing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import and_, select, true, update
+
+from gpuwarden import jobstore
+from gpuwarden.database import writing
+from gpuwarden.job import MOVES, Move, State, Trip
+from gpuwarden.jobstore import JobStore
+from gpuwarden.schema import JOBS, WORKERS
+from remediator import execute, ledger
+from remediator.execute import Executor
+from remediator.ledger import Ledger
+from remediator.plan import Close, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
+from remediator.queues.builtin import BuiltinQueue
+from remediator.remedies import REMEDIES, restart_worker
+from remediator.schema import INTENTS
+from tests.races import judge
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One bug, and the rules that may tell of it."""
+
+    plant: Plant
+    rules: Sequence[str]
+    ends: bool = False
+    """Whether it shows only once everything has answered."""
+
+
+def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop is followed by a start at once, before the settle."""
+    free = Executor._free
+
+    def stop_and_start(self: Executor, episode: Any, step: Any) -> None:
+        free(self, episode, step)
+        now = self._ledger.episode(episode.episode_id)
+        if not isinstance(step, Start) and now is not None and now.free is not None:
+            free(self, now, Start(because="in one breath"))
+
+    monkeypatch.setattr(Executor, "_free", stop_and_start)
+
+
+def attempt_not_checked_by_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requeue and fail move whatever attempt of the job is fenced, and the remedy does not compare it either."""
+    for name in ("requeue", "fail"):
+        monkeypatch.setattr(BuiltinQueue, name, _of_any_attempt(getattr(BuiltinQueue, name)))
+    monkeypatch.setattr(BuiltinQueue, "fence", _fence_any_attempt)
+    settle = restart_worker._settle
+
+    def careless(facts: Facts, free: Intent, intent: Intent) -> Step | None:
+        if facts.job is not None and facts.episode.attempt is not None:
+            claimed = intent.data["incarnation"]
+            facts = replace(facts, job=replace(facts.job, attempt=facts.episode.attempt, claimed_by=claimed))
+        return settle(facts, free, intent)
+
+    monkeypatch.setattr(restart_worker, "_settle", careless)
+    monkeypatch.setattr(restart_worker, "_fence_if_still_wedged", lambda *_: Fence(because="planned"))
+
+
+def _of_any_attempt(act: Callable[..., bool]) -> Callable[..., bool]:
+    def any_attempt(self: BuiltinQueue, job_id: int, *, attempt: int, **how: Any) -> bool:
+        job = self.job(job_id)
+        return act(self, job_id, attempt=attempt if job is None else job.attempt, **how)
+
+    return any_attempt
+
+
+def _fence_any_attempt(
+    self: BuiltinQueue, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float
+) -> bool:
+    job = self._store.job(job_id)
+    holder = job.claimed_by or incarnation
+    return attempt > 0 and self._store.fence(job_id, attempt=job.attempt, incarnation=holder, trip=trip, now=now)
+
+
+def attempt_not_checked_by_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result or a renewal is accepted whoever sends it, as long as the job runs."""
+    monkeypatch.setattr(
+        jobstore, "_held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING)
+    )
+
+
+def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is retired by its name: the reborn one is locked out."""
+    retired = WORKERS.c.retired.is_not(None)
+
+    def over(host: str, worker: str, incarnation: str) -> Any:
+        replaced = WORKERS.c.incarnation != incarnation
+        return select(replaced | retired).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
+
+    monkeypatch.setattr(jobstore, "_is_over", over)
+
+
+def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats and claims go by the worker's name: an incarnation that is over goes on."""
+
+    def of_worker(host: str, worker: str, _: str) -> Any:
+        return update(WORKERS).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
+
+    monkeypatch.setattr(jobstore, "_of_worker", of_worker)
+    monkeypatch.setattr(
+        jobstore, "_is_over", lambda host, worker, _: select(WORKERS.c.host != host).where(WORKERS.c.worker == worker)
+    )
+
+
+def requeue_before_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fenced is requeued at once."""
+    settle = restart_worker._settle
+
+    def at_once(facts: Facts, free: Intent, intent: Intent) -> Step | None:
+        return settle(replace(facts, settle_for_s=facts.limits.settle_bound_s), free, intent)
+
+    monkeypatch.setattr(restart_worker, "_settle", at_once)
+
+
+def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode whose alert has ended is closed, whatever it has promised."""
+    decide = REMEDIES["restart_worker"].decide
+
+    def trusting(facts: Facts) -> Step:
+        if not facts.episode.firing:
+            return Close(outcome=Outcome.MENDED, because="the alert ended")
+        return decide(facts)
+
+    remedy = replace(REMEDIES["restart_worker"], decide=trusting)
+    monkeypatch.setattr(execute, "REMEDIES", {"restart_worker": remedy})
+
+
+def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A free is promised again for an incarnation that had one: the key of the old one makes room."""
+    promise = ledger._promise
+
+    def again(connection: Any, episode: Any, kind: Kind, key: str, data: Any, now: float) -> bool:
+        old = update(INTENTS).where(INTENTS.c.kind == kind, INTENTS.c.key == key)
+        connection.execute(old.values(key=f"{key} (before {episode.episode_id})"))
+        return promise(connection, episode, kind, key, data, now)
+
+    monkeypatch.setattr(ledger, "_promise", again)
+
+
+def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A free is keyed by the container, not by its incarnation: its second wedge finds the key taken."""
+    promise = ledger._promise
+
+    def by_name(connection: Any, episode: Any, kind: Kind, key: str, data: Any, now: float) -> bool:
+        if kind is Kind.FREE:
+            taken = INTENTS.c.key.startswith(key.partition("@")[0]) & (INTENTS.c.kind == kind)
+            if connection.scalar(select(INTENTS.c.intent_id).where(taken).limit(1)) is not None:
+                return False
+        return promise(connection, episode, kind, key, data, now)
+
+    monkeypatch.setattr(ledger, "_promise", by_name)
+
+
+def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In dry run the two intents are written and the job is fenced; only the container is left alone."""
+    for name in ("_consider", "_fence_if_still_wedged"):
+        decide = getattr(restart_worker, name)
+        monkeypatch.setattr(
+            restart_worker, name, lambda facts, *rest, decide=decide: decide(replace(facts, armed=True), *rest)
+        )
+
+
+def lease_on_intents_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads an intent works on it, whether another holds it, and has moved it, or not."""
+    monkeypatch.setattr(Ledger, "_free_for_me", lambda _, intent: [INTENTS.c.intent_id == intent.intent_id])
+
+
+def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is claimed as it was read, whoever has claimed it since."""
+    move = jobstore._move
+
+    def careless(kind: Move, *where: Any, **values: Any) -> Any:
+        if kind is not Move.CLAIM:
+            return move(kind, *where, **values)
+        return update(JOBS).where(*where).values(state=State.RUNNING, **values)
+
+    monkeypatch.setattr(jobstore, "_move", careless)
+    monkeypatch.setattr(jobstore, "MOVES", {**MOVES, Move.CLAIM: MOVES[Move.CANCEL]})
+
+
+def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep gives away what it once saw expired, renewed since or not."""
+
+    def reclaim(self: JobStore, *, now: float, among: Any = None) -> list[Any]:
+        with writing(self._engine) as connection:
+            where = true() if among is None else JOBS.c.job_id.in_(sorted(among))
+            return jobstore._give_away(connection, Move.RECLAIM, where, "lease expired", now)
+
+    monkeypatch.setattr(JobStore, "reclaim_expired", reclaim)
+
+
+def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are compared with the wall clock of whoever sweeps."""
+    monkeypatch.setattr(
+        Executor,
+        "_tend",
+        lambda self: self._hands.queue.tend(now=execute.time.time()),  # type: ignore[attr-defined]
+    )
+
+
+def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new incarnation is written down first, and what the old one held is given away by another transaction."""
+    register = JobStore.register
+
+    def in_two(self: JobStore, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(jobstore, "_give_away", lambda *_: [])
+            register(self, queue, host=host, worker=worker, incarnation=incarnation, **how)
+        held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
+        with writing(self._engine) as connection:
+            return jobstore._give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
+
+    monkeypatch.setattr(JobStore, "register", in_two)
+
+
+def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container is stopped first and the ledger told afterwards."""
+    free = Executor._free
+
+    def act_first(self: Executor, episode: Any, step: Any) -> None:
+        if not isinstance(step, Start) and episode.free.stage is Stage.PLANNED:
+            self._hands.actuators["docker"].stop(episode.free.data["handle"], grace_s=0.0)
+        free(self, episode, step)
+
+    monkeypatch.setattr(Executor, "_free", act_first)
+
+
+def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the alert says is enough: nobody asks the host's exporter whether it is so."""
+    monkeypatch.setattr(restart_worker, "confirm", lambda *_: (True, "the alert said so"))
+
+
+def cap_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every trip requeues."""
+    decide = restart_worker._requeue_or_fail
+    monkeypatch.setattr(
+        restart_worker,
+        "_requeue_or_fail",
+        lambda facts, job, ground: decide(facts, replace(job, watchdog_retries=0), ground),
+    )
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "restart_in_one_breath": Mutant(plant=restart_in_one_breath, rules=[judge.ONCE]),
+    "attempt_not_checked_by_trips": Mutant(
+        plant=attempt_not_checked_by_trips, rules=[judge.HEALTHY, judge.ALONE, judge.ONCE, judge.IDENTITY]
+    ),
+    "attempt_not_checked_by_results": Mutant(plant=attempt_not_checked_by_results, rules=[judge.IDENTITY, judge.ALONE]),
+    "worker_locked_by_name": Mutant(plant=worker_locked_by_name, rules=[judge.IDENTITY]),
+    "worker_known_by_name": Mutant(plant=worker_known_by_name, rules=[judge.IDENTITY]),
+    "requeue_before_death": Mutant(plant=requeue_before_death, rules=[judge.ALONE]),
+    "resolved_taken_for_recovery": Mutant(plant=resolved_taken_for_recovery, rules=[judge.LOST], ends=True),
+    "begin_without_unique_key": Mutant(plant=begin_without_unique_key, rules=[judge.ONCE]),
+    "free_keyed_by_container": Mutant(plant=free_keyed_by_container, rules=[judge.LOST], ends=True),
+    "dry_run_that_fences": Mutant(plant=dry_run_that_fences, rules=[judge.DRY]),
+    "lease_on_intents_not_checked": Mutant(plant=lease_on_intents_not_checked, rules=[judge.HELD]),
+    "claim_without_compare": Mutant(plant=claim_without_compare, rules=[judge.TERMINAL, judge.IDENTITY]),
+    "reclaim_without_compare": Mutant(plant=reclaim_without_compare, rules=[judge.ALONE]),
+    "sweep_by_the_hosts_clock": Mutant(plant=sweep_by_the_hosts_clock, rules=[judge.ALONE]),
+    "registration_in_two_transactions": Mutant(plant=registration_in_two_transactions, rules=[judge.LOST]),
+    "stop_before_it_is_written": Mutant(plant=stop_before_it_is_written, rules=[judge.AHEAD]),
+    "stop_without_fresh_evidence": Mutant(plant=stop_without_fresh_evidence, rules=[judge.HEALTHY]),
+    "cap_not_checked": Mutant(plant=cap_not_checked, rules=[judge.CAPS]),
+}

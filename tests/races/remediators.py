@@ -1,0 +1,205 @@
+"""One remediator a host: the real executor, ledger and queue, driven a round at a time and thrown away when killed."""
+
+import itertools
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, Final
+
+from gpuwarden.database import DatabaseError
+from gpuwarden.job import Trip
+from gpuwarden.jobstore import JobStore
+from remediator import plan
+from remediator.actuators import ActuatorError
+from remediator.alert import Alert, admit
+from remediator.execute import Executor, Hands, Pace
+from remediator.holder import Holder
+from remediator.ledger import Ledger
+from remediator.plan import ContainerState, Episode, Limits
+from remediator.queues.builtin import BuiltinQueue
+from remediator.remedies import REMEDIES
+from remediator.witness import WitnessError
+from tests.races.databases import Databases
+from tests.races.judge import Acting, Judge
+from tests.races.points import Killed, Points, Trouble
+from tests.races.world import World
+
+LIMITS: Final = Limits(evidence_fresh_s=5.0, settle_bound_s=4.0, free_bound_s=12.0, retries_max=2)
+"""Bounds of a few rounds, shorter than an executor's hold on an intent, and a cap that an example can reach."""
+
+
+class Watched(Executor):
+    """The executor; the judge is told which step of which episode it is at."""
+
+    acting: Acting
+
+    def _perform(self, episode: Episode, step: plan.Step) -> None:
+        self.acting.step, self.acting.episode_id = step, episode.episode_id
+        super()._perform(episode, step)
+
+    def _tend(self) -> None:
+        self.acting.tends = True
+        super()._tend()
+
+
+class AtOnce:
+    """A pool whose work is done when it is handed in."""
+
+    def submit(self, work: Any, *arguments: Any) -> Future[None]:
+        done: Future[None] = Future()
+        work(*arguments)
+        done.set_result(None)
+        return done
+
+
+class AlwaysChanged:
+    """A watch on a ledger that has always news, so that no round waits."""
+
+    def wait(self, _: float) -> bool:
+        return True
+
+    def any(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class Host:
+    """The two seams of an executor to its host, and the judge beside them."""
+
+    def __init__(self, world: World, judge: Judge, points: Points, acting: Acting) -> None:
+        self._world = world
+        self._judge = judge
+        self._points = points
+        self._acting = acting
+
+    def about(self, worker: str, *, host: str) -> Any:
+        def ask() -> Any:
+            self._judge.told(worker, host)
+            return self._world.about(worker, host=host)
+
+        return self._points.around("about", ask, WitnessError("played: no answer"))
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState:
+        def ask() -> ContainerState:
+            self._judge.looked(self._world.by_handle(handle))
+            return self._world.look(handle)
+
+        found: ContainerState = self._points.around("look", ask, ActuatorError(f"played: no answer about {cgroup}"))
+        return found
+
+    def stop(self, handle: str, *, grace_s: float) -> None:
+        def act() -> None:
+            slot = self._world.by_handle(handle)
+            self._judge.stops_now(slot, self._acting)
+            self._world.stop(slot)
+            self._judge.stopped(slot)
+
+        self._points.around("stop", act, ActuatorError(f"played: no answer within {grace_s} s"))
+
+    def start(self, handle: str) -> None:
+        def act() -> None:
+            slot = self._world.by_handle(handle)
+            self._judge.starts_now(slot, self._acting)
+            self._world.start(slot)
+
+        self._points.around("start", act, ActuatorError("played: no answer"))
+
+
+class Processes:
+    """Stands where a holder looks whether another's process is over."""
+
+    def __init__(self) -> None:
+        self.alive: set[int] = set()
+        self.now = 0
+        """The pid of the process at work."""
+
+        self._pids = itertools.count(1)
+
+    def begin(self) -> int:
+        """Another process; its pid, which is never given again."""
+        pid = next(self._pids)
+        self.alive.add(pid)
+        return pid
+
+    def this_process(self, host: str) -> Holder:
+        """Stands for `Holder.this_process`."""
+        return Holder(host=host, boot_id="b", pid_namespace=1, pid=self.now, start_ticks=self.now)
+
+    def start_ticks(self, pid: int) -> int:
+        if pid not in self.alive:
+            raise FileNotFoundError
+        return pid
+
+
+class Remediator:
+    """One host's executor, if it runs."""
+
+    def __init__(
+        self, host: str, *, world: World, databases: Databases, judge: Judge, points: Points, processes: Processes
+    ) -> None:
+        self.acting = Acting(host=host)
+        self.works: Watched | None = None
+        self._world = world
+        self._databases = databases
+        self._judge = judge
+        self._points = points
+        self._processes = processes
+        self._pid = 0
+        self._busy = False
+
+    def round(self, trouble: Trouble | None = None) -> None:
+        """Once round its loop, started anew if it does not run."""
+        if self._busy:
+            return  # it is in the middle of a round, and this happens meanwhile
+        self._busy = True
+        try:
+            with self._points.program(self.acting, trouble), self._world.clocks.of(self.acting.host):
+                if self.works is None:
+                    self.works = self._started()
+                self._processes.now = self._pid
+                self.acting.holder = str(self._processes.this_process(self.acting.host))
+                self.works._go_round(AlwaysChanged(), AtOnce())  # type: ignore[arg-type]  # all it asks of a pool
+        except DatabaseError:
+            pass  # nothing is done until it answers
+        except Killed:
+            self.end()
+        finally:
+            self.acting.tends = self._busy = False
+            self.acting.step = self.acting.episode_id = None
+
+    def end(self) -> None:
+        """The executor's process is over; the next round begins with another."""
+        self.works = None
+        self._processes.alive.discard(self._pid)
+
+    def arm(self, *, armed: bool) -> None:
+        """An executor is armed or not for its life: another is started."""
+        if not self._busy and armed is not self.acting.armed:
+            self.acting.armed = armed
+            self.end()
+
+    def _started(self) -> Watched:
+        host = self.acting.host
+        ledger, store = Ledger(self._databases.ledger, host=host), JobStore(self._databases.queue)
+        ledger.shared = True
+        seams: Any = Host(self._world, self._judge, self._points, self.acting)
+        pace = Pace(armed=self.acting.armed, limits=LIMITS, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
+        hands = Hands(witness=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
+        works = Watched(ledger, host=host, hands=hands, pace=pace)
+        works.acting = self.acting
+        self._pid = self._processes.begin()
+        return works
+
+
+def deliver(ledger: Ledger, alerts: list[Alert], *, hosts: tuple[str, ...], now: float) -> None:
+    """The webhook: admit, then make durable."""
+    remedies: dict[str, frozenset[Trip]] = {name: remedy.trips for name, remedy in REMEDIES.items()}
+    judged = [(each, admit(each, hosts=hosts, remedies=remedies)) for each in alerts]
+    refusals = [refusal for _, refusal in judged if refusal is not None]
+    ledger.accept([each for each, refusal in judged if refusal is None], refusals, now=now)
+
+
+def fake_time(clocks: Any) -> SimpleNamespace:
+    """What stands where a module has imported `time`."""
+    return SimpleNamespace(time=clocks.time, monotonic=clocks.monotonic)
