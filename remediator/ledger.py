@@ -249,7 +249,7 @@ class Ledger:
         the brake. A settle that another episode already owes stays with it: the free stands on its own.
         """
         with writing(self._engine) as connection:
-            if self.shared:  # writers of SQLite take turns anyway
+            if is_shared(self._engine):  # writers of SQLite take turns anyway
                 connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
             this = EPISODES.c.episode_id == episode.episode_id
             # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.

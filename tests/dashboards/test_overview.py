@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -38,6 +39,7 @@ from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import JobFile, WorkerFile
 from remediator.app import create_app
 from remediator.ledger import Ledger, Totals
+from remediator.safety import Orders
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())
 PANELS: Final = list(panels(OVERVIEW))
@@ -73,18 +75,22 @@ def a_snapshot() -> Snapshot:
     evidence = ContainerEvidence(
         container=container, shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10),), gpus=("GPU-0",),
         gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
-        ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None,
+        ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
+    gone = WorkerSighting(
+        worker=replace(worker, worker="w2", pid=43), job=None, alive=False, pid=None, container_id=None
+    )
     return Snapshot(
         host="h1",
         taken=now,
         gpus=GpuReadings(source="simulated", gpus=(gpu,)),
-        workers=WorkerReadings(workers=(sighting,), errors={"not_json": 1}, duplicates=1),
+        workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),
         sources=(SourceHealth(source="workers", success=True, duration_s=0.01),),
         unknown={("c1", "gpu", "source_failed"): 1},
         dead_after_s=30.0,
+        dead_s={"w2": 1.0},
         cpu_still_s={42: 1.0},
     )
 
@@ -107,9 +113,11 @@ class FullLedger(Ledger):
         return Totals(
             alerts={("accepted", ""): 1, ("refused", "host"): 1},
             episodes_open=1,
+            held={"paused": 1},
             outcomes={("mended", "stall"): 1},
             steps={("did", "stop"): 1},
             executor=(True, 0.0, 1),
+            orders=Orders(),
         )
 
 

@@ -414,7 +414,7 @@ class Judge:
         found += [f"intent {each[0]} ({each[1]} {each[2]}) is {each[3]}" for each in intents if each[3] not in OVER]
         untold = see.execute(
             "SELECT intent_id FROM intents WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.because <> '' "
-            "AND journal.episode_id = intents.episode_id AND journal.act <> 'saw')"
+            "AND journal.episode_id = intents.episode_id AND journal.act NOT IN ('saw', 'ordered'))"
         ).fetchall()
         found += [f"intent {number} has no account" for (number,) in untold]
         for row in self.rows.values():

@@ -282,6 +282,13 @@ class Races(RuleBasedStateMachine):
         self.remediators[host].arm(armed=armed)
         self.remediators[host].end()
 
+    @rule(host=HOSTS, armed=st.booleans(), count=st.integers(0, 2))
+    def remediator_is_armed_or_disarmed_as_it_runs(self, host: str, *, armed: bool, count: int) -> None:
+        self.remediators[host].arm(armed=armed)
+        for _ in range(count):
+            self.remediators[host].round()
+            self._pass(PAUSE_S, kept=True)
+
     @invariant()
     def nothing_is_broken(self) -> None:
         self.judge.ledger()

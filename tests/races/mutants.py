@@ -16,12 +16,13 @@ from gpuwarden.database import writing
 from gpuwarden.job import MOVES, Move, State, Trip
 from gpuwarden.jobstore import JobStore
 from gpuwarden.schema import JOBS, WORKERS
-from remediator import execute, ledger
+from remediator import execute, ledger, safety
 from remediator.execute import Executor
 from remediator.ledger import Ledger
-from remediator.plan import Close, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
+from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
 from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies import REMEDIES, restart_worker
+from remediator.safety import Act, Order, Orders
 from remediator.schema import INTENTS
 from tests.races import judge
 
@@ -139,14 +140,15 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A free is promised again for an incarnation that had one: the key of the old one makes room."""
-    promise = ledger._promise
+    begin = Ledger.begin
 
-    def again(connection: Any, episode: Any, kind: Kind, key: str, data: Any, now: float) -> bool:
-        old = update(INTENTS).where(INTENTS.c.kind == kind, INTENTS.c.key == key)
-        connection.execute(old.values(key=f"{key} (before {episode.episode_id})"))
-        return promise(connection, episode, kind, key, data, now)
+    def again(self: Ledger, episode: Episode, step: Begin, **how: Any) -> Any:
+        old = update(INTENTS).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
+        with writing(self._engine) as connection:
+            connection.execute(old.values(key=f"{step.free_key} (before {episode.episode_id})"))
+        return begin(self, episode, step, **how)
 
-    monkeypatch.setattr(ledger, "_promise", again)
+    monkeypatch.setattr(Ledger, "begin", again)
 
 
 def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +166,23 @@ def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In dry run the two intents are written and the job is fenced; only the container is left alone."""
+    """In dry run the two intents are written and the job is fenced; only the container is left alone.
+
+    Whoever decides takes it for armed, and so does the ledger where it begins.
+    """
     for name in ("_consider", "_fence_if_still_wedged"):
         decide = getattr(restart_worker, name)
         monkeypatch.setattr(
             restart_worker, name, lambda facts, *rest, decide=decide: decide(replace(facts, armed=True), *rest)
         )
+    may_begin = safety.may_begin
+
+    def as_if_armed(orders: Orders, *rest: Any, host: str, now: float, **about: Any) -> Any:
+        armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=host)
+        return may_begin(Orders(given=(*orders.given, armed)), *rest, host=host, now=now, **about)
+
+    for module in (safety, ledger):
+        monkeypatch.setattr(module, "may_begin", as_if_armed)
 
 
 def lease_on_intents_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from remediator.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Limits
 from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies import REMEDIES
+from remediator.safety import Act, Order, Safeguards
 from remediator.witness import WitnessError
 from tests.races.databases import Databases
 from tests.races.judge import Acting, Judge
@@ -25,6 +26,9 @@ from tests.races.world import World
 
 LIMITS: Final = Limits(evidence_fresh_s=5.0, settle_bound_s=4.0, free_bound_s=12.0, retries_max=2)
 """Bounds of a few rounds, shorter than an executor's hold on an intent, and a cap that an example can reach."""
+
+NEVER_HELD: Final = Safeguards(cooldown_s=0.0, storm_targets=1000)
+"""Nothing cools down and nothing is a storm: what comes of many frees in a short time is what is sought."""
 
 
 class Watched(Executor):
@@ -80,6 +84,13 @@ class Host:
 
         return self._points.around("about", ask, WitnessError("played: no answer"))
 
+    def workers(self) -> int:
+        host = self._acting.host
+        found: int = self._points.around(
+            "about", lambda: self._world.workers(host), WitnessError("played: no answer about all of them")
+        )
+        return found
+
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState:
         def ask() -> ContainerState:
             self._judge.looked(self._world.by_handle(handle))
@@ -133,7 +144,7 @@ class Processes:
 
 
 class Remediator:
-    """One host's executor, if it runs."""
+    """One host's executor, if it runs. It is armed to begin with."""
 
     def __init__(
         self, host: str, *, world: World, databases: Databases, judge: Judge, points: Points, processes: Processes
@@ -147,6 +158,7 @@ class Remediator:
         self._processes = processes
         self._pid = 0
         self._busy = False
+        self._order(armed=self.acting.armed)
 
     def round(self, trouble: Trouble | None = None) -> None:
         """Once round its loop, started anew if it does not run."""
@@ -174,17 +186,25 @@ class Remediator:
         self._processes.alive.discard(self._pid)
 
     def arm(self, *, armed: bool) -> None:
-        """An executor is armed or not for its life: another is started."""
+        """A person orders it, where it is not so yet: the executor that runs is to know of it at its next look."""
         if not self._busy and armed is not self.acting.armed:
             self.acting.armed = armed
-            self.end()
+            self._order(armed=armed)
+
+    def _order(self, *, armed: bool) -> None:
+        host = self.acting.host
+        act, now = Act.ARM if armed else Act.DISARM, self._world.clocks.wall(host)
+        with self._points.program("person"):
+            Ledger(self._databases.ledger).order(
+                Order(act=act, at=now, who="a person", because="as the machine draws", host=host)
+            )
 
     def _started(self) -> Watched:
         host = self.acting.host
         ledger, store = Ledger(self._databases.ledger, host=host), JobStore(self._databases.queue)
         ledger.shared = True
         seams: Any = Host(self._world, self._judge, self._points, self.acting)
-        pace = Pace(armed=self.acting.armed, limits=LIMITS, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
+        pace = Pace(limits=LIMITS, safeguards=NEVER_HELD, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
         hands = Hands(witness=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
         works = Watched(ledger, host=host, hands=hands, pace=pace)
         works.acting = self.acting

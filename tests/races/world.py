@@ -191,6 +191,12 @@ class World:
             return replace(seen, gpu_idle_s=None, gpu_unknown="played", gpu_pids=None, cpu_still_s=None)
         return seen
 
+    def workers(self, host: str) -> int:
+        """How many workers a witness is told of, dead ones included; a picture that is stale has as many."""
+        if self.exporters[host] is Exporter.SILENT:
+            raise WitnessError("played: the exporter does not answer")
+        return sum(self._seen(each) is not None for each in self.slots if each.host == host)
+
     def _seen(self, slot: Slot) -> WorkerFacts | None:
         process, now_s = slot.process, self.clocks.steady_s
         if process is None or (not process.lives and not process.files):
