@@ -98,6 +98,8 @@ def _table() -> dict[str, Part]:
         ),
         "amtool": Part(names=("amtool",), packages=alertmanager, finish=_relocate_alertmanager),
         "shellcheck": Part(names=("shellcheck",), packages=("shellcheck",), libraries=("libgmp10", "libffi8")),
+        # Any C compiler: it makes libraries for the tests that need neither headers nor other libraries.
+        "cc": Part(names=("cc", "tcc"), packages=("tcc",)),
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)

@@ -1,8 +1,8 @@
 """`make up`: the whole chain on this host from a checkout, on loopback, in dry run unless told to act, until Ctrl-C.
 
 Everything it keeps lies in one data folder, so that a second start goes on where the first one stopped. Workers are the
-user's own: see docs/running.md for what a container needs. GPUs come from a simulation file or are unknown, and then
-nothing is ever confirmed: the NVIDIA driver is not read yet.
+user's own: see docs/running.md for what a container needs. GPUs come from the NVIDIA driver or a simulation file;
+with neither they are unknown, and nothing is ever confirmed.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace, stop: threading.Event) -> int:
             f"up: host {plan.host}, {where}; {'ARMED' if plan.armed else 'dry run: nothing is done, all is recorded'}"
         )
         if plan.simulate_gpu is None:
-            print("up: no GPU is read (--simulate-gpu FILE reads simulated ones), so nothing can be confirmed")
+            print("up: GPUs           the NVIDIA driver's; without its library none, and nothing can be confirmed")
         for part, address in (
             ("prometheus", chain.prometheus_url),
             ("alertmanager", chain.alertmanager_url),

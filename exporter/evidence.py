@@ -311,7 +311,8 @@ def _why_unknown(gpu: Gpu, share: GpuShare, thresholds: Thresholds) -> Unknown |
     if gpu.processes is None:
         return Unknown(reason="not_listed", because=f"{gpu.uuid}: {gpu.unknown or 'its processes cannot be listed'}")
     if share.utilization_ratio is None:
-        return Unknown(reason="not_measured", because=f"{gpu.uuid}: a process of the container is not measured")
+        because = gpu.unknown or "a process of the container is not measured"
+        return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
     beyond = unattributed_ratio(gpu)
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")

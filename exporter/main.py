@@ -3,6 +3,8 @@
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -12,10 +14,11 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from exporter.evidence import Thresholds
+from exporter.readings import GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.settings import Settings
-from exporter.sources import simulated
+from exporter.sources import nvml, simulated
 from exporter.sources.containers import DockerContainers
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
@@ -53,12 +56,13 @@ def serve(settings: Settings) -> None:
         ram_delta_bytes=settings.ram_delta_mib * 2**20,
         dead_after_s=settings.dead_after_s,
     )
+    gpus = _gpu_source(settings)
     docker = None if settings.docker == "none" else DockerContainers(settings.docker)
     sampler = Sampler(
         host=host,
         directory=settings.dir,
         containers=docker,
-        gpus=None if settings.simulate_gpu is None else partial(simulated.read, settings.simulate_gpu),
+        gpus=gpus.read,
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
     )
@@ -69,8 +73,7 @@ def serve(settings: Settings) -> None:
     web = server(settings.listen, settings.port, Pages(registry, sampler.latest))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
-    if settings.simulate_gpu is not None:
-        log.warning("GPUs are simulated", file=str(settings.simulate_gpu))
+    gpus.tell()
     if docker is not None:
         docker.start()
     sampler.start()
@@ -83,3 +86,31 @@ def serve(settings: Settings) -> None:
             docker.close()
         web.server_close()
         log.info("exporter stopped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GpuSource:
+    """What reads the GPUs, `None` for nothing, and the log line that tells it."""
+
+    read: Callable[[], GpuReadings] | None
+    tell: Callable[[], None]
+
+
+def _gpu_source(settings: Settings) -> _GpuSource:
+    if settings.simulate_gpu is not None:
+        return _GpuSource(
+            read=partial(simulated.read, settings.simulate_gpu),
+            tell=partial(log.warning, "GPUs are simulated", file=str(settings.simulate_gpu)),
+        )
+    because = "--nvml off"
+    if settings.nvml != "off":
+        try:
+            nvml.load()
+        except nvml.LibraryMissingError as error:
+            if settings.nvml == "on":
+                raise
+            because = str(error)
+        else:
+            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml.LIBRARY)
+            return _GpuSource(read=nvml.NvmlGpus().read, tell=tell)
+    return _GpuSource(read=None, tell=partial(log.info, "no GPU is read", because=because))

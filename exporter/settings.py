@@ -1,8 +1,9 @@
 """The exporter's settings: name, default and help in one place. Options, or GPUWARDEN_EXPORTER_… in the environment."""
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
@@ -29,6 +30,11 @@ class Settings(BaseSettings):
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
+    nvml: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="ask the NVIDIA driver for GPUs: 'auto' where its library can be loaded, 'on' ends without it; "
+        "docs/nvidia.md",
+    )
     simulate_gpu: Path | None = Field(
         default=None,
         description="read GPUs from this file instead of a driver; everything says so (docs/simulated-gpu.md)",
@@ -48,3 +54,9 @@ class Settings(BaseSettings):
         pattern="^(debug|info|warning|error)$",
         description="least severe level logged: debug, info, warning or error",
     )
+
+    @model_validator(mode="after")
+    def _one_gpu_source(self) -> Self:
+        if self.nvml == "on" and self.simulate_gpu is not None:
+            raise ValueError("--nvml on and --simulate-gpu cannot both be: GPUs come from one source")
+        return self

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy import parts
+from tests.nvml import driver as nvidia
 
 CHECKOUT = Path(parts.__file__).resolve().parent.parent
 FIND_SHELLCHECK = (
@@ -136,6 +137,21 @@ def test_a_fetched_program_runs_with_the_libraries_beside_it(parts_dir: Path) ->
     assert found.is_relative_to(parts_dir)
     assert "ShellCheck" in said.stdout
     assert left_in(parts_dir) == {"shellcheck"}
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("bare_path")
+def test_without_a_compiler_on_path_debians_tcc_makes_a_library_that_loads(parts_dir: Path, tmp_path: Path) -> None:
+    compiler = parts.find("cc", parts_dir=parts_dir)
+    driver = nvidia.Driver(nvidia.compile_library(tmp_path, compiler=compiler), tmp_path / "script")
+    driver.answer(nvidia.Card(name="Made by tcc"))
+
+    asks = "import pynvml as p; p.nvmlInit(); print(p.nvmlDeviceGetName(p.nvmlDeviceGetHandleByIndex(0)))"
+    said = subprocess.run(
+        [sys.executable, "-c", asks], env=os.environ | driver.environment, capture_output=True, text=True, check=True
+    )
+    assert compiler == parts_dir / "tcc/usr/bin/tcc"
+    assert said.stdout == "Made by tcc\n"
 
 
 @pytest.mark.needs_parts

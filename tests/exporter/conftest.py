@@ -1,5 +1,6 @@
 """A host's folder with real workers in it, an exporter's log, and a Docker engine."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.sampler
+from deploy import parts
 from deploy.engine import Engine, NoEngine, docker_engine
+from tests.nvml import driver as nvidia
 from tests.waiting import eventually
 
 WORKER = """
@@ -137,3 +140,26 @@ def client(engine: Engine) -> Iterator[docker.DockerClient]:
     client = docker.DockerClient(base_url=engine.base_url)
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVIDIA's driver library, made once."""
+    try:
+        return nvidia.build(tmp_path_factory.mktemp("nvml"))
+    except parts.PartMissing as missing:
+        pytest.skip(f"no C compiler: {missing}")
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path) -> nvidia.Driver:
+    """An NVIDIA driver for a process that is started with its environment."""
+    return nvidia.Driver(nvml_library, tmp_path / "nvml.script")
+
+
+@pytest.fixture
+def driver_here(driver: nvidia.Driver, monkeypatch: pytest.MonkeyPatch) -> nvidia.Driver:
+    """The same in this process: a library that is loaded already is found again by its own name (dlopen(3))."""
+    ctypes.CDLL(str(driver.library))
+    monkeypatch.setenv("NVML_SCRIPT", str(driver.script))
+    return driver

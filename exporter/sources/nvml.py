@@ -1,0 +1,243 @@
+"""GPUs as the NVIDIA driver tells them through NVML, by the package nvidia-ml-py. What they mean: docs/nvidia.md.
+
+A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
+anew, or is gone, costs one look, and the next one initialises again. Nothing else waits for a look and no lock of ours
+is held during a call, but the calls have no bound of their own yet: one that hangs holds up the sampler, whose last
+snapshot then grows too old to be published or believed, and ends with the process. For the same reason nothing is shut
+down at the end.
+
+Reference: https://docs.nvidia.com/deploy/nvml-api/
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pynvml
+
+from exporter.readings import Gpu, GpuProcess, GpuReadings
+from exporter.sources import samples
+from exporter.sources.samples import Cursor, Listed, Sample
+from gpuwarden.errors import GpuwardenError
+
+SOURCE: Final = "nvml"
+LIBRARY: Final = "libnvidia-ml.so.1"
+TRIES_MAX: Final = 3
+"""How often a list is asked for that grew between the call for its size and the one for its content."""
+
+IN_MIG_MODE: Final = "it is in MIG mode, and its instances are not measured"
+
+_SESSION_OVER: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+_GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+_NO_SUCH_LIST: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+_NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
+"""nvidia-ml-py raises its answer to the call for the size, also when that was a success with nothing to tell."""
+
+_ADVICE: Final = {
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced, restart the exporter once its module is too",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "a driver from R510 on is needed",
+}
+
+
+class NvmlError(GpuwardenError):
+    """The driver as a whole does not answer; every GPU is unknown meanwhile."""
+
+
+class LibraryMissingError(NvmlError):
+    """The driver's library cannot be loaded."""
+
+
+def load() -> None:
+    """Load the driver's library, once for this process.
+
+    Raises:
+        LibraryMissingError: it cannot be loaded, and why.
+    """
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise LibraryMissingError(
+            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver on this host, or make its library "
+            "visible to the exporter, or start it with --nvml off"
+        ) from None
+
+
+class NvmlGpus:
+    """Asks the driver; one thread at a time."""
+
+    def __init__(self) -> None:
+        self._initialised = False
+        self._identities: dict[int, tuple[str, str]] = {}
+        self._cursors: dict[str, Cursor] = {}
+
+    def read(self) -> GpuReadings:
+        """Every GPU that the driver counts.
+
+        Raises:
+            NvmlError: the driver as a whole does not answer; the next call initialises anew.
+        """
+        try:
+            if not self._initialised:
+                # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
+                pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+                self._initialised = True
+            return GpuReadings(
+                source=SOURCE, gpus=tuple(self._gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+            )
+        except pynvml.NVMLError as error:
+            self._end_session()
+            raise NvmlError(f"the NVIDIA driver does not answer: {_said(error)}") from None
+
+    def _end_session(self) -> None:
+        """Forget all that another driver may number or time otherwise."""
+        if self._initialised:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        self._initialised = False
+        self._identities = {}
+        self._cursors = {}
+
+    def _gpu(self, index: int) -> Gpu:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+            self._identities[index] = uuid, name
+            return self._measured(handle, uuid, index, name)
+        except pynvml.NVMLError as error:
+            if error.value in _SESSION_OVER:
+                raise
+            return self._lost(index, _said(error))
+
+    def _lost(self, index: int, because: str) -> Gpu:
+        """Stays on the list: a container that was given every GPU must not be judged without this one."""
+        uuid, name = self._identities.get(index, (f"unidentified-{index}", ""))
+        self._cursors.pop(uuid, None)
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            name=name,
+            utilization_ratio=None,
+            memory_used_bytes=None,
+            memory_size_bytes=None,
+            processes=None,
+            unknown=because,
+        )
+
+    def _measured(self, handle: Any, uuid: str, index: int, name: str) -> Gpu:
+        # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
+        memory, _ = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        ratio: float | None = None
+        processes: tuple[GpuProcess, ...] | None = None
+        unknown: str | None = IN_MIG_MODE
+        if not _in_mig_mode(handle):
+            ratio, utilization_unknown = _utilization(handle)
+            processes, processes_unknown = self._processes(handle, uuid, ratio)
+            unknown = "; ".join(filter(None, (utilization_unknown, processes_unknown))) or None
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            name=name,
+            utilization_ratio=ratio,
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_size_bytes=None if memory is None else memory.total,
+            processes=processes,
+            unknown=unknown,
+        )
+
+    def _processes(
+        self, handle: Any, uuid: str, ratio: float | None
+    ) -> tuple[tuple[GpuProcess, ...] | None, str | None]:
+        """The listed processes with their figures, and why something of them is unknown."""
+        # The list before the samples: who appears in between is unattributed for a look, and not taken for idle.
+        listed, because = _listed(handle)
+        if listed is None:
+            return None, because
+        cursor = self._cursors.get(uuid, Cursor())
+        found, because = _samples(handle, cursor.seen_us or 0)
+        figures = samples.measured(listed, found, cursor)
+        if found is not None:
+            self._cursors[uuid] = samples.read_on(cursor, listed, found, gpu_ratio=ratio)
+        if because is None and any(process.utilization_ratio is None for process in figures):
+            because = "the driver's samples do not tell what each process does"
+        return figures, because
+
+
+def _in_mig_mode(handle: Any) -> bool:
+    modes, _ = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _utilization(handle: Any) -> tuple[float | None, str | None]:
+    rates, because = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    if rates is None:
+        return None, f"utilisation: {because}"
+    if rates.gpu > samples.PERCENT_MAX:
+        return None, f"utilisation: {rates.gpu} % is no share of its time"
+    return rates.gpu / samples.PERCENT_MAX, None
+
+
+def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
+    """The compute, graphics and MPS lists as one, or why they cannot be had."""
+    entries: list[Listed] = []
+    for name, call, mps in (
+        ("compute", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, False),
+        ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, False),
+        ("MPS", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, True),
+    ):
+        found, because = _ask(call, handle, absent=frozenset() if name == "compute" else _NO_SUCH_LIST)
+        if because is not None:
+            return None, f"list of {name} processes: {because}"
+        entries += (Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps) for each in found or ())
+    merged = samples.merged(entries)
+    return merged, "its lists name processes that cannot be: update the driver" if merged is None else None
+
+
+def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None]:
+    found, because = _ask(pynvml.nvmlDeviceGetProcessUtilization, handle, seen_us, absent=_NO_NEW_SAMPLES)
+    if because is not None:
+        return None, f"utilisation of processes: {because}"
+    return [
+        Sample(
+            pid=each.pid,
+            timestamp_us=each.timeStamp,
+            sm_percent=each.smUtil,
+            memory_percent=each.memUtil,
+            encoder_percent=each.encUtil,
+            decoder_percent=each.decUtil,
+        )
+        for each in found or ()
+    ], None
+
+
+def _ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, str | None]:
+    """One answer, or `None` and why there is none; codes in `absent` say that there is nothing, for no bad reason.
+
+    Raises:
+        NVMLError: the GPU is lost, or the driver is gone.
+    """
+    because = None
+    for _ in range(TRIES_MAX):
+        try:
+            return call(*arguments), None
+        except pynvml.NVMLError as error:
+            if error.value in _SESSION_OVER | _GPU_LOST:
+                raise
+            if error.value in absent:
+                return None, None
+            because = _said(error)
+            if error.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+    return None, because
+
+
+def _said(error: pynvml.NVMLError) -> str:
+    """The driver's own words, and what to do about it."""
+    return ": ".join(filter(None, (str(error).rstrip("."), _ADVICE.get(error.value))))

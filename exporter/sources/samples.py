@@ -1,0 +1,119 @@
+"""What a driver's process lists and utilisation samples say about each process. Pure: answers in, figures out.
+
+The driver keeps samples of the processes that did some work, and tells those that are newer than a timestamp (NVML,
+nvmlDeviceGetProcessUtilization: "one utilization sample structure is returned per process running, that had some
+non-zero utilization during the last sample period"). So, of a process on the list:
+
+- a sample: its greatest figure of any engine; of several the greatest, since idleness must hold for all of them;
+- no sample: it did nothing, which is a measured 0. But not a client of MPS: its work may be booked to the MPS server;
+- nothing but samples that no GPU can have given (over 100 %): unknown;
+- a sample of the first answer: unknown. It speaks of all that the driver's buffer holds, however long ago.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from exporter.readings import GpuProcess
+
+PERCENT_MAX: Final = 100
+PID_MAX: Final = 2**22
+"""The greatest pid that Linux gives (proc_sys_kernel(5), pid_max)."""
+
+SILENT_LOOKS_MAX: Final = 10
+BUSY_RATIO: Final = 0.5
+"""A GPU so busy for so many looks without one sample: the driver's clock was set back, and its samples seem old."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One entry of a list of running processes; `memory_bytes` is `None` where the driver does not say."""
+
+    pid: int
+    memory_bytes: int | None
+    mps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one process did up to `timestamp_us`, by the driver's clock, microseconds; figures in percent."""
+
+    pid: int
+    timestamp_us: int
+    sm_percent: int
+    memory_percent: int = 0
+    encoder_percent: int = 0
+    decoder_percent: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """How far a GPU's samples have been read: the newest timestamp, `None` before the first answer."""
+
+    seen_us: int | None = None
+    silent_looks: int = 0
+
+
+def merged(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
+    """The lists as one, each pid once; `None` when an entry is of no process that can be, and so none can be trusted.
+
+    A process that computes and draws is on two lists with the same memory, all of it: the greatest, not the sum.
+    """
+    found: dict[int, Listed] = {}
+    for entry in listed:
+        if not 0 < entry.pid <= PID_MAX:
+            return None
+        before = found.get(entry.pid, entry)
+        sizes = [size for size in (before.memory_bytes, entry.memory_bytes) if size is not None]
+        found[entry.pid] = Listed(pid=entry.pid, memory_bytes=max(sizes, default=None), mps=before.mps or entry.mps)
+    return found
+
+
+def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cursor: Cursor) -> tuple[GpuProcess, ...]:
+    """Each listed process with its figures; `samples` is `None` where the driver told none for a reason of its own."""
+    return tuple(
+        GpuProcess(
+            pid=entry.pid,
+            utilization_ratio=None if samples is None else _ratio(entry, samples, cursor),
+            memory_bytes=entry.memory_bytes,
+        )
+        for entry in listed.values()
+    )
+
+
+def read_on(
+    cursor: Cursor, listed: Mapping[int, Listed], samples: Sequence[Sample], *, gpu_ratio: float | None
+) -> Cursor:
+    """The cursor for the next look, after this answer. `gpu_ratio` is what the whole GPU did meanwhile."""
+    if not samples:
+        silent_looks = cursor.silent_looks + 1 if (gpu_ratio or 0.0) >= BUSY_RATIO else 0
+        if silent_looks >= SILENT_LOOKS_MAX:
+            return Cursor()
+        return Cursor(seen_us=cursor.seen_us or 0, silent_looks=silent_looks)
+    # Only what is trusted moves on: a made-up timestamp would hide all that comes before it.
+    trusted = (each.timestamp_us for each in samples if each.pid in listed and _is_new(each, cursor) and _is_real(each))
+    return Cursor(seen_us=max(trusted, default=cursor.seen_us))
+
+
+def _ratio(entry: Listed, samples: Sequence[Sample], cursor: Cursor) -> float | None:
+    own = [each for each in samples if each.pid == entry.pid and _is_new(each, cursor)]
+    if not own:
+        return None if entry.mps else 0.0
+    real = [each for each in own if _is_real(each)]
+    if not real or cursor.seen_us is None:
+        return None
+    return max(_busiest_percent(each) for each in real) / PERCENT_MAX
+
+
+def _is_new(sample: Sample, cursor: Cursor) -> bool:
+    return sample.timestamp_us > (cursor.seen_us or 0)
+
+
+def _is_real(sample: Sample) -> bool:
+    return sample.sm_percent <= PERCENT_MAX
+
+
+def _busiest_percent(sample: Sample) -> int:
+    """A process that only copies, encodes or decodes runs no kernel, and works. A GPU that lacks an engine says so."""
+    engines = (sample.memory_percent, sample.encoder_percent, sample.decoder_percent)
+    return max(sample.sm_percent, *(percent for percent in engines if percent <= PERCENT_MAX))

@@ -1,0 +1,401 @@
+"""GPUs from the NVIDIA driver: the real nvidia-ml-py on a library that answers NVML's own functions."""
+
+import pytest
+
+from exporter.readings import Gpu, GpuProcess, GpuReadings
+from exporter.sources.nvml import NvmlError, NvmlGpus
+from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Sample
+
+pytestmark = pytest.mark.needs_compiler
+
+GIB = 2**30
+SIZES = "nvmlDeviceGetMemoryInfo"
+RATES = "nvmlDeviceGetUtilizationRates"
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses"
+GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
+MPS = "nvmlDeviceGetMPSComputeRunningProcesses"
+SAMPLES = "nvmlDeviceGetProcessUtilization"
+
+
+def sample(pid: int = 7, sm: int | str = 50, *, at_us: int = 2000) -> Sample:
+    return Sample(pid=pid, timestamp_us=at_us, sm=sm)
+
+
+def busy(*, utilization: int = 50, at_us: int = 2000) -> Card:
+    """A GPU that process 7 uses."""
+    return Card(utilization=utilization, compute={7: GIB}, samples=(sample(sm=utilization, at_us=at_us),))
+
+
+def only(found: GpuReadings) -> Gpu:
+    (gpu,) = found.gpus
+    return gpu
+
+
+def figures(gpu: Gpu) -> dict[int, float | None] | None:
+    return None if gpu.processes is None else {each.pid: each.utilization_ratio for each in gpu.processes}
+
+
+@pytest.fixture
+def gpus(driver_here: Driver) -> NvmlGpus:
+    """A source that has had its first answer: one idle GPU with process 7 on it."""
+    driver_here.answer(Card(compute={7: GIB}))
+    source = NvmlGpus()
+    source.read()
+    return source
+
+
+# What is read
+
+
+def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(
+        Card(
+            uuid="GPU-5a1b",
+            name="NVIDIA H200 NVL",
+            size_bytes=140 * GIB,
+            used_bytes=41 * GIB,
+            utilization=93,
+            compute={7: 40 * GIB},
+            samples=(sample(7, 92),),
+        )
+    )
+    gpus.read()  # a UUID that was not there before: its first answer
+    driver_here.answer(
+        Card(
+            uuid="GPU-5a1b",
+            name="NVIDIA H200 NVL",
+            size_bytes=140 * GIB,
+            used_bytes=41 * GIB,
+            utilization=93,
+            compute={7: 40 * GIB},
+            samples=(sample(7, 92), sample(7, 91, at_us=3000)),
+        )
+    )
+
+    assert gpus.read() == GpuReadings(
+        source="nvml",
+        gpus=(
+            Gpu(
+                uuid="GPU-5a1b",
+                index=0,
+                name="NVIDIA H200 NVL",
+                utilization_ratio=0.93,
+                memory_used_bytes=41 * GIB,
+                memory_size_bytes=140 * GIB,
+                processes=(GpuProcess(pid=7, utilization_ratio=0.91, memory_bytes=40 * GIB),),
+                unknown=None,
+            ),
+        ),
+    )
+
+
+def test_a_host_without_a_gpu_is_read_as_such(driver_here: Driver) -> None:
+    driver_here.answer()
+
+    assert NvmlGpus().read() == GpuReadings(source="nvml", gpus=())
+
+
+def test_gpus_are_numbered_as_the_driver_does(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(*(Card(uuid=f"GPU-{n}") for n in "abc"))
+
+    assert [(gpu.index, gpu.uuid) for gpu in gpus.read().gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+
+
+def test_processes_of_all_lists_are_there_once(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: GIB, 8: GIB}, graphics={8: GIB, 9: 10}, mps={7: GIB, 10: 20}))
+
+    processes = only(gpus.read()).processes
+
+    assert processes is not None
+    assert [(each.pid, each.memory_bytes) for each in processes] == [(7, GIB), (8, GIB), (9, 10), (10, 20)]
+
+
+def test_memory_that_the_driver_does_not_tell_is_unknown_not_zero(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: NOT_AVAILABLE}))
+
+    assert only(gpus.read()).processes == (GpuProcess(pid=7, utilization_ratio=0.0, memory_bytes=None),)
+
+
+# Samples
+
+
+def test_every_engine_of_a_sample_is_read(gpus: NvmlGpus, driver_here: Driver) -> None:
+    engines = ("sm", "memory", "encoder", "decoder")
+    driver_here.answer(
+        Card(
+            compute=dict.fromkeys(range(1, 5), 0),
+            samples=tuple(
+                Sample(**{"pid": pid, "timestamp_us": 2000, "sm": 0, engine: 10 * pid})
+                for pid, engine in enumerate(engines, start=1)
+            ),
+        )
+    )
+
+    assert figures(only(gpus.read())) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+
+
+def test_a_client_of_mps_without_a_sample_is_unknown_and_its_server_is_measured(
+    gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(compute={7: GIB, 8: GIB}, mps={8: GIB}))
+
+    gpu = only(gpus.read())
+
+    assert figures(gpu) == {7: 0.0, 8: None}
+    assert gpu.unknown == "the driver's samples do not tell what each process does"
+
+
+def test_a_listed_process_without_a_new_sample_is_measured_idle(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy())
+    first = gpus.read()
+
+    second = gpus.read()
+
+    assert figures(only(first)) == {7: 0.5}
+    assert figures(only(second)) == {7: 0.0}
+    assert only(second).unknown is None
+
+
+def test_each_gpu_has_its_own_place_in_its_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
+    early = Card(uuid="GPU-0", compute={7: 1}, samples=(sample(7, 10, at_us=2000),))
+    late = Card(uuid="GPU-1", compute={8: 1}, samples=(sample(8, 20, at_us=9000),))
+    driver_here.answer(early, Card(uuid="GPU-1", compute={8: 1}))
+    gpus.read()
+    driver_here.answer(early, late)
+    gpus.read()
+
+    driver_here.answer(
+        Card(uuid="GPU-0", compute={7: 1}, samples=(*early.samples, sample(7, 30, at_us=2001))),
+        Card(uuid="GPU-1", compute={8: 1}, samples=(*late.samples, sample(8, 40, at_us=9001))),
+    )
+
+    assert [figures(gpu) for gpu in gpus.read().gpus] == [{7: 0.3}, {8: 0.4}]
+
+
+def test_what_the_driver_had_sampled_before_the_first_look_is_unknown(driver_here: Driver) -> None:
+    driver_here.answer(busy())
+    source = NvmlGpus()
+
+    first, second = only(source.read()), only(source.read())
+
+    assert figures(first) == {7: None}
+    assert first.unknown == "the driver's samples do not tell what each process does"
+    assert figures(second) == {7: 0.0}
+
+
+def test_samples_over_100_percent_and_of_unlisted_processes_are_dropped(gpus: NvmlGpus, driver_here: Driver) -> None:
+    found = sample(7, 30), sample(7, 2147483632), sample(8, 101), sample(0, 0), sample(9, 80)
+    driver_here.answer(Card(compute={7: 1, 8: 1}, samples=found))
+
+    assert figures(only(gpus.read())) == {7: 0.3, 8: None}
+
+
+def test_a_made_up_timestamp_hides_nothing_that_follows(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(9, 5, at_us=2**63))))
+    gpus.read()
+    driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(7, 40, at_us=2001))))
+
+    assert figures(only(gpus.read())) == {7: 0.4}
+
+
+def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(utilization=90, at_us=10**15))
+    gpus.read()
+
+    def answered(looks: int) -> bool:
+        driver_here.answer(busy(utilization=90, at_us=5000 + looks))
+        return figures(only(gpus.read())) == {7: 0.9}
+
+    assert next(looks for looks in range(20) if answered(looks)) == 11
+
+
+# Figures that the driver refuses
+
+
+@pytest.mark.parametrize(
+    ("refused", "lost", "because"),
+    [
+        pytest.param(f"{SAMPLES} 3", {"processes"}, "utilisation of processes: Not Supported", id="no samples"),
+        pytest.param(f"{SAMPLES} 999", {"processes"}, "utilisation of processes: Unknown Error", id="samples fail"),
+        pytest.param(f"{RATES} 3", {"utilization_ratio"}, "utilisation: Not Supported", id="no utilisation"),
+        pytest.param(f"{SIZES} 3", {"memory_used_bytes", "memory_size_bytes"}, None, id="no memory"),
+        pytest.param(
+            f"{COMPUTE} 4",
+            {"processes"},
+            "list of compute processes: Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and "
+            "/dev/nvidia*",
+            id="no permission",
+        ),
+        pytest.param(
+            f"{COMPUTE} 13",
+            {"processes"},
+            "list of compute processes: Function Not Found: a driver from R510 on is needed",
+            id="an old driver",
+        ),
+        pytest.param(f"{GRAPHICS} 999", {"processes"}, "list of graphics processes: Unknown Error", id="one list"),
+        pytest.param(f"{GRAPHICS} 3", set(), None, id="a GPU that cannot draw has no such list"),
+        pytest.param(f"{MPS} 13", set(), None, id="a driver that knows no MPS has no such list"),
+        pytest.param("nvmlDeviceGetMigMode 999", set(), None, id="MIG cannot be asked for"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
+    refused: str, lost: set[str], because: str | None, gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(busy(), but=(f"error 0 {refused}",))
+
+    gpu = only(gpus.read())
+
+    whole = {"utilization_ratio", "memory_used_bytes", "memory_size_bytes"}
+    assert {name for name in whole if getattr(gpu, name) is None} == lost - {"processes"}
+    assert (figures(gpu) == {7: 0.5}) == ("processes" not in lost)
+    assert gpu.unknown == because
+
+
+def test_processes_stay_listed_with_their_memory_while_their_samples_fail(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 3",))
+
+    assert only(gpus.read()).processes == (GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB),)
+
+
+def test_samples_that_failed_for_a_look_are_read_on_where_they_stood(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 999",))
+    gpus.read()
+    driver_here.answer(busy())
+
+    assert figures(only(gpus.read())) == {7: 0.5}
+
+
+@pytest.mark.parametrize("function", [SAMPLES, COMPUTE])
+@pytest.mark.parametrize(("times", "known"), [(1, True), (2, True), (3, False)])
+def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
+    function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(busy(), but=(f"grow 0 {function} {times}",))
+
+    gpu = only(gpus.read())
+
+    assert (figures(gpu) == {7: 0.5}) == known
+    assert (gpu.unknown is None) == known
+    assert known or "Insufficient Size" in str(gpu.unknown)
+
+
+def test_lists_of_a_shape_that_the_package_does_not_know_are_not_believed(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=50, compute={7: GIB, 0: 4242}))
+
+    gpu = only(gpus.read())
+
+    assert gpu.processes is None
+    assert gpu.unknown == "its lists name processes that cannot be: update the driver"
+
+
+def test_a_utilisation_over_100_percent_is_no_measurement(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=101))
+
+    assert only(gpus.read()).utilization_ratio is None
+
+
+def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(mig=True, utilization=50, used_bytes=GIB, compute={7: GIB}), but=(f"error 0 {RATES} 3",))
+
+    gpu = only(gpus.read())
+
+    assert (gpu.utilization_ratio, gpu.processes, gpu.memory_used_bytes) == (None, None, GIB)
+    assert gpu.unknown == "it is in MIG mode, and its instances are not measured"
+
+
+# GPUs and drivers that go
+
+
+@pytest.mark.parametrize(
+    ("failing", "because"),
+    [
+        pytest.param("* 15", "GPU is lost", id="fallen off the bus"),
+        pytest.param("nvmlDeviceGetHandleByIndex 999", "Unknown Error", id="it does not answer"),
+        pytest.param(f"{RATES} 15", "GPU is lost", id="in the middle of a look"),
+        pytest.param(f"{SAMPLES} 16", "GPU requires restart", id="it needs a reset"),
+    ],
+)
+def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
+    failing: str, because: str, gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    both = (Card(uuid="GPU-0", name="First", compute={7: GIB}), Card(uuid="GPU-1", utilization=30))
+    driver_here.answer(*both)
+    gpus.read()
+
+    driver_here.answer(*both, but=(f"error 0 {failing}",))
+    first, second = gpus.read().gpus
+
+    assert first == Gpu(
+        uuid="GPU-0",
+        index=0,
+        name="First",
+        utilization_ratio=None,
+        memory_used_bytes=None,
+        memory_size_bytes=None,
+        processes=None,
+        unknown=because,
+    )
+    assert (second.utilization_ratio, second.processes, second.unknown) == (0.3, (), None)
+
+
+def test_a_gpu_that_was_lost_from_the_beginning_is_on_the_list_all_the_same(driver_here: Driver) -> None:
+    driver_here.answer(Card(), Card(uuid="GPU-1"), but=("error 1 * 15",))
+
+    lost = NvmlGpus().read().gpus[1]
+
+    assert (lost.uuid, lost.index, lost.unknown) == ("unidentified-1", 1, "GPU is lost")
+
+
+def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(), but=("error 0 * 15",))
+    gpus.read()
+    driver_here.answer(busy())
+
+    back, after = only(gpus.read()), only(gpus.read())
+
+    assert (back.utilization_ratio, figures(back)) == (0.5, {7: None})
+    assert figures(after) == {7: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("but", "session", "because"),
+    [
+        pytest.param([], 2, "Uninitialized", id="it was loaded anew"),
+        pytest.param(["error - * 9"], 1, "Driver Not Loaded", id="its module is gone"),
+        pytest.param([f"error 0 {RATES} 1"], 1, "Uninitialized", id="in the middle of a look"),
+        pytest.param(
+            ["error - * 18"],
+            1,
+            "RM has detected an NVML/RM version mismatch: the driver was replaced, restart the exporter once its "
+            "module is too",
+            id="another version was installed",
+        ),
+        pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="it fails altogether"),
+    ],
+)
+def test_a_driver_that_goes_costs_every_gpu_and_is_initialised_again_at_the_next_look(
+    but: list[str], session: int, because: str, gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(busy(), but=tuple(but), session=session)
+    with pytest.raises(NvmlError) as refused:
+        gpus.read()
+
+    driver_here.answer(busy(at_us=500), session=3)
+    back = only(gpus.read())
+    driver_here.answer(busy(at_us=501), session=3)
+
+    assert str(refused.value) == f"the NVIDIA driver does not answer: {because}"
+    assert figures(back) == {7: None}
+    assert figures(only(gpus.read())) == {7: 0.5}
+
+
+def test_a_driver_that_is_not_there_yet_is_asked_again_at_each_look(driver_here: Driver) -> None:
+    driver_here.answer(Card(), but=("error - nvmlInitWithFlags 9",))
+    source = NvmlGpus()
+    for _ in range(2):
+        with pytest.raises(NvmlError, match="Driver Not Loaded"):
+            source.read()
+
+    driver_here.answer(Card())
+
+    assert only(source.read()).uuid == "GPU-0"

@@ -1,0 +1,474 @@
+"""The whole exporter on an NVIDIA driver: real processes and containers, tied to a GPU by their pids."""
+
+import csv
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import docker
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.engine import Engine
+from deploy.image import worker_image
+from exporter.scrape import SNAPSHOT_FRESH_S
+from gpuwarden import cgroup
+from tests.exporter.conftest import StartWorker
+from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Sample
+from tests.waiting import WITHIN_S, eventually
+
+GIB = 2**30
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scrape:
+    """One scrape: what a series of that name and these labels said, `None` when there is none."""
+
+    text: str
+
+    def __call__(self, series: str, /, **labels: str) -> float | None:
+        for family in text_string_to_metric_families(self.text):
+            for sample in family.samples:
+                if sample.name == f"gpuwarden_{series}" and labels.items() <= sample.labels.items():
+                    return sample.value
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """`gpuwarden exporter`, ready."""
+
+    process: subprocess.Popen[str]
+    port: int
+    log: list[dict[str, Any]]
+
+    def scrape(self) -> Scrape:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", "/metrics")
+            return Scrape(text=connection.getresponse().read().decode())
+        finally:
+            connection.close()
+
+    def until(
+        self,
+        holds: Callable[[Scrape], bool],
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        within_s: float = WITHIN_S,
+    ) -> Scrape:
+        """The first scrape of which that holds; `meanwhile` is done before each."""
+
+        def look() -> Scrape | None:
+            meanwhile()
+            found = self.scrape()
+            return found if holds(found) else None
+
+        return eventually(look, within_s=within_s)
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Its whole log, once it has ended in good order."""
+        self.process.send_signal(signal.SIGTERM)
+        _, rest = self.process.communicate(timeout=20)
+        assert self.process.returncode == 0, rest
+        return self.log + [json.loads(line) for line in rest.splitlines()]
+
+
+def command(house: Path, *arguments: object) -> list[str]:
+    given = ["--dir", house, "--port", 0, "--sample-interval-s", LOOK_S, *arguments]
+    return [sys.executable, "-m", "gpuwarden", "exporter", *map(str, given)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without settings of ours that a developer may have in it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")} | more
+
+
+@contextmanager
+def running(house: Path, *arguments: object, env: dict[str, str]) -> Iterator[Exporter]:
+    process = subprocess.Popen(
+        command(house, *arguments), env=environment(**env), stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        assert process.stderr
+        log: list[dict[str, Any]] = []
+        while not log or log[-1]["event"] != "exporter ready":
+            line = process.stderr.readline()
+            assert line, (process.communicate(), log)
+            log.append(json.loads(line))
+        yield Exporter(process=process, port=log[-1]["port"], log=log)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def program(house: Path, driver: Driver) -> Iterator[Exporter]:
+    """An exporter on the driver, without Docker."""
+    with running(house, "--docker", "none", "--nvml", "on", env=driver.environment) as exporter:
+        yield exporter
+
+
+@pytest.fixture
+def no_library(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the driver's library cannot be loaded, also where there is a real one."""
+    folder = tmp_path / "no-library"
+    folder.mkdir()
+    (folder / LIBRARY).touch()
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+def working(*pids: int, percent: int = 60, uuid: str = "GPU-0") -> Card:
+    """A GPU on which each of these has worked until now."""
+    now_us = time.monotonic_ns() // 1000
+    return Card(
+        uuid=uuid,
+        utilization=percent * len(pids),
+        used_bytes=GIB * len(pids),
+        compute=dict.fromkeys(pids, GIB),
+        samples=tuple(Sample(pid=pid, timestamp_us=now_us, sm=percent) for pid in pids),
+    )
+
+
+def resting(*pids: int, uuid: str = "GPU-0") -> Card:
+    """A GPU on which each of these holds memory and does nothing."""
+    return Card(uuid=uuid, used_bytes=GIB * len(pids), compute=dict.fromkeys(pids, GIB))
+
+
+def idle_s(found: Scrape, name: str) -> float:
+    """For how long a container has been idle, seconds; -1 where that is unknown."""
+    told = found("container_gpu_idle_seconds", container=name)
+    return -1 if told is None else told
+
+
+def idle_workers(found: Scrape) -> list[str]:
+    return [name for name in ("w0", "w1") if idle_s(found, name) >= 0]
+
+
+# Attribution
+
+
+@pytest.mark.needs_compiler
+def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0").pid
+    driver.answer(resting(pid))
+    program.until(lambda at: at("container_gpu_utilization_ratio", container="w0") == 0)
+
+    at_work = program.until(
+        lambda at: at("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0.6,
+        meanwhile=lambda: driver.answer(working(pid)),
+    )
+    driver.answer(resting(pid))
+    idle = program.until(lambda at: idle_s(at, "w0") > 0.5)
+
+    assert at_work("gpu_info", gpu="GPU-0", index="0", name="Test GPU", source="nvml") == 1
+    assert at_work("container_gpu_idle_seconds", container="w0") == 0
+    assert at_work("container_gpu_memory_bytes", container="w0", gpu="GPU-0") == GIB
+    assert at_work("gpu_unattributed_utilization_ratio", gpu="GPU-0") == 0
+    assert idle("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
+    assert (idle("container_gpu_busy_seconds_total", container="w0", gpu="GPU-0") or 0) > 0
+    assert program.stop()[0] == {
+        "event": "GPUs are read from the NVIDIA driver", "library": LIBRARY, "level": "info",
+        "timestamp": program.log[0]["timestamp"],
+    }  # fmt: skip
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.needs_docker
+def test_a_container_of_several_processes_is_the_sum_of_them_and_its_neighbour_is_not_charged(
+    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient
+) -> None:
+    with (
+        container(client, "gpuwarden-nvml-a", gpu="0") as ours,
+        container(client, "gpuwarden-nvml-b", gpu="GPU-1") as neighbour,
+        running(house, "--docker", engine.base_url, env=driver.environment) as exporter,
+    ):
+        first, second, _ = sorted(ours)
+        driver.answer(resting(first, second), resting(*neighbour, uuid="GPU-1"))
+        exporter.until(lambda at: idle_s(at, "gpuwarden-nvml-b") > 0)
+
+        at_work = exporter.until(
+            lambda at: at("container_gpu_utilization_ratio", container="gpuwarden-nvml-a") == 0.7,
+            meanwhile=lambda: driver.answer(working(first, second, percent=35), resting(*neighbour, uuid="GPU-1")),
+        )
+        driver.answer(resting(first, second), Card(uuid="GPU-1", compute=dict.fromkeys(neighbour, NOT_AVAILABLE)))
+        at_rest = exporter.until(lambda at: idle_s(at, "gpuwarden-nvml-a") > 0.3)
+
+    assert at_work("container_gpu_memory_bytes", container="gpuwarden-nvml-a", gpu="GPU-0") == 2 * GIB
+    assert at_work("container_gpu_idle_seconds", container="gpuwarden-nvml-a") == 0
+    assert at_work("container_gpu_utilization_ratio", container="gpuwarden-nvml-a", gpu="GPU-1") is None
+    assert at_work("container_gpu_utilization_ratio", container="gpuwarden-nvml-b", gpu="GPU-1") == 0
+    assert idle_s(at_work, "gpuwarden-nvml-b") > 0
+    assert at_rest("container_gpu_utilization_ratio", container="gpuwarden-nvml-a", gpu="GPU-0") == 0
+    assert at_rest("container_gpu_memory_bytes", container="gpuwarden-nvml-b", gpu="GPU-1") is None
+
+
+@contextmanager
+def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[frozenset[int]]:
+    """A container of three processes that was given a GPU; their pids as the host numbers them."""
+    started = client.containers.run(
+        worker_image(client, extra={}),
+        ["sh", "-c", "sleep 600 & sleep 600 & wait"],
+        name=name,
+        detach=True,
+        network_mode="none",
+        environment={"NVIDIA_VISIBLE_DEVICES": gpu},
+    )
+
+    def pids() -> frozenset[int] | None:
+        started.reload()
+        group = cgroup.directory(started.attrs["State"]["Pid"])
+        found = cgroup.processes(group) if group else frozenset()
+        return found if len(found) == 3 else None
+
+    try:
+        yield eventually(pids)
+    finally:
+        started.remove(force=True)
+
+
+# What is unknown
+
+
+@pytest.fixture
+def two_workers(program: Exporter, driver: Driver, start_worker: StartWorker) -> tuple[int, int]:
+    """The pids of workers w0 and w1, each measured idle on a GPU of its own."""
+    pids = [start_worker(f"w{n}", env={"CUDA_VISIBLE_DEVICES": str(n)}).pid for n in (0, 1)]
+    driver.answer(resting(pids[0]), resting(pids[1], uuid="GPU-1"))
+    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+    return pids[0], pids[1]
+
+
+@pytest.mark.needs_compiler
+def test_a_lost_gpu_makes_its_own_worker_unknown_and_not_the_other(
+    program: Exporter, driver: Driver, two_workers: tuple[int, int]
+) -> None:
+    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+
+    driver.answer(*both, but=("error 1 * 15",))
+    lost = program.until(lambda at: idle_workers(at) == ["w0"])
+    driver.answer(*both)
+    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+
+    assert lost("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
+    assert lost("container_gpu_utilization_ratio", container="w1") is None
+    assert lost("container_gpu_memory_bytes", container="w1") is None
+    assert lost("gpu_utilization_ratio", gpu="GPU-1") is None
+    assert lost("gpu_info", gpu="GPU-1", name="Test GPU") == 1
+    assert lost("unknown_samples_total", container="w1", what="gpu", reason="not_listed")
+    assert lost("unknown_samples_total", container="w0", reason="not_listed") is None
+    assert lost("collector_success", collector="source_gpu") == 1
+
+
+@pytest.mark.needs_compiler
+def test_samples_that_the_driver_refuses_are_absent_not_zero(
+    program: Exporter, driver: Driver, two_workers: tuple[int, int]
+) -> None:
+    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+
+    driver.answer(*both, but=("error 0 nvmlDeviceGetProcessUtilization 999",))
+    found = program.until(lambda at: idle_workers(at) == ["w1"])
+
+    assert found("container_gpu_utilization_ratio", container="w0") is None
+    assert found("container_gpu_memory_bytes", container="w0", gpu="GPU-0") == GIB
+    assert found("unknown_samples_total", container="w0", what="gpu", reason="not_measured")
+
+
+@pytest.mark.needs_compiler
+def test_a_driver_loaded_anew_is_met_again_without_a_restart(
+    program: Exporter, driver: Driver, two_workers: tuple[int, int]
+) -> None:
+    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+
+    driver.answer(*both, but=("error - * 9",))
+    gone = program.until(lambda at: not idle_workers(at))
+    driver.answer(*both, session=2)
+    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+
+    assert gone("collector_success", collector="source_gpu") == 0
+    assert gone("gpu_info") is None
+    assert gone("worker_alive", worker="w0") == 1
+    told = [(each["event"], each.get("because")) for each in program.stop() if each.get("source") == "gpu"]
+    assert told == [
+        ("source failed", "the NVIDIA driver does not answer: Driver Not Loaded"),
+        ("source answers again", None),
+    ]
+
+
+@pytest.mark.needs_compiler
+def test_a_call_that_hangs_costs_the_look_and_not_the_scrape(
+    program: Exporter, driver: Driver, two_workers: tuple[int, int]
+) -> None:
+    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+
+    driver.answer(*both, but=("hang 0 nvmlDeviceGetUtilizationRates",))
+    hung = program.until(lambda at: not idle_workers(at), within_s=SNAPSHOT_FRESH_S + WITHIN_S)
+    driver.answer(*both)
+    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+
+    assert (hung("sample_age_seconds") or 0) > SNAPSHOT_FRESH_S
+    assert hung("collector_success", collector="sampler") == 0
+    program.stop()
+
+
+# Which source is used
+
+
+def run(house: Path, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
+    """Exit status and standard error of an exporter that is to end by itself."""
+    done = subprocess.run(
+        command(house, "--docker", "none", *arguments),
+        env=environment(**env), capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_without_the_library_a_driver_that_was_asked_for_ends_the_program_with_what_to_do(
+    house: Path, no_library: dict[str, str]
+) -> None:
+    status, error = run(house, "--nvml", "on", env=no_library)
+
+    assert status == 1
+    assert error.startswith(f"gpuwarden exporter: {LIBRARY} cannot be loaded (")
+    assert "install the NVIDIA driver on this host" in error
+    assert "--nvml off" in error
+    assert error.count("\n") == 1
+
+
+def test_two_sources_of_gpus_are_refused(house: Path, tmp_path: Path) -> None:
+    status, error = run(house, "--nvml", "on", "--simulate-gpu", tmp_path / "gpus.json", env={})
+
+    assert status == 2
+    assert "--nvml on and --simulate-gpu cannot both be" in error
+
+
+def test_without_the_library_the_program_runs_without_gpus_and_says_why(
+    house: Path, no_library: dict[str, str]
+) -> None:
+    with running(house, "--docker", "none", env=no_library) as exporter:
+        found = exporter.until(lambda at: at("workers_duplicate") == 0)
+        log = exporter.stop()
+
+    assert found("gpu_info") is None
+    assert found("collector_success", collector="source_gpu") is None
+    assert (log[0]["event"], log[0]["because"].partition(" (")[0]) == ("no GPU is read", f"{LIBRARY} cannot be loaded")
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize(
+    ("arguments", "uuid", "event"),
+    [
+        pytest.param([], "GPU-0", "GPUs are read from the NVIDIA driver", id="auto, and the library is there"),
+        pytest.param(["--nvml", "on"], "GPU-0", "GPUs are read from the NVIDIA driver", id="on"),
+        pytest.param(["--nvml", "off"], None, "no GPU is read", id="off"),
+        pytest.param(["--simulate-gpu"], "GPU-sim-0", "GPUs are simulated", id="a simulation outdoes auto"),
+    ],
+)
+def test_the_source_of_gpus_is_chosen_and_told(
+    arguments: list[str], uuid: str | None, event: str, house: Path, driver: Driver, tmp_path: Path
+) -> None:
+    driver.answer(Card())
+    simulation = tmp_path / "gpus.json"
+    simulation.write_text(json.dumps({"gpus": [{"uuid": "GPU-sim-0", "index": 0}]}))
+    more = [simulation] if arguments == ["--simulate-gpu"] else []
+
+    with running(house, "--docker", "none", *arguments, *more, env=driver.environment) as exporter:
+        found = exporter.until(lambda at: at("workers_duplicate") == 0)
+        log = exporter.stop()
+
+    assert log[0]["event"] == event
+    assert [gpu for gpu in ("GPU-0", "GPU-sim-0") if found("gpu_info", gpu=gpu) == 1] == ([uuid] if uuid else [])
+
+
+# A real GPU
+
+CUDA_WORKER: Final = """
+import ctypes, sys
+from pathlib import Path
+from gpuwarden.reporter import Reporter
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    if getattr(cuda, name)(*arguments):
+        raise SystemExit(f"{name} failed")
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+words = 2**28
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(4 * words))
+with Reporter(Path(sys.argv[1]), worker="w0", queue="gpu", subdirectory="w0", heartbeat_s=0.05):
+    print("ready", flush=True)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            call("cuMemsetD32_v2", memory, 1, ctypes.c_size_t(words))
+            call("cuCtxSynchronize")
+        print("done", flush=True)
+"""
+"""Holds 1 GiB of the first GPU, and fills it as often as each line of its standard input says."""
+
+FILLS: Final = 20_000
+"""Some seconds of work."""
+
+
+@pytest.fixture
+def cuda_worker(house: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CUDA_WORKER, str(house)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def nvidia_smi(query: str) -> list[list[str]]:
+    """What NVIDIA's own program says, a list of fields a row."""
+    asked = subprocess.run(
+        ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60, check=True
+    )
+    return [[field.strip() for field in row] for row in csv.reader(asked.stdout.splitlines())]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no nvidia-smi on PATH: no NVIDIA driver")
+def test_a_real_gpu_is_published_as_nvidia_smi_sees_it(house: Path, cuda_worker: subprocess.Popen[str]) -> None:
+    with running(house, "--docker", "none", "--nvml", "on", "--sample-interval-s", 1, env={}) as exporter:
+        found = exporter.until(lambda at: idle_s(at, "w0") > 0, within_s=30)
+        smi = nvidia_smi("--query-gpu=uuid,index,name,memory.total,memory.used")
+        apps = {
+            (uuid, int(pid)): used for uuid, pid, used in nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
+        }
+        assert cuda_worker.stdin
+        assert cuda_worker.stdout
+        cuda_worker.stdin.write(f"{FILLS}\n")
+        cuda_worker.stdin.flush()
+        busy = exporter.until(
+            lambda at: (at("container_gpu_utilization_ratio", container="w0") or 0) > 0.2, within_s=30
+        )
+        assert cuda_worker.stdout.readline() == "done\n"
+        idle = exporter.until(lambda at: idle_s(at, "w0") > 3, within_s=30)
+
+    for uuid, index, name, size_mib, used_mib in smi:
+        assert found("gpu_info", gpu=uuid, index=index, name=name, source="nvml") == 1
+        assert (found("gpu_memory_size_bytes", gpu=uuid) or 0) / 2**20 == pytest.approx(int(size_mib), abs=1)
+        assert (found("gpu_memory_used_bytes", gpu=uuid) or 0) / 2**20 == pytest.approx(int(used_mib), abs=64)
+    (own,) = (uuid for uuid, pid in apps if pid == cuda_worker.pid)
+    held_bytes = found("container_gpu_memory_bytes", container="w0", gpu=own) or 0
+    assert held_bytes / 2**20 == pytest.approx(int(apps[own, cuda_worker.pid]), abs=1)
+    assert idle_s(busy, "w0") <= 0
+    assert idle("container_gpu_utilization_ratio", container="w0", gpu=own) == 0

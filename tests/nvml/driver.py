@@ -1,0 +1,106 @@
+"""An NVIDIA driver to order: tests/nvml/nvml.c as libnvidia-ml.so.1, and the script of what it answers."""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from deploy import parts
+
+SOURCE: Final = Path(__file__).with_name("nvml.c")
+LIBRARY: Final = "libnvidia-ml.so.1"
+COMPILE_TIMEOUT_S: Final = 60
+
+NOT_AVAILABLE: Final = "-"
+
+Memory = int | str
+"""Bytes, or NOT_AVAILABLE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What the driver has sampled of one process, percent, up to a time of its own clock, microseconds."""
+
+    pid: int
+    timestamp_us: int
+    sm: int | str
+    memory: int | str = 0
+    encoder: int | str = 0
+    decoder: int | str = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One GPU; its lists are pid to memory."""
+
+    uuid: str = "GPU-0"
+    name: str = "Test GPU"
+    size_bytes: int = 16 * 2**30
+    used_bytes: int = 0
+    utilization: int = 0
+    mig: bool = False
+    compute: Mapping[int, Memory] = field(default_factory=dict)
+    graphics: Mapping[int, Memory] = field(default_factory=dict)
+    mps: Mapping[int, Memory] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+
+    def lines(self, index: int) -> list[str]:
+        """Its part of the script."""
+        lists = {"compute": self.compute, "graphics": self.graphics, "mps": self.mps}
+        return [
+            f"gpu {index} {self.uuid} {self.size_bytes} {self.used_bytes} {self.utilization} {self.name}",
+            *([f"mig {index}"] if self.mig else []),
+            *(f"{kind} {index} {pid} {size}" for kind, found in lists.items() for pid, size in found.items()),
+            *(
+                f"sample {index} {each.pid} {each.timestamp_us} {each.sm} {each.memory} {each.encoder} {each.decoder}"
+                for each in self.samples
+            ),
+        ]
+
+
+class Driver:
+    """A driver whose GPUs, errors and delays a test changes while others ask it."""
+
+    def __init__(self, library: Path, script: Path) -> None:
+        self.library = library
+        self.script = script
+        self.answer()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to meet this driver."""
+        return {"LD_LIBRARY_PATH": str(self.library.parent), "NVML_SCRIPT": str(self.script)}
+
+    def answer(self, *cards: Card, but: tuple[str, ...] = (), session: int = 1) -> None:
+        """From now on, these GPUs; `but` are lines of the script (see nvml.c), such as `error 0 * 15`."""
+        lines = [f"session {session}", *(line for index, card in enumerate(cards) for line in card.lines(index)), *but]
+        scratch = self.script.with_suffix(".new")
+        scratch.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+        scratch.replace(self.script)
+
+
+def compile_library(folder: Path, *, compiler: Path) -> Path:
+    """libnvidia-ml.so.1 in `folder`, made without a header or a library."""
+    library = folder / LIBRARY
+    command: list[str | Path] = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-nostdlib",
+        f"-Wl,-soname={LIBRARY}",
+        "-o",
+        library,
+        SOURCE,
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
+    return library
+
+
+def build(folder: Path) -> Path:
+    """The library, by whatever C compiler there is.
+
+    Raises:
+        PartMissing: there is none, and none can be fetched.
+    """
+    return compile_library(folder, compiler=parts.find("cc"))

@@ -1,0 +1,267 @@
+/* A stand-in for NVIDIA's driver library: it answers the NVML functions that the exporter asks, from a script.
+ *
+ * The script is the text file that NVML_SCRIPT names, read anew at every call, at most 64 KiB, one answer a line. Words
+ * are separated by one blank; GPU is a number from 0, or `-` in a call that is about none; `*` is every FUNCTION.
+ * Functions go by their name without the version at its end, numbers are decimal, and `-` for a number is all ones,
+ * which is how NVML says "not available". Structures and return codes are those of nvml.h (the NVML API reference):
+ *
+ *     session NUMBER                                   another number: the driver was loaded anew, initialise first
+ *     gpu GPU UUID TOTAL USED UTILIZATION NAME         bytes and percent; the name may have blanks
+ *     mig GPU                                          it is in MIG mode; without this line MIG is not supported
+ *     compute|graphics|mps GPU PID BYTES               a process on that list
+ *     sample GPU PID TIMESTAMP SM MEMORY ENC DEC       microseconds and percent; told to whom has seen less
+ *     error GPU FUNCTION CODE                          what that call returns
+ *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
+ *     hang GPU FUNCTION                                that call does not return while this line is there
+ *
+ * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. One
+ * thread at a time may call it.
+ */
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef struct { u32 version; u64 total, reserved, free, used; } Memory;
+typedef struct { u32 gpu, memory; } Rates;
+typedef struct { u32 pid; u64 bytes; u32 gpu_instance, compute_instance; } Process;
+typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1 };
+enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16 };
+
+int open(const char *path, int flags, ...);
+long read(int file, void *into, unsigned long size);
+int close(int file);
+int usleep(u32 microseconds);
+char *getenv(const char *name);
+
+static char script[SCRIPT_BYTES + 1];
+static u64 session = 0;
+static u32 grown = 0;
+
+/* What stands in a line after `words`, or 0: the words must match to the blank after the last of them. */
+static const char *after(const char *line, const char *words)
+{
+    while (*words && *line == *words)
+        line++, words++;
+    return *words ? 0 : line;
+}
+
+static const char *next_line(const char *line)
+{
+    while (*line && *line != '\n')
+        line++;
+    return *line ? line + 1 : line;
+}
+
+static u64 number(const char **at)
+{
+    u64 value = 0;
+    while (**at == ' ')
+        (*at)++;
+    if (**at == '-') {
+        (*at)++;
+        return ~0ULL;
+    }
+    while (**at >= '0' && **at <= '9')
+        value = value * 10 + (u64)(*(*at)++ - '0');
+    return value;
+}
+
+static void text(const char **at, char *into, u32 size, char end)
+{
+    while (**at == ' ')
+        (*at)++;
+    while (**at && **at != '\n' && **at != end && size > 1)
+        *into++ = *(*at)++, size--;
+    *into = 0;
+}
+
+/* The rest of the first line from `line` on that begins with `kind` and is about this GPU; 0 when there is none. */
+static const char *find(const char *line, const char *kind, int gpu)
+{
+    for (; *line; line = next_line(line)) {
+        const char *rest = after(line, kind);
+        if (rest && (int)number(&rest) == gpu)
+            return *rest == ' ' ? rest + 1 : rest;
+    }
+    return 0;
+}
+
+/* The same for a line that goes on with the name of this function, or with `*`. */
+static const char *find_call(const char *kind, int gpu, const char *function)
+{
+    const char *rest = script, *found;
+    while ((rest = find(rest, kind, gpu))) {
+        if ((found = after(rest, function)) && (*found == ' ' || *found == '\n'))
+            return found;
+        if (*rest == '*')
+            return rest + 1;
+    }
+    return 0;
+}
+
+static int load(void)
+{
+    const char *path = getenv("NVML_SCRIPT");
+    int file = path ? open(path, 0) : -1;
+    long size = file < 0 ? -1 : read(file, script, SCRIPT_BYTES);
+    if (file >= 0)
+        close(file);
+    script[size < 0 ? 0 : size] = 0;
+    return size >= 0;
+}
+
+static u64 present_session(void)
+{
+    const char *line = script, *rest;
+    for (; *line; line = next_line(line))
+        if ((rest = after(line, "session ")))
+            return number(&rest);
+    return 0;
+}
+
+/* What every call begins with: it hangs, fails, or finds the driver that it was initialised with. */
+static int begin(int gpu, const char *function)
+{
+    const char *rest;
+    do {
+        if (!load())
+            return UNKNOWN;
+    } while (find_call("hang ", gpu, function) && !usleep(10000));
+    if ((rest = find_call("error ", gpu, function)))
+        return (int)number(&rest);
+    if (after(function, "nvmlInit"))
+        return SUCCESS;
+    return session && session == present_session() ? SUCCESS : UNINITIALIZED;
+}
+
+static int must_grow(int gpu, const char *function)
+{
+    const char *rest = find_call("grow ", gpu, function);
+    grown = rest ? grown + 1 : 0;
+    return rest && grown <= number(&rest);
+}
+
+static int gpu_of(const void *device) { return (int)(long)device - 1; }
+
+int nvmlInitWithFlags(u32 flags)
+{
+    int failed = begin(NO_GPU, "nvmlInitWithFlags");
+    if (!failed && !(flags & INIT_FLAG_NO_GPUS) && !find(script, "gpu ", 0))
+        failed = GPU_NOT_FOUND;
+    session = failed ? 0 : present_session();
+    return failed;
+}
+
+int nvmlShutdown(void)
+{
+    int failed = begin(NO_GPU, "nvmlShutdown");
+    session = 0;
+    return failed;
+}
+
+const char *nvmlErrorString(int code) { return code ? "an error of the stand-in" : "success"; }
+
+int nvmlDeviceGetCount_v2(u32 *count)
+{
+    int failed = begin(NO_GPU, "nvmlDeviceGetCount");
+    for (*count = 0; !failed && find(script, "gpu ", (int)*count); ++*count)
+        ;
+    return failed;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(u32 index, void **device)
+{
+    int failed = begin((int)index, "nvmlDeviceGetHandleByIndex");
+    *device = (void *)((long)index + 1);
+    return failed ? failed : find(script, "gpu ", (int)index) ? SUCCESS : INVALID_ARGUMENT;
+}
+
+/* The fields of a `gpu` line; any may be left out by a null pointer. */
+static int describe(void *device, const char *function, char *uuid, Memory *memory, Rates *rates, char *name, u32 size)
+{
+    int failed = begin(gpu_of(device), function);
+    const char *rest = failed ? 0 : find(script, "gpu ", gpu_of(device));
+    char unread[96];
+    u64 total, used, busy;
+    if (!rest)
+        return failed ? failed : INVALID_ARGUMENT;
+    text(&rest, uuid ? uuid : unread, uuid ? size : sizeof unread, ' ');
+    total = number(&rest), used = number(&rest), busy = number(&rest);
+    if (memory)
+        memory->total = total, memory->reserved = 0, memory->used = used, memory->free = total - used;
+    if (rates)
+        rates->gpu = (u32)busy, rates->memory = 0;
+    if (name)
+        text(&rest, name, size, '\n');
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, u32 size)
+{ return describe(device, "nvmlDeviceGetUUID", uuid, 0, 0, 0, size); }
+
+int nvmlDeviceGetName(void *device, char *name, u32 size)
+{ return describe(device, "nvmlDeviceGetName", 0, 0, 0, name, size); }
+
+int nvmlDeviceGetMemoryInfo_v2(void *device, Memory *memory)
+{ return describe(device, "nvmlDeviceGetMemoryInfo", 0, memory, 0, 0, 0); }
+
+int nvmlDeviceGetUtilizationRates(void *device, Rates *rates)
+{ return describe(device, "nvmlDeviceGetUtilizationRates", 0, 0, rates, 0, 0); }
+
+int nvmlDeviceGetMigMode(void *device, u32 *current, u32 *pending)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceGetMigMode");
+    *current = *pending = !failed && find(script, "mig ", gpu_of(device)) != 0;
+    return failed ? failed : *current ? SUCCESS : NOT_SUPPORTED;
+}
+
+static int list(void *device, const char *function, const char *kind, u32 *count, Process *into)
+{
+    int gpu = gpu_of(device), failed = begin(gpu, function);
+    u32 room = into ? *count : 0;
+    const char *rest = script;
+    if (failed)
+        return failed;
+    for (*count = 0; (rest = find(rest, kind, gpu)); ++*count) {
+        u32 pid = (u32)number(&rest);
+        u64 bytes = number(&rest);
+        if (*count < room)
+            into[*count].pid = pid, into[*count].bytes = bytes;
+    }
+    return *count > room || (into && must_grow(gpu, function)) ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, u32 *count, Process *into)
+{
+    return list(device, "nvmlDeviceGetComputeRunningProcesses", "compute ", count, into);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, u32 *count, Process *into)
+{
+    return list(device, "nvmlDeviceGetGraphicsRunningProcesses", "graphics ", count, into);
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, u32 *count, Process *into)
+{
+    return list(device, "nvmlDeviceGetMPSComputeRunningProcesses", "mps ", count, into);
+}
+
+int nvmlDeviceGetProcessUtilization(void *device, Sample *into, u32 *count, u64 seen)
+{
+    int gpu = gpu_of(device), failed = begin(gpu, "nvmlDeviceGetProcessUtilization");
+    u32 room = into ? *count : 0;
+    const char *rest = script;
+    if (failed)
+        return failed;
+    for (*count = 0; (rest = find(rest, "sample ", gpu));) {
+        Sample found;
+        found.pid = (u32)number(&rest), found.timestamp = number(&rest), found.sm = (u32)number(&rest);
+        found.memory = (u32)number(&rest), found.encoder = (u32)number(&rest), found.decoder = (u32)number(&rest);
+        if (found.timestamp > seen && ++*count <= room)
+            into[*count - 1] = found;
+    }
+    if (!*count)
+        return NOT_FOUND;
+    return *count > room || must_grow(gpu, "nvmlDeviceGetProcessUtilization") ? INSUFFICIENT_SIZE : SUCCESS;
+}
