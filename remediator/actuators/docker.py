@@ -1,5 +1,6 @@
 """Docker containers of this host's own engine, by full id. The label `gpuwarden.managed=true` opts one in."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,10 @@ LABEL: Final = "gpuwarden.managed"
 
 TIMEOUT_S: Final = 10
 """How long the engine may take to answer, beyond a stop's own grace, seconds."""
+
+# To look for a proxy, the HTTP library below sets and unsets variables of the environment: two threads at it fail one
+# another. A socket has no proxy, but a client asks for the engine's version before it can be told so.
+_CONNECTING: Final = threading.Lock()
 
 
 class DockerActuator:
@@ -66,7 +71,9 @@ class DockerActuator:
     def _client(self, timeout_s: float) -> Iterator[docker.APIClient]:
         client: docker.APIClient | None = None
         try:
-            client = docker.APIClient(base_url=self._base_url, timeout=round(timeout_s), version="auto")
+            with _CONNECTING:
+                client = docker.APIClient(base_url=self._base_url, timeout=round(timeout_s), version="auto")
+            client.trust_env = False
             yield client
         except NotFound as error:
             raise ActuatorError(f"the container is gone: {error.explanation}") from error

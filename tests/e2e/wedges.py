@@ -246,7 +246,9 @@ def wedge(room: Room, worker: str, *, retries_max: int) -> Iterator[Wedge]:
     (folder / "execute.log").touch()
     ground = Ground(directory=room.chain.directory, queue=folder / "queue", data=room.work / "data")
     with ExitStack() as stack:
-        client = stack.enter_context(closing(docker.DockerClient(base_url=room.engine.base_url)))
+        with room.one_at_a_time:  # and no look for a proxy, which threads do at one another's expense
+            client = stack.enter_context(closing(docker.DockerClient(base_url=room.engine.base_url)))
+            client.api.trust_env = False
         fleet = DockerFleet(client, [_slot(worker)], ground, unmanaged=(), queues={}, habits=Habits())
         with room.one_at_a_time:
             store = stack.enter_context(closing(JobStore.open(_url(folder, "queue"))))

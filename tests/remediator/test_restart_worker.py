@@ -1432,20 +1432,24 @@ def test_for_another_host_nothing_but_its_fenced_job_is_touched_and_only_after_t
         assert known.armed
         assert known.settle_for_s >= LIMITS.settle_bound_s
         assert known.episode.settle is not None
-        assert known.episode.settle.stage is Stage.FENCED
+        assert not known.episode.settle.over
         assert known.job is not None
         assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
 
 
 @ANY
 @given(any_facts())
-def test_gpus_are_taken_out_of_use_once_and_only_after_a_stop_that_did_not_end_it(known: Facts) -> None:
+def test_gpus_are_taken_out_of_use_once_and_only_for_what_outlived_a_stop_or_its_container(known: Facts) -> None:
     step = decide(known)
 
     if isinstance(step, Quarantine):
-        assert known.episode.free is not None
-        assert known.episode.free.stage is Stage.STOPPING
-        assert not known.episode.free.data["quarantined"]
+        free = known.episode.free
+        assert known.armed
+        assert free is not None
+        up = known.container is not None and known.container.incarnation == free.key and known.container.running
+        assert free.stage is Stage.STOPPING or (free.stage is Stage.PLANNED and not up)
+        assert known.free_for_s >= LIMITS.free_bound_s
+        assert not free.data["quarantined"]
         assert known.container_known
 
 
