@@ -47,10 +47,7 @@ def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
         OSError: the process is gone, or is not ours to look at.
         ValueError: what the kernel answers is no such line.
     """
-    line = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    # The name stands in brackets and may hold brackets and spaces itself; utime, stime and starttime are fields 14, 15
-    # and 22, the first after the name is the third.
-    fields = line.rpartition(")")[2].split()
+    fields = cgroup.stat(pid, proc=proc)  # utime, stime and starttime are 14, 15 and 22 in the manual
     if len(fields) < 20:
         raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
     return CpuUse(start_ticks=int(fields[19]), used_ticks=int(fields[11]) + int(fields[12]))
