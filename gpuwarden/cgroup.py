@@ -127,5 +127,15 @@ def start_ticks(pid: int, *, proc: Path = PROC) -> int:
     Raises:
         OSError: the process is gone.
     """
-    after_name = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-    return int(after_name.split()[19])
+    return int(stat(pid, proc=proc)[19])
+
+
+def stat(pid: int, *, proc: Path = PROC) -> list[str]:
+    """What the kernel says of a process after its name: state, parent, group, session, … (proc_pid_stat(5)).
+
+    The name stands in brackets and may hold brackets and spaces itself, so field N of the manual is the one at N - 3.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    return (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

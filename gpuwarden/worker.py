@@ -36,7 +36,7 @@ import structlog
 from gpuwarden import clock, logs
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import EXIT_DISOWNED, HEARTBEAT_S, LEASE_S, JobId, Phase, State
+from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State
 from gpuwarden.jobstore import Job, JobStore, ReplacedError, is_gpu
 from gpuwarden.reporter import Reporter, host_key, state_directory
 
@@ -427,6 +427,11 @@ def command(argv: list[str]) -> int:
             f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and that above 0, or a lease ends "
             "for one renewal that was late or lost"
         )
+    if arguments.heartbeat_s > HEARTBEAT_S:
+        parser.error(
+            f"--heartbeat-s must be {HEARTBEAT_S:g} or less: others take a worker that was not seen for {FRESH_S:g} s "
+            "for gone, the dead-worker condition and the sweep of leases among them"
+        )
     logs.configure(level=arguments.log_level)
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
@@ -495,7 +500,7 @@ def _parser() -> argparse.ArgumentParser:
                              "cannot renew for so long stops itself (PostgreSQL), or works on where nobody else can "
                              "reach the queue (SQLite)")  # fmt: skip
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
-                        help="how often the lease is renewed and the files refreshed, seconds")  # fmt: skip
+                        help="how often the lease is renewed and the files refreshed, seconds; at most 10")  # fmt: skip
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
     return parser

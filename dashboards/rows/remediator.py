@@ -41,18 +41,18 @@ PANELS: Final = (
     ),
     Panel(
         title="Open episodes now",
-        reads="Episodes that are not closed, the host with the most. Read with dry run in mind: what would have "
+        reads="Episodes that are not closed, of all hosts together. Read with dry run in mind: what would have "
         "been done stays open while it is still true.",
         unit="short",
-        queries=(Query(expr=f"max(gpuwarden_remediator_episodes_open{{{HOST}}})", legend="open"),),
+        queries=(Query(expr=f"sum(gpuwarden_remediator_episodes_open{{{HOST}}})", legend="open"),),
         kind="number",
         width=8,
         levels={1: "orange"},
     ),
     Panel(
         title="Remediations by outcome",
-        reads="Episodes closed, by outcome and condition, over the whole ledger. Totals, not a rate: the first "
-        "of a kind is born at 1, and a rate would not show it. Hosts that share a ledger show the same.",
+        reads="Episodes closed, by outcome and condition, since the ledger began. Totals, not a rate: the first "
+        "of a kind is born at 1, and a rate would not show it. Each host tells its own, also of a shared ledger.",
         unit="short",
         queries=(
             Query(
@@ -68,7 +68,7 @@ PANELS: Final = (
     ),
     Panel(
         title="Steps of the remediators",
-        reads="Steps done, failed, or that a dry run would have done, over the whole ledger. A `failed` that "
+        reads="Steps done, failed, or that a dry run would have done, since the ledger began. A `failed` that "
         "climbs is a target that resists: the ledger says why.",
         unit="short",
         queries=(

@@ -88,10 +88,11 @@ def work(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> dict[int, ProcessW
 def _stat(pid: int, proc: Path) -> list[int]:
     """The fields 10 to 22 of /proc/PID/stat, each at its own number: faults, CPU time, start (proc_pid_stat(5)).
 
-    The name, field 2, stands in brackets and may hold brackets and spaces itself; the first after it is the third.
+    Raises:
+        OSError: the process is gone.
+        ValueError: what the kernel answers is no such line.
     """
-    line = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    fields = line.rpartition(")")[2].split()
+    fields = cgroup.stat(pid, proc=proc)
     if len(fields) < 20:
         raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
     return [0] * 10 + [int(field) for field in fields[7:20]]

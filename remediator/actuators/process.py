@@ -127,7 +127,7 @@ def _recorded(pid_file: Path) -> tuple[int, int] | None:
 def _runs(pid: int, ticks: int) -> bool:
     _reap(pid)
     try:
-        return cgroup.start_ticks(pid) == ticks and not _is_zombie(pid)
+        return cgroup.start_ticks(pid) == ticks and cgroup.stat(pid)[0] != "Z"
     except OSError:
         return False
 
@@ -164,21 +164,12 @@ def _session(leader: int, ticks: int) -> frozenset[int]:
     for entry in cgroup.PROC.iterdir():
         if entry.name.isdigit():
             try:
-                state, _parent, _group, session = _stat(int(entry.name))[:4]
+                state, _parent, _group, session = cgroup.stat(int(entry.name))[:4]
             except OSError:
                 continue
             if int(session) == leader and state != "Z":
                 found.add(int(entry.name))
     return frozenset(found)
-
-
-def _is_zombie(pid: int) -> bool:
-    return _stat(pid)[0] == "Z"
-
-
-def _stat(pid: int) -> list[str]:
-    """What stands after the name in /proc/PID/stat: state, parent, process group, session, ... (proc(5))."""
-    return (cgroup.PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def _reap(pid: int) -> None:

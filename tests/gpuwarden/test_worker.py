@@ -575,6 +575,13 @@ def test_a_lease_of_less_than_three_heartbeats_is_called_wrong(
     assert "--lease-s must be 3 times --heartbeat-s or more" in " ".join(err.split())
 
 
+def test_a_heartbeat_slower_than_others_wait_for_is_called_wrong(refused: Callable[..., tuple[int, str]]) -> None:
+    code, err = refused(heartbeat_s="10.1", jobs_max="0")
+
+    assert code == 2
+    assert "--heartbeat-s must be 10 or less" in " ".join(err.split())
+
+
 def test_a_lease_of_three_heartbeats_will_do(refused: Callable[..., tuple[int, str]]) -> None:
     code, _ = refused(heartbeat_s="10", lease_s="30", jobs_max="0")
 

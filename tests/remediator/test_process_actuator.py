@@ -69,7 +69,7 @@ def start_ticks(pid: int) -> int:
 
 
 def lives(pid: int) -> bool:
-    return start_ticks(pid) != 0 and not process._is_zombie(pid)
+    return start_ticks(pid) != 0 and cgroup.stat(pid)[0] != "Z"
 
 
 def python(program: str, *arguments: str) -> tuple[str, ...]:
