@@ -1,7 +1,7 @@
 """`gpuwarden COMMAND`: finds the command, runs it, and turns our own errors into one line and an exit code.
 
-Exit codes: 0 done; 1 it failed, and said why; 2 it was called wrongly; 77 a worker lost its job. The exporter and the
-remediator register their commands as entry points, so that this library never imports what is built on it.
+Exit codes: 0 done; 1 it failed, and said why; 2 it was called wrongly; 75 to 78 a worker lost its job. The exporter and
+the remediator register their commands as entry points, so that this library never imports what is built on it.
 """
 
 import argparse

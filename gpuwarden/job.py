@@ -209,6 +209,13 @@ class Trip(StrEnum):
     HEALTH = "health"
     DEAD_WORKER = "dead_worker"
 
+    @property
+    def exit_code(self) -> int:
+        """What a worker that can still end by itself ends with when its job was taken for this trip (A18)."""
+        return _EXIT_CODES.get(self, EXIT_DISOWNED)
+
 
 EXIT_DISOWNED: Final = 77
 """The exit code of a worker that found it no longer owns its job and stopped itself (A11)."""
+
+_EXIT_CODES: Final[Mapping[Trip, int]] = {Trip.BUDGET: 75, Trip.STALL: 76, Trip.HEALTH: 78}

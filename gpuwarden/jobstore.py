@@ -415,7 +415,8 @@ class JobStore:
             connection.execute(select(WORKERS.c.incarnation).where(its_row).with_for_update())
             if connection.execute(take).rowcount != 1:
                 return False
-            connection.execute(_of_worker(slot.host, slot.worker, incarnation).values(**_retired(incarnation, now)))
+            retire = _of_worker(slot.host, slot.worker, incarnation)
+            connection.execute(retire.values(**_retired(incarnation, now), retired_for=trip))
             tell(connection, QUEUE.channel)
             return True
 
@@ -471,6 +472,15 @@ class JobStore:
         with writing(self._engine) as connection:
             retire = _of_worker(host, worker, incarnation).values(**_retired(incarnation, now))
             return connection.execute(retire).rowcount == 1
+
+    def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:
+        """The trip for which this incarnation's job was taken; `None` where none was, or its replacement is there."""
+        trip = select(WORKERS.c.retired_for).where(
+            WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired == incarnation
+        )
+        with reading(self._engine) as connection:
+            found = connection.scalar(trip)
+        return None if found is None else Trip(found)
 
     # --- GPUs that nobody uses
 

@@ -76,6 +76,7 @@ WORKERS = Table(
     Column("last_seen_at", Float, nullable=False),
     # An incarnation whose process is being ended: it claims nothing more. The next one is another.
     Column("retired", String),
+    Column("retired_for", String),  # the trip its job was taken for; null where it held none, or was started anew
 )
 
 # Which GPUs a worker has, as far as it knows itself; by UUID.

@@ -36,7 +36,7 @@ import structlog
 from gpuwarden import clock, logs
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State
+from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
 from gpuwarden.jobstore import Job, JobStore, ReplacedError, is_gpu
 from gpuwarden.reporter import Reporter, host_key, state_directory
 
@@ -67,6 +67,14 @@ class BodyError(GpuwardenError):
 
 class WorkerStopping(BaseException):
     """SIGTERM or SIGINT came: give the job back and end."""
+
+
+class DisownedError(GpuwardenError):
+    """Told to stop, it found its job taken away already. `exit_code` says for which trip (A18)."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(_DISOWNED)
+        self.exit_code = exit_code
 
 
 class Stop:
@@ -131,6 +139,7 @@ class Worker:
 
         Raises:
             WorkerStopping: told to stop; the job it held is given back.
+            DisownedError: told to stop, and the job it held was not its own any more.
             ReplacedError: this incarnation is over.
             DatabaseError: the queue would not take a result.
         """
@@ -240,12 +249,14 @@ class Worker:
             given_back = self._store.release(
                 job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation, now=self._store.now()
             )
-            bound.info("stopping: job given back", accepted=given_back)
+            if not given_back:
+                raise DisownedError(self._code_of_end()) from None
+            bound.info("stopping: job given back")
             raise
         finally:
             over.set()  # before the result is written: a keeper that finds the job settled must not take it for lost
         if not self._settle(job, because, bound):
-            _stop_at_once(bound, _DISOWNED)
+            _stop_at_once(bound, _DISOWNED, self._code_of_end())
         keeper.join(timeout=BUSY_TIMEOUT_S)  # or its last heartbeat could put the model back into the row
         self._reporter.end_job()
         self._see(model=None)
@@ -322,7 +333,18 @@ class Worker:
                 bound.warning("queue does not answer; working on", because=str(error))
                 continue
             if not owned and not over.is_set():
-                _stop_at_once(bound, _DISOWNED)
+                _stop_at_once(bound, _DISOWNED, self._code_of_end())
+
+    def _code_of_end(self) -> int:
+        """The exit code of a worker whose job was taken: that of the trip, where the queue still tells it."""
+        incarnation = self._reporter.incarnation
+        with suppress(DatabaseError):
+            trip = self._store.retired_for(
+                host=self._settings.host, worker=self._settings.name, incarnation=incarnation
+            )
+            if trip is not None:
+                return trip.exit_code
+        return EXIT_DISOWNED
 
     def _renew(self, job: Job) -> bool:
         sent_s = clock.boottime_s()
@@ -367,10 +389,10 @@ class Worker:
 _DISOWNED: Final = "this worker no longer owns its job"
 
 
-def _stop_at_once(bound: structlog.typing.FilteringBoundLogger, because: str) -> None:
+def _stop_at_once(bound: structlog.typing.FilteringBoundLogger, because: str, exit_code: int = EXIT_DISOWNED) -> None:
     """End this process without another instruction of the job: the job may belong to someone else now."""
-    bound.error("stopping at once", because=because, exit_code=EXIT_DISOWNED)
-    os._exit(EXIT_DISOWNED)
+    bound.error("stopping at once", because=because, exit_code=exit_code)
+    os._exit(exit_code)
 
 
 def _answer(ask: Callable[[], T], *, worker: str, stop: Stop, reporter: Reporter) -> T:
@@ -441,6 +463,9 @@ def command(argv: list[str]) -> int:
     except WorkerStopping:
         log.info("stopped", worker=arguments.name)
         return 0
+    except DisownedError as error:
+        log.error("stopping", worker=arguments.name, because=str(error), exit_code=error.exit_code)  # noqa: TRY400 - its end is orderly
+        return error.exit_code
     except ReplacedError as error:
         because = str(error)
         log.error("this worker is over: stopping", worker=arguments.name, because=because, exit_code=EXIT_DISOWNED)  # noqa: TRY400 - its end is orderly
@@ -481,7 +506,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog=f"Exit codes: 0 told to stop; 1 could not start; {EXIT_DISOWNED} the job was taken away (A11), or this "
-        "incarnation of the worker is over.",
+        f"incarnation of the worker is over; {Trip.BUDGET.exit_code} it was taken for its budget, "
+        f"{Trip.STALL.exit_code} for a stall, {Trip.HEALTH.exit_code} for its GPU's health (A18).",
     )
     parser.add_argument("--name", required=True, help="this slot's name, unique on the host; it names the state files")
     parser.add_argument("--body", required=True, help="module:function that loads a job and returns its work")

@@ -4,6 +4,7 @@ A body that hangs while it loads stands in for every job that never beats. What 
 with I/O alone, stands in for a load from a warm page cache: the exporter goes by the container.
 """
 
+import json
 import os
 import signal
 import time
@@ -88,6 +89,12 @@ class Scene:
 
     def happened(self, case: str) -> list[str]:
         return [what for what in self.fleet.history(worker_of(case)) if what in ("start", "stop", "die")]
+
+    def exit_codes(self, case: str) -> list[int]:
+        """What the worker said it ended with, each time its job was taken from it."""
+        lines = self.fleet.container(worker_of(case)).logs().decode().splitlines()
+        told = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line["exit_code"] for line in told if "exit_code" in line]
 
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
@@ -208,6 +215,7 @@ def test_a_busy_job_over_its_budget_is_tripped_and_one_in_time_is_not(scene: Sce
     assert f"of a budget of {BUDGET_S:.1f} s" in scene.told("budget")
     job = scene.stage.store.job(late)
     assert job.watchdog_retries > 0
+    assert 75 in scene.exit_codes("budget")
     assert scene.facts("in-time").gpu_idle_s == 0  # busy, as the other was
     assert (scene.fired("in-time"), scene.stories("in-time")) == (set(), [])
     assert (scene.stage.store.job(in_time).state, scene.stage.store.job(in_time).attempt) == (State.RUNNING, 1)
@@ -224,6 +232,7 @@ def test_a_video_job_that_hangs_before_its_first_beat_is_tripped_by_gpu_health(
     assert scene.fired("hangs") == {"GpuwardenJobUnhealthy health"}
     assert "I/O, page faults and CPU still" in scene.told("hangs")
     assert scene.stage.store.job(loads["hangs"]).watchdog_retries > 0
+    assert 78 in scene.exit_codes("hangs")
 
 
 @pytest.mark.behaviour("A5")

@@ -101,6 +101,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
 
 
 @pytest.mark.behaviour("A14")
+@pytest.mark.behaviour("A14b")
 def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(scene: Scene) -> None:
     job_id = scene.submit("rules", STEADY)
     before = scene.incarnation("rules")

@@ -79,6 +79,7 @@ def test_while_fencing_no_worker_old_or_new_moves_the_job(move: Move) -> None:
         after(State.FENCING, move)
 
 
+@pytest.mark.behaviour("A1")
 @pytest.mark.parametrize(
     ("job_class", "budget_s", "retried"),
     [

@@ -19,7 +19,7 @@ from gpuwarden.database import DatabaseError, NoAnswerError
 from gpuwarden.job import JobId, State, Trip
 from gpuwarden.jobstore import Job, JobStore, ReplacedError, Submission
 from gpuwarden.reporter import Reporter
-from gpuwarden.worker import BodyError, Settings, Stop, Worker, WorkerStopping, find_body, gpus_named
+from gpuwarden.worker import BodyError, DisownedError, Settings, Stop, Worker, WorkerStopping, find_body, gpus_named
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -230,17 +230,21 @@ def test_a_killed_worker_leaves_its_claim_and_its_files_to_be_found(
 
 
 @pytest.mark.behaviour("A11")
-def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf(
-    start: Callable[..., Any], store: JobStore, log: Path
+@pytest.mark.behaviour("A18")
+@pytest.mark.parametrize(
+    ("trip", "code"), [(Trip.BUDGET, 75), (Trip.STALL, 76), (Trip.HEALTH, 78), (Trip.DEAD_WORKER, 77)]
+)
+def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf_and_says_for_what(
+    start: Callable[..., Any], store: JobStore, log: Path, trip: Trip, code: int
 ) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
     holder = store.job(job_id).claimed_by or ""
-    assert store.fence(job_id, attempt=1, incarnation=holder, trip=Trip.STALL, now=1)
+    assert store.fence(job_id, attempt=1, incarnation=holder, trip=trip, now=1)
 
-    assert process.wait(timeout=8) == 77
+    assert process.wait(timeout=8) == code
     assert store.job(job_id).state is State.FENCING
 
 
@@ -623,7 +627,7 @@ def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which a worker stopped itself for having lost its job; here only the thread ends."""
     threads: list[str] = []
 
-    def stop(_bound: object, _because: str) -> None:
+    def stop(_bound: object, _because: str, _exit_code: int) -> None:
         threads.append(threading.current_thread().name)
         raise SystemExit
 
@@ -692,6 +696,33 @@ def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Re
         run_worker(store, reporter, lose)
 
     assert "MainThread" in disowned
+
+
+@pytest.mark.behaviour("A18")
+@pytest.mark.parametrize(("told", "code"), [(True, 75), (False, 77)], ids=["known", "not told"])
+def test_a_worker_that_is_told_to_stop_after_its_job_was_taken_says_for_what(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, told: bool, code: int
+) -> None:
+    submit(store)
+    stop = Stop()
+    if not told:
+        monkeypatch.setattr(store, "retired_for", no_answer)
+
+    def lose(job: Job, _report: Reporter) -> Callable[[], None]:
+        def work() -> None:
+            store.fence(job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1)
+            stop.on_signal(signal.SIGTERM, None)
+
+        return work
+
+    with pytest.raises(DisownedError) as ended:
+        run_worker(store, reporter, lose, stop=stop, heartbeat_s=10)
+
+    assert ended.value.exit_code == code
+
+
+def no_answer(**_: Any) -> None:
+    raise DatabaseError("database is locked")
 
 
 def settled_without_an_answer(
