@@ -474,9 +474,23 @@ def _connect_args(query: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver opens no transaction of its own; _begin does
-    connection.execute("PRAGMA journal_mode = WAL")
+    _log_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """Write ahead to a log. Whoever else opens a database that does not yet is refused at once, and asks again."""
+    give_up_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up_s:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _begin(connection: Connection) -> None:
