@@ -348,10 +348,10 @@ def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, Ram
         if container.kind == "process":
             pids = processes.tree(container.pid)
             return pids, RamUse(usage_bytes=processes.resident_bytes(pids))
-        group = cgroup.directory(container.pid)
+        group = cgroup.directory(container.pid, container.id)
         # A container that runs has a process: none means that its group went while it was looked at.
         found = None if group is None else cgroup.processes(group) or None
-        accounted = cgroup.memory_directory(container.pid)
+        accounted = cgroup.memory_directory(container.pid, container.id)
         if accounted is None:
             because = "no memory controller accounts for the container"
             return found, RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))

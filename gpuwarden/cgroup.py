@@ -13,7 +13,7 @@ from typing import Final
 PROC: Final = Path("/proc")
 ROOT: Final = Path("/sys/fs/cgroup")
 
-_CONTAINER_ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_CONTAINER_ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ def container_id(pid: int, *, proc: Path = PROC) -> str | None:
     return None
 
 
-def memory_directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
-    """Where the memory of a process's container is accounted; `None` where no memory controller covers it.
+def memory_directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """Where the memory of a container is accounted, by its id and one of its processes; `None` where nowhere.
 
-    For a process in no container it is its own cgroup. Groups that a container made inside itself count as its own.
+    Groups that a container made inside itself count as its own.
 
     Raises:
         OSError: the process is gone.
     """
     unified: Path | None = None
-    for controllers, path in _groups(pid, proc):
+    for controllers, path in _groups(pid, container, proc):
         if "memory" in controllers.split(","):
             return root / "memory" / path
         if not controllers:
@@ -75,18 +75,18 @@ def memory(directory: Path) -> Memory:
     )
 
 
-def directory(pid: int, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
-    """A directory that lists the processes of a process's container: where memory is accounted, else the unified one.
+def directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """A directory that lists the processes of a container: where memory is accounted, else the unified one.
 
     In this order, because on hybrid hosts some runtimes leave their containers' unified group at the daemon's.
 
     Raises:
         OSError: the process is gone.
     """
-    accounted = memory_directory(pid, proc=proc, root=root)
+    accounted = memory_directory(pid, container, proc=proc, root=root)
     if accounted is not None and (accounted / "cgroup.procs").exists():
         return accounted
-    for controllers, path in _groups(pid, proc):
+    for controllers, path in _groups(pid, container, proc):
         if not controllers:
             for candidate in (root / path, root / "unified" / path):
                 if (candidate / "cgroup.procs").exists():
@@ -111,13 +111,19 @@ def processes(group: Path) -> frozenset[int]:
     return frozenset(pids)
 
 
-def _groups(pid: int, proc: Path) -> list[tuple[str, str]]:
-    """A process's cgroups as (controllers, path from the root), each cut off below its container's own group."""
+def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:
+    """A process's cgroups that bear its container's id, as (controllers, path from the root) of the container's own.
+
+    Others are left out: a process that has exited, and was not waited for, is in the root of each version 1 hierarchy,
+    among all processes of the host; and a pid may be somebody else's by now.
+    """
     found = []
     for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
-        own = _CONTAINER_ID.search(path)
-        found.append((controllers, (path[: own.end()] if own else path).strip("/")))
+        for named in _CONTAINER_ID.finditer(path):
+            if named.group(1) == container:
+                found.append((controllers, path[: named.end()].strip("/")))
+                break
     return found
 
 

@@ -40,7 +40,7 @@ class DockerActuator:
                 return None
         state = found["State"]
         running = bool(state.get("Running") or state.get("Restarting")) and bool(state.get("Pid"))
-        group = _group(state["Pid"]) if running else (Path(cgroup) if cgroup else None)
+        group = _group(state["Pid"], found["Id"]) if running else (Path(cgroup) if cgroup else None)
         try:
             pids: frozenset[int] = frozenset() if group is None else cgroups.processes(group)
         except OSError as error:
@@ -86,8 +86,12 @@ class DockerActuator:
                 client.close()
 
 
-def _group(pid: int) -> Path | None:
+def _group(pid: int, container: str) -> Path:
+    """The cgroup of a container that runs; without it nobody can tell its processes, nor see it dead."""
     try:
-        return cgroups.directory(pid)
-    except OSError:
-        return None
+        group = cgroups.directory(pid, container)
+    except OSError as error:
+        raise ActuatorError(f"the cgroup of container {container} cannot be read: {error}") from error
+    if group is None:
+        raise ActuatorError(f"process {pid} is in no cgroup of container {container}: it is ending, or Docker is")
+    return group

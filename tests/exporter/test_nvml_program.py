@@ -231,7 +231,7 @@ def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[f
 
     def pids() -> frozenset[int] | None:
         started.reload()
-        group = cgroup.directory(started.attrs["State"]["Pid"])
+        group = cgroup.directory(started.attrs["State"]["Pid"], started.attrs["Id"])
         found = cgroup.processes(group) if group else frozenset()
         return found if len(found) == 3 else None
 

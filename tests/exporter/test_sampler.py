@@ -301,8 +301,8 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
     group = house / "group"
     group.mkdir()
     (group / "cgroup.procs").write_text(f"{worker.pid}\n")
-    monkeypatch.setattr(cgroup, "directory", lambda _: group)
-    monkeypatch.setattr(cgroup, "memory_directory", lambda _: None)
+    monkeypatch.setattr(cgroup, "directory", lambda *_: group)
+    monkeypatch.setattr(cgroup, "memory_directory", lambda *_: None)
     docker = Docker(build.container(name="w0", pid=worker.pid))
 
     snapshot = sampler(house, containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
@@ -314,7 +314,7 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
 def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
     house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroup, "directory", lambda _: house / "gone")
+    monkeypatch.setattr(cgroup, "directory", lambda *_: house / "gone")
     docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
 
     snapshot = sampler(house, containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
@@ -332,7 +332,7 @@ def test_of_two_containers_with_one_name_the_second_is_left_out_and_counted(
     snapshot = sampler(house, containers=docker).sample()
 
     assert only(snapshot).container.kind == "docker"
-    assert snapshot.unknown == {("w0", "processes", "duplicate_name"): 1}
+    assert snapshot.unknown["w0", "processes", "duplicate_name"] == 1
 
 
 def test_a_worker_whose_process_cannot_be_looked_at_is_counted(

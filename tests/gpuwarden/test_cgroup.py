@@ -117,68 +117,89 @@ def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
             ask(99, proc=proc)
     for ask_place in (cgroup.memory_directory, cgroup.directory):
         with pytest.raises(FileNotFoundError):
-            ask_place(99, proc=proc, root=root)
+            ask_place(99, ID, proc=proc, root=root)
 
 
 # --- where
 
 
 def test_version_2_accounts_memory_and_lists_processes_in_one_place(proc: Path, root: Path) -> None:
-    belongs(proc, "0::/system.slice/docker-1.scope")
-    place = group(root / "system.slice/docker-1.scope", memory_current="1\n", cgroup_procs=f"{PID}\n")
+    belongs(proc, f"0::/system.slice/docker-{ID}.scope")
+    place = group(root / f"system.slice/docker-{ID}.scope", memory_current="1\n", cgroup_procs=f"{PID}\n")
 
-    assert cgroup.memory_directory(PID, proc=proc, root=root) == place
-    assert cgroup.directory(PID, proc=proc, root=root) == place
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) == place
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == place
 
 
 def test_version_1_accounts_memory_in_its_own_hierarchy(proc: Path, root: Path) -> None:
-    belongs(proc, "5:cpu,cpuacct:/docker/1", "4:memory:/docker/1", "1:name=systemd:/docker/1")
-    place = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
+    belongs(proc, f"5:cpu,cpuacct:/docker/{ID}", f"4:memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}")
+    place = group(root / f"memory/docker/{ID}", cgroup_procs=f"{PID}\n")
 
-    assert cgroup.memory_directory(PID, proc=proc, root=root) == place
-    assert cgroup.directory(PID, proc=proc, root=root) == place
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) == place
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == place
 
 
 def test_the_hybrid_lists_where_it_accounts_for_the_unified_group_may_be_the_daemons(proc: Path, root: Path) -> None:
-    belongs(proc, "4:hugetlb,memory:/docker/1", "1:name=systemd:/docker/1", "0::/system.slice/containerd.service")
-    accounted = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
+    belongs(
+        proc, f"4:hugetlb,memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}", "0::/system.slice/containerd.service"
+    )
+    accounted = group(root / f"memory/docker/{ID}", cgroup_procs=f"{PID}\n")
     group(root / "unified/system.slice/containerd.service", cgroup_procs=f"1\n2\n{PID}\n")
 
-    assert cgroup.memory_directory(PID, proc=proc, root=root) == accounted
-    assert cgroup.directory(PID, proc=proc, root=root) == accounted
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) == accounted
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == accounted
 
 
 @pytest.mark.parametrize("place", ["/docker/{id}", "/system.slice/docker-{id}.scope"])
 def test_groups_that_a_container_made_inside_itself_count_as_its_own(proc: Path, root: Path, place: str) -> None:
-    own = place.format(id="a" * 64)
+    own = place.format(id=ID)
     belongs(proc, f"0::{own}/workers/one")
     accounted = group(root / own.strip("/"), memory_current="7\n", cgroup_procs="")
     group(accounted / "workers/one", memory_current="5\n", cgroup_procs=f"{PID}\n")
 
-    assert cgroup.memory_directory(PID, proc=proc, root=root) == accounted
-    assert cgroup.directory(PID, proc=proc, root=root) == accounted
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) == accounted
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == accounted
     assert cgroup.processes(accounted) == {PID}
 
 
 def test_the_hybrid_without_its_unified_mount_lists_in_version_1(proc: Path, root: Path) -> None:
-    belongs(proc, "4:memory:/docker/1", "0::/docker/1")
-    accounted = group(root / "memory/docker/1", cgroup_procs=f"{PID}\n")
+    belongs(proc, f"4:memory:/docker/{ID}", f"0::/docker/{ID}")
+    accounted = group(root / f"memory/docker/{ID}", cgroup_procs=f"{PID}\n")
 
-    assert cgroup.directory(PID, proc=proc, root=root) == accounted
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == accounted
 
 
 def test_without_a_memory_controller_memory_is_accounted_nowhere(proc: Path, root: Path) -> None:
-    belongs(proc, "0::/system.slice/x.service")
-    listed = group(root / "system.slice/x.service", cgroup_procs="")
+    belongs(proc, f"0::/system.slice/docker-{ID}.scope")
+    listed = group(root / f"system.slice/docker-{ID}.scope", cgroup_procs="")
 
-    assert cgroup.memory_directory(PID, proc=proc, root=root) is None
-    assert cgroup.directory(PID, proc=proc, root=root) == listed
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) is None
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == listed
 
 
 def test_without_any_hierarchy_there_is_no_place(proc: Path, root: Path) -> None:
-    belongs(proc, "1:name=systemd:/docker/1")
+    belongs(proc, f"1:name=systemd:/docker/{ID}")
 
-    assert cgroup.directory(PID, proc=proc, root=root) is None
+    assert cgroup.directory(PID, ID, proc=proc, root=root) is None
+
+
+@pytest.mark.parametrize("path", ["/", f"/docker/{OTHER}", "/system.slice/x.service"])
+def test_a_process_that_is_not_in_its_containers_group_tells_of_no_other(proc: Path, root: Path, path: str) -> None:
+    """As one that has exited in the root of version 1: all processes of the host are listed there."""
+    belongs(proc, f"4:memory:{path}", f"1:name=systemd:{path}", f"0::{path}")
+    for hierarchy in (root, root / "memory"):
+        group(hierarchy / path.strip("/"), memory_current="7\n", cgroup_procs="1\n2\n")
+
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) is None
+    assert cgroup.directory(PID, ID, proc=proc, root=root) is None
+
+
+def test_a_container_in_a_container_has_its_own_group(proc: Path, root: Path) -> None:
+    belongs(proc, f"0::/docker/{OTHER}/docker/{ID}/workers")
+    own = group(root / f"docker/{OTHER}/docker/{ID}", memory_current="7\n", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.memory_directory(PID, ID, proc=proc, root=root) == own
+    assert cgroup.directory(PID, ID, proc=proc, root=root) == own
 
 
 # --- how much
@@ -307,22 +328,3 @@ def test_this_process_started_after_its_parent_and_before_now() -> None:
 
     assert 0 < cgroup.start_ticks(os.getpid()) / ticks <= up_s
     assert cgroup.start_ticks(os.getpid()) == cgroup.start_ticks(os.getpid())
-
-
-def test_this_process_is_among_those_of_its_group() -> None:
-    place = cgroup.directory(os.getpid())
-    if place is None or not (place / "cgroup.procs").exists():
-        pytest.skip("this host's cgroups are not mounted where this process is")
-
-    assert os.getpid() in cgroup.processes(place)
-
-
-def test_this_process_is_charged_for_memory_if_a_controller_covers_it() -> None:
-    place = cgroup.memory_directory(os.getpid())
-    if place is None or not place.is_dir():
-        pytest.skip("no memory controller covers this process")
-
-    found = cgroup.memory(place)
-
-    assert found.usage_bytes > 0
-    assert found.working_set_bytes is None or found.working_set_bytes <= found.usage_bytes

@@ -122,20 +122,22 @@ def test_processes_that_cannot_be_listed_are_an_error_not_an_empty_list(
 
 
 @pytest.mark.needs_docker
-def test_a_process_that_ended_since_the_inspection_has_no_cgroup(
-    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "says"), [(FileNotFoundError(), "cannot be read"), (None, "is in no cgroup of container")]
+)
+def test_a_process_that_ends_while_it_is_looked_at_is_an_error_not_a_container_without_processes(
+    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, error: OSError | None, says: str
 ) -> None:
     handle = run()
 
-    def gone(_: int) -> Path:
-        raise FileNotFoundError
+    def gone(*_: object) -> None:
+        if error is not None:
+            raise error
 
     monkeypatch.setattr(cgroup, "directory", gone)
 
-    found = DockerActuator(engine.base_url).look(handle)
-
-    assert found is not None
-    assert (found.pids, found.cgroup) == (frozenset(), None)
+    with pytest.raises(ActuatorError, match=says):
+        DockerActuator(engine.base_url).look(handle)
 
 
 @pytest.mark.needs_docker
