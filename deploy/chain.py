@@ -36,6 +36,8 @@ from gpuwarden import cgroup, clock
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
+RESEND_S: Final = 10
+"""How often Prometheus tells of an alert that goes on, seconds: an Alertmanager that was away hears of it then."""
 
 
 LISTENERS: Final = ("exporter", "remediator", "alertmanager", "prometheus")
@@ -279,6 +281,7 @@ class Chain:
                 f"--web.listen-address=127.0.0.1:{_port(self.prometheus_url)}",
                 f"--storage.tsdb.retention.time={self.plan.metrics_days}d",
                 f"--storage.tsdb.retention.size={self.plan.metrics_bytes}B",
+                f"--rules.alert.resend-delay={RESEND_S}s",
                 "--log.format=json",
             ],
         )
@@ -329,9 +332,14 @@ def _gpuwarden(*arguments: str) -> list[str]:
 
 
 def _tether() -> Sequence[str]:
-    """What makes a child end when we do, however we end; nothing where util-linux has no setpriv."""
+    """What makes a child end when we do, however we end; nothing where util-linux has no setpriv.
+
+    The kernel tells a child of its parent's death only from when the child has asked for it. If we were killed before
+    that, the child finds that it has another parent by now, and begins nothing.
+    """
     setpriv = shutil.which("setpriv")
-    return (setpriv, "--pdeathsig", "TERM", "--") if setpriv else ()
+    begin = f'[ "$PPID" = {os.getpid()} ] && exec "$@"'
+    return (setpriv, "--pdeathsig", "TERM", "--", "/bin/sh", "-c", begin, "sh") if setpriv else ()
 
 
 def keep_token(path: Path) -> None:

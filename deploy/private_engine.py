@@ -66,6 +66,10 @@ class Places:
         return self.run / "docker.sock"
 
     @property
+    def configuration(self) -> Path:  # noqa: D102
+        return self.run / "daemon.json"
+
+    @property
     def log(self) -> Path:  # noqa: D102
         return self.work / "dockerd.log"
 
@@ -96,18 +100,22 @@ def guard(places: Places, dockerd: str) -> int:
             sweep(places)
 
 
-def _run_until_told(places: Places, dockerd: str) -> int:
-    command = [
+def dockerd_command(places: Places, dockerd: str) -> list[str]:
+    """What starts the engine of `places`, whose folders and `daemon.json` must be there."""
+    return [
         *(dockerd, "--host", f"unix://{places.socket}", "--group", "root"),
         *("--data-root", str(places.data / "data"), "--exec-root", str(places.run / "exec")),
-        *("--pidfile", str(places.run / "dockerd.pid"), "--config-file", str(places.run / "daemon.json")),
+        *("--pidfile", str(places.run / "dockerd.pid"), "--config-file", str(places.configuration)),
         *("--bridge", "none", "--iptables=false", "--ip6tables=false"),
     ]
+
+
+def _run_until_told(places: Places, dockerd: str) -> int:
     # An empty configuration keeps /etc/docker/daemon.json, written for another engine, out of this one.
-    (places.run / "daemon.json").write_text("{}")
+    places.configuration.write_text("{}")
     with places.log.open("ab") as log:
         engine = subprocess.Popen(
-            command,
+            dockerd_command(places, dockerd),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

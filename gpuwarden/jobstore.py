@@ -200,6 +200,15 @@ class JobStore:
         """Let go of every connection."""
         self._engine.dispose()
 
+    def check_writable(self) -> None:
+        """Be the one writer for a moment, and write nothing.
+
+        Raises:
+            DatabaseError: another process holds the write lock, or the database cannot be written.
+        """
+        with writing(self._engine):
+            pass
+
     def changes(self) -> Changes:
         """A cheap watch on the queue, for one thread."""
         return watch(self._engine, QUEUE)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -39,7 +40,7 @@ GONE_S: Final = 7 * 86400.0
 """A host whose executor has shown no life for longer is taken for one that was given up, seconds."""
 
 DISK_FREE_MIN: Final = 100 * 2**20
-"""Less room than this for a ledger in a file is too little, bytes."""
+"""Less room than this for a ledger or a queue in a file is too little, bytes."""
 
 LATELY_S: Final = 86400.0
 """For how long an episode that ended without a mend asks for a person, seconds."""
@@ -52,6 +53,13 @@ ADDRESSES: Final = {
     "prometheus": ("http://127.0.0.1:9090", "Prometheus"),
     "alertmanager": ("http://127.0.0.1:9093", "Alertmanager"),
 }
+
+
+SOURCES: Final = {
+    "source_docker": "does the Docker engine run?",
+    "source_gpu": "does the GPU's driver answer (`nvidia-smi`)?",
+}
+"""What to ask first where a source of the exporter's fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +138,10 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         with closing(existing(wanted.ledger)) as ledger:
             _read_ledger(report, ledger, wanted)
     except GpuwardenError as error:
-        report.parts.append(_unwell(wanted.ledger, error))
+        report.parts.append(_unwell("ledger", wanted.ledger, error))
     for name, ask in (
         ("remediator", partial(_health, "remediator")),
-        ("exporter", partial(_health, "exporter")),
+        ("exporter", _exporter),
         ("alertmanager", _ready),
         ("prometheus", _prometheus),
     ):
@@ -173,7 +181,7 @@ def page(report: Report) -> Iterator[str]:
 
 
 def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> None:
-    report.parts.append(_ledger(ledger, wanted.ledger))
+    report.parts.append(_database("ledger", wanted.ledger, ledger))
     orders, executing = ledger.orders(), [each for each in ledger.executing() if wanted.host in (None, each.host)]
     report.parts += [_executor(each, now=report.at) for each in executing]
     if not executing:
@@ -202,22 +210,23 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
             yield Armed(host=host, remedy=remedy, armed=orders.armed(host=host, remedy=remedy), by=by)
 
 
-def _ledger(ledger: Ledger, url: str) -> Part:
+def _database(name: str, url: str, database: Ledger | JobStore) -> Part:
+    """Whether there is room for it, and nobody keeps its write lock."""
     path = _file(url)
     if path is not None:
         free = shutil.disk_usage(path.parent).free
         if free < DISK_FREE_MIN:
             says = f"only {free / 2**20:.0f} MiB are free on the disk of {path}"
-            return Part(name="ledger", ok=False, says=says, todo="make room: without it nothing is recorded, so done")
+            return Part(name=name, ok=False, says=says, todo="make room: without it nothing is recorded, so done")
     try:
-        ledger.check_writable()
+        database.check_writable()
     except DatabaseError as error:
-        return _unwell(url, error)
-    return Part(name="ledger", ok=True, says="can be read and written")
+        return _unwell(name, url, error)
+    return Part(name=name, ok=True, says="can be read and written")
 
 
-def _unwell(url: str, error: GpuwardenError) -> Part:
-    """What a database says in its own words, and what to do about it."""
+def _unwell(name: str, url: str, error: GpuwardenError) -> Part:
+    """What the database of ledger or queue says in its own words, and what to do about it."""
     says, path = str(error), _file(url)
     for words, meaning, todo in (
         (
@@ -227,11 +236,15 @@ def _unwell(url: str, error: GpuwardenError) -> Part:
         ),
         ("full", "the disk is full: nothing is recorded, so nothing is done", "make room; all goes on by itself then"),
         ("readonly", "this account may only read it", "ask as the user that the executor runs as"),
-        ("unable to open", "it cannot be opened", "ask as the user that the executor runs as"),
+        (
+            "unable to open",
+            "it cannot be opened",
+            f"is --{name} right? If so, ask as the user that the executor runs as",
+        ),
     ):
         if words in says:
-            return Part(name="ledger", ok=False, says=f"{meaning} ({says})", todo=todo)
-    return Part(name="ledger", ok=False, says=says, todo="is --ledger right, and does its database run?")
+            return Part(name=name, ok=False, says=f"{meaning} ({says})", todo=todo)
+    return Part(name=name, ok=False, says=says, todo=f"is --{name} right, and does its database run?")
 
 
 def _file(url: str) -> Path | None:
@@ -243,15 +256,16 @@ def _file(url: str) -> Path | None:
 
 
 def _queue(report: Report, wanted: argparse.Namespace) -> Part:
-    path, todo = _file(wanted.queue), "is --queue right, and does its database run?"
+    path = _file(wanted.queue)
     if path is not None and not path.exists():  # opened, it would be made
+        todo = "is --queue right, and does its database run?"
         return Part(name="queue", ok=False, says=f"there is none at {path}", todo=todo)
     try:
         with closing(JobStore.open(wanted.queue)) as store:
             report.quarantined = [each for each in store.quarantined() if wanted.host in (None, each.host)]
+            return _database("queue", wanted.queue, store)
     except GpuwardenError as error:
-        return Part(name="queue", ok=False, says=str(error), todo=todo)
-    return Part(name="queue", ok=True, says="answers")
+        return _unwell("queue", wanted.queue, error)
 
 
 def _executor(executing: Executing, *, now: float) -> Part:
@@ -286,6 +300,25 @@ def _health(name: str, client: httpx.Client, url: str) -> Part:
         return Part(name=name, ok=True, says=f"well at {url}")
     says = f"says {answer.status_code} at {url}: {answer.text.strip()[:200]}"
     return Part(name=name, ok=False, says=says, todo="its log says why")
+
+
+def _exporter(client: httpx.Client, url: str) -> Part:
+    """Well, and every source and collector did its work: what one failed to tell is unknown, and never acted on."""
+    part = _health("exporter", client, url)
+    if not part.ok:
+        return part
+    families = text_string_to_metric_families(client.get(f"{url}/metrics").text)
+    failed = [
+        sample.labels["collector"]
+        for family in families
+        for sample in family.samples
+        if sample.name == "gpuwarden_collector_success" and sample.value == 0
+    ]
+    if not failed:
+        return part
+    says = f"{', '.join(failed)} failed at {url}: what is told by it is unknown, so nothing is done on its account"
+    asked = [SOURCES[name] for name in failed if name in SOURCES]
+    return Part(name="exporter", ok=False, says=says, todo="; ".join([*asked, "its log says why"]))
 
 
 def _ready(client: httpx.Client, url: str) -> Part:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from deploy import init, parts
-from tests.e2e.test_up import WEDGE, ask, free_ports
+from tests.e2e.running import WEDGE, ask, free_ports
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts

@@ -9,9 +9,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,63 +20,10 @@ from deploy.chain import CHECKOUT, LISTENERS, PARTS
 from deploy.engine import Engine, docker_engine
 from deploy.private_engine import Places
 from deploy.reachable import NoEngine, reachable_engine
+from tests.e2e.running import READY, Run, ask, free_ports, runs, up
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
-
-HEALTH = {
-    "exporter": "/healthz", "remediator": "/healthz", "alertmanager": "/-/ready", "prometheus": "/-/ready",
-}  # fmt: skip
-READY = "ready; Ctrl-C"
-WEDGE = {
-    "alertname": "GpuwardenJobStalled", "host": "box1", "worker": "w1", "container": "c1", "job_id": "7",
-    "attempt": "1", "incarnation": "i1", "severity": "critical", "remedy": "restart_worker", "trip": "stall",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One start of `up`."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-    data: Path
-    ports: dict[str, int]
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def says(self, text: str) -> None:
-        eventually(lambda: text in self.said(), f"it says {text!r}", log=self.said)
-
-    def ready(self) -> "Run":
-        eventually(lambda: READY in self.said() or self._ended(), "it is ready", within_s=40, log=self.said)
-        return self
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout=30)
-
-    def url(self, part: str, path: str) -> str:
-        return f"http://127.0.0.1:{self.ports[part]}{path}"
-
-    def get(self, part: str, path: str) -> str:
-        return httpx.get(self.url(part, path), trust_env=False).text
-
-    def answers(self, part: str) -> bool:
-        try:
-            return httpx.get(self.url(part, HEALTH[part]), trust_env=False, timeout=1).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    def pids(self) -> dict[str, int]:
-        record = json.loads((self.data / "parts.json").read_text())
-        return {part: int(record[part].split()[0]) for part in PARTS if part in record}
-
-    def _ended(self) -> bool:
-        if self.process.poll() is not None:
-            pytest.fail(f"it ended with {self.process.returncode}:\n{self.said()}")
-        return False
 
 
 def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -141,7 +85,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
     with up(tmp_path, ports, "--host", "box1") as run:
         run.ready()
         ask("submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
-        episode = eventually(lambda: wedge(run) and episodes(run), "an alert opens an episode", log=run.said)
+        episode = eventually(lambda: run.accuse() and episodes(run), "an alert opens an episode", log=run.said)
         sample = eventually(lambda: scraped(run, time.time()), "a scrape is stored", within_s=30)
         left = run.pids()
         run.process.kill()
@@ -174,7 +118,7 @@ def test_a_part_that_is_killed_is_started_again(tmp_path: Path) -> None:
         after = run.pids()
         assert not set(after.values()) & set(before.values())
         eventually(lambda: all(map(run.answers, LISTENERS)), "all of them answer", log=run.said)
-        assert eventually(lambda: wedge(run) and episodes(run), "an alert still arrives", log=run.said)
+        assert eventually(lambda: run.accuse() and episodes(run), "an alert still arrives", log=run.said)
         assert run.stop() == 0
     assert not any(runs(pid) for pid in after.values())
 
@@ -208,24 +152,18 @@ def test_docker_that_is_started_later_stopped_and_started_is_used(
 def test_an_installed_package_holds_all_it_needs(tmp_path: Path) -> None:
     site = installed(tmp_path)
     env = {**parts.env_for_parts(), "PYTHONPATH": str(site)}
-    with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], env=env) as run:
+    with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], cwd=tmp_path, env=env) as run:
         run.ready()
         rules = json.loads(run.get("prometheus", "/api/v1/rules"))["data"]["groups"]
         assert {Path(group["file"]).parent for group in rules} == {site / "deploy" / "alerts"}
         assert run.stop() == 0
 
     bare = {**env, "PATH": str(tmp_path), "LD_LIBRARY_PATH": ""}
-    with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], env=bare) as run:
+    with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], cwd=tmp_path, env=bare) as run:
         assert run.process.wait(timeout=30) == 1
     assert "apt-get install prometheus\n" in run.said()
     assert "apt-get install prometheus-alertmanager\n" in run.said()
     assert "--fetch-parts" in run.said()
-
-
-def wedge(run: Run) -> bool:
-    """Tell Alertmanager of a wedge, as Prometheus would."""
-    alerts = [{"labels": WEDGE, "annotations": {"summary": "wedged", "description": "d", "runbook": "r"}}]
-    return httpx.post(run.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False).status_code == 200
 
 
 def episodes(run: Run) -> list[tuple[int, str]]:
@@ -254,19 +192,6 @@ def docker_seen(run: Run) -> float | None:
     return float(found[1]) if found else None
 
 
-def ask(*arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuwarden", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True
-    ).stdout
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except OSError:
-        return False
-
-
 def installed(folder: Path) -> Path:
     """The package as pip unpacks its wheel."""
     subprocess.run(
@@ -277,33 +202,3 @@ def installed(folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
-
-
-def free_ports() -> dict[str, int]:
-    with ExitStack() as stack:
-        probes = {part: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for part in LISTENERS}
-        return {part: probe.getsockname()[1] for part, probe in probes.items()}
-
-
-@contextmanager
-def up(
-    folder: Path,
-    ports: dict[str, int],
-    *options: str,
-    data: Path | None = None,
-    docker: str = "none",
-    command: list[str] | None = None,
-    env: dict[str, str] | None = None,
-) -> Iterator[Run]:
-    log, data = folder / "up.log", data or folder / "data"
-    listening = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
-    argv = [sys.executable, *(command or ["-m", "deploy.up"]), "--data", str(data), "--docker", docker]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*argv, *listening, *options], cwd=folder if command else CHECKOUT, env=env, stdout=file, stderr=file
-        )
-    try:
-        yield Run(process=process, log=log, data=data, ports=ports)
-    finally:
-        process.kill()
-        process.wait()

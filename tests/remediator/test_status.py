@@ -34,6 +34,7 @@ class Parts:
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str]] = {
             "/healthz": (200, "ok"),
+            "/metrics": (200, 'gpuwarden_collector_success{collector="source_docker"} 1\n'),
             "/-/ready": (200, "ready"),
             "/api/v1/rules": (200, rules(RULE)),
             "/api/v1/alertmanagers": (200, json.dumps({"data": {"activeAlertmanagers": [{"url": "u"}]}})),
@@ -137,6 +138,11 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     ("path", "answer", "says"),
     [
         ("/healthz", (503, "no fresh look at this host"), "exporter: says 503 at"),
+        (
+            "/metrics",
+            (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),
+            "is unknown, so nothing is done on its account; does the Docker engine run?; its log says why",
+        ),
         ("/-/ready", (503, "starting"), "alertmanager: says 503 at"),
         ("/-/ready", (503, "starting"), "prometheus: says 503 at"),
         ("/api/v1/rules", (200, rules()), "has no rule that calls the remediator; add alerts/*.rules.yaml"),
@@ -246,7 +252,7 @@ def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
 
     assert code == 1
     assert "`gpuwarden gpu release GPU-0`" in lines[-1]
-    assert "queue         ok        answers" in lines
+    assert "queue         ok        can be read and written" in lines
 
 
 @sqlite_only
@@ -254,7 +260,7 @@ def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
     ("url", "says"),
     [
         ("sqlite:///{}/qeue.db", "there is none at"),
-        ("sqlite:///{}", "unable to open database file"),
+        ("sqlite:///{}", "it cannot be opened"),
         ("queue.db", "is no database URL"),
     ],
 )
@@ -265,7 +271,7 @@ def test_a_queue_that_cannot_be_opened_is_told_and_none_is_made(
 
     assert code == 1
     assert says in lines[-1]
-    assert lines[-1].endswith("is --queue right, and does its database run?")
+    assert "is --queue right" in lines[-1]
     assert not (tmp_path / "qeue.db").exists()
 
 
@@ -284,18 +290,27 @@ def test_an_executor_that_never_ran_or_was_given_up_is_told_apart(ledger: Ledger
 
 
 @sqlite_only
-def test_a_locked_ledger_is_told_in_a_sentence(
-    ledger_file: Path, ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["ledger", "queue"])
+def test_a_locked_database_is_told_in_a_sentence(
+    ledger_file: Path,
+    tmp_path: Path,
+    ask: Callable[..., Said],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.05)
-    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+    queue = tmp_path / "the-queue.db"
+    JobStore.open(f"sqlite:///{queue}").close()
+    file = {"ledger": ledger_file, "queue": queue}[name]
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 
-        code, lines = ask()
+        code, lines = ask("--queue", f"sqlite:///{queue}")
 
     assert code == 1
-    assert lines[-1].startswith("  - ledger: another process holds its write lock and does not let go")
-    assert f"find it (`fuser {ledger_file}`)" in lines[-1]
+    (need,) = lines[lines.index("needs a person:") + 1 :]
+    assert need.startswith(f"  - {name}: another process holds its write lock and does not let go")
+    assert f"find it (`fuser {file}`)" in need
 
 
 @sqlite_only

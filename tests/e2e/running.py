@@ -1,0 +1,120 @@
+"""`gpuwarden up` as a person runs it, for tests: a start of it, what it says, where it answers, and what runs."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.chain import CHECKOUT, LISTENERS, PARTS
+from tests.waiting import eventually
+
+HEALTH = {
+    "exporter": "/healthz", "remediator": "/healthz", "alertmanager": "/-/ready", "prometheus": "/-/ready",
+}  # fmt: skip
+READY = "ready; Ctrl-C"
+WEDGE = {
+    "alertname": "GpuwardenJobStalled", "host": "box1", "worker": "w1", "container": "c1", "job_id": "7",
+    "attempt": "1", "incarnation": "i1", "severity": "critical", "remedy": "restart_worker", "trip": "stall",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One start of `up`."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    data: Path
+    ports: dict[str, int]
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def says(self, text: str) -> None:
+        eventually(lambda: text in self.said(), f"it says {text!r}", log=self.said)
+
+    def ready(self) -> "Run":
+        eventually(lambda: READY in self.said() or self._ended(), "it is ready", within_s=40, log=self.said)
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+    def url(self, part: str, path: str) -> str:
+        return f"http://127.0.0.1:{self.ports[part]}{path}"
+
+    def get(self, part: str, path: str) -> str:
+        return httpx.get(self.url(part, path), trust_env=False).text
+
+    def answers(self, part: str) -> bool:
+        try:
+            return httpx.get(self.url(part, HEALTH[part]), trust_env=False, timeout=1).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def accuse(self, worker: str = "w1") -> bool:
+        """Tell Alertmanager of a wedge, as Prometheus would."""
+        texts = {"summary": "wedged", "description": "d", "runbook": "r"}
+        alerts = [{"labels": WEDGE | {"worker": worker}, "annotations": texts}]
+        return httpx.post(self.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False).status_code == 200
+
+    def pids(self) -> dict[str, int]:
+        record = json.loads((self.data / "parts.json").read_text())
+        return {part: int(record[part].split()[0]) for part in PARTS if part in record}
+
+    def _ended(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(f"it ended with {self.process.returncode}:\n{self.said()}")
+        return False
+
+
+def ask(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwarden", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def free_ports() -> dict[str, int]:
+    with ExitStack() as stack:
+        probes = {part: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for part in LISTENERS}
+        return {part: probe.getsockname()[1] for part, probe in probes.items()}
+
+
+@contextmanager
+def up(
+    folder: Path,
+    ports: dict[str, int],
+    *options: str,
+    data: Path | None = None,
+    docker: str = "none",
+    command: Sequence[str] = ("-m", "deploy.up"),
+    cwd: Path = CHECKOUT,
+    env: dict[str, str] | None = None,
+) -> Iterator[Run]:
+    """Start it, and kill it where it still runs in the end; its parts end with it."""
+    log, data = folder / "up.log", data or folder / "data"
+    listening = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
+    argv = [sys.executable, *command, "--data", str(data), "--docker", docker]
+    with log.open("wb") as file:
+        process = subprocess.Popen([*argv, *listening, *options], cwd=cwd, env=env, stdout=file, stderr=file)
+    try:
+        yield Run(process=process, log=log, data=data, ports=ports)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,28 @@
+"""`gpuwarden up` for jobs of seconds: `python -m tests.e2e.scaled_up` and its arguments. Nothing else is different."""
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import Final
+
+from deploy import up
+from deploy.chain import Plan
+from deploy.reachable import Engine, NoEngine
+from deploy.stage import FAST
+
+STOP_GRACE_S: Final = 2.0
+
+planned = up._plan
+
+
+def scaled(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
+    """The plan, with every second counting for more, and no safeguard against a worker that wedges many times."""
+    plan = planned(arguments, engine)
+    return replace(
+        plan, pace=FAST, stop_grace_s=STOP_GRACE_S, cooldown_s=0.0, storm_targets=1000, ram_delta_mib=24, tend_s=1.0
+    )
+
+
+if __name__ == "__main__":
+    up._plan = scaled
+    sys.exit(up.command())
