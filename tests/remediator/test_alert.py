@@ -11,7 +11,7 @@ from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Ref
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, LABELS, alert, payload, sent
 
-TRIPS = {name: remedy.trips for name, remedy in REMEDIES.items()}
+ONE = {"restart_worker": REMEDIES["restart_worker"]}
 HOSTILE = {
     "a shell's substitution": "$(touch /tmp/owned) `id` ; rm -rf /",
     "newlines": 'w1\n{"event": "forged"}\r\n',
@@ -139,7 +139,7 @@ def test_hostile_text_is_carried_as_it_came(text: str) -> None:
 def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text: str) -> None:
     labels: dict[str, Any] = {label: text * 100}
 
-    refusal = admit(alert(**labels), hosts={HOST}, remedies=TRIPS)
+    refusal = admit(alert(**labels), hosts={HOST}, remedies=ONE)
 
     assert refusal is not None
     assert refusal.because.isprintable()
@@ -193,13 +193,13 @@ ADMIT = {
 
 @pytest.mark.parametrize(("found", "reason"), ADMIT.values(), ids=ADMIT)
 def test_who_is_admitted(found: Any, reason: str | None) -> None:
-    refusal = admit(found, hosts={HOST}, remedies=TRIPS)
+    refusal = admit(found, hosts={HOST}, remedies=ONE)
 
     assert (refusal.reason if refusal else None) == reason
 
 
 def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
-    refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=TRIPS)
+    refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=ONE)
 
     assert isinstance(refusal, Refusal)
     assert refusal.because == "its remedy is 'reboot_host'; known are: restart_worker"
@@ -209,8 +209,8 @@ def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
 def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_admitted() -> None:
     hosts = {HOST, "box2"}
 
-    assert admit(alert(host="box2"), hosts=hosts, remedies=TRIPS) is None
-    refusal = admit(alert(host="box3"), hosts=hosts, remedies=TRIPS)
+    assert admit(alert(host="box2"), hosts=hosts, remedies=ONE) is None
+    refusal = admit(alert(host="box3"), hosts=hosts, remedies=ONE)
     assert refusal is not None
     assert (refusal.reason, refusal.because) == (
         "other_host",
