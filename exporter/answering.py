@@ -32,7 +32,7 @@ SILENCE_MAX_S: Final = 86400.0
 """The greatest, seconds."""
 
 _URL = re.compile(r"[!-~]{1,256}")
-_SECONDS = re.compile(r"\d{1,6}(\.\d{1,3})?")
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)[ \r\n]")
 
 
