@@ -43,7 +43,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace) -> str:
                     {
                         "receiver": "gpuwarden",
                         "matchers": ['remedy=~".+"'],
-                        "group_by": ["alertname", "host", "worker"],
+                        "group_by": ["alertname", "host", "worker", "container"],
                         "group_wait": "0s",
                         "group_interval": f"{pace.group_interval_s}s",
                         "repeat_interval": f"{pace.repeat_s}s",

@@ -19,6 +19,7 @@ from exporter.sources import workers
 
 GPU_BYTES: Final = 16 * 2**30
 INTERVAL_S: Final = 0.2
+BUSY_RATIO: Final = 0.9
 WORK_FILE: Final = "gpu-work.json"
 
 
@@ -34,13 +35,15 @@ class SimulatedGpus:
     """Keeps the simulation file up to date, in a thread of its own.
 
     `unreadable` names GPUs whose processes the simulated driver will not list: unknown, not idle. `stuck` names GPUs
-    with a process that the driver goes on listing whatever becomes of it, as of one that hangs in the kernel.
+    with a process that the driver goes on listing whatever becomes of it, as of one that hangs in the kernel. `busy`
+    names GPUs on which a process computes that is no worker's.
     """
 
     def __init__(self, path: Path, *, directory: Path, slots: Sequence[Slot]) -> None:
         self.path = path
         self.unreadable: frozenset[str] = frozenset()
         self.stuck: Mapping[str, int] = {}
+        self.busy: Mapping[str, int] = {}
         self._directory = directory
         self._slots = slots
         self._uuids = list(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
@@ -73,6 +76,8 @@ class SimulatedGpus:
         for gpu, pid in self.stuck.items():
             if pid not in {process["pid"] for process in on_gpu[gpu]}:
                 on_gpu[gpu].append({"pid": pid, "utilization_ratio": 0.0, "memory_bytes": 0})
+        for gpu, pid in self.busy.items():
+            on_gpu[gpu].append({"pid": pid, "utilization_ratio": BUSY_RATIO, "memory_bytes": 2**30})
         found = {"gpus": [self._gpu(index, uuid, on_gpu[uuid]) for index, uuid in enumerate(self._uuids)]}
         scratch = self.path.with_suffix(".new")
         scratch.write_text(json.dumps(found), encoding="ascii")

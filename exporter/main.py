@@ -17,9 +17,11 @@ from exporter.evidence import Thresholds
 from exporter.readings import GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
+from exporter.servers import Servers
 from exporter.settings import Settings
 from exporter.sources import nvml, simulated
 from exporter.sources.containers import DockerContainers
+from exporter.sources.probes import Prober
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
@@ -63,6 +65,7 @@ def serve(settings: Settings) -> None:
     )
     gpus = _gpu_source(settings)
     docker = None if settings.docker == "none" else DockerContainers(settings.docker, settings.dir)
+    servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
         host=host,
         directory=settings.dir,
@@ -70,6 +73,7 @@ def serve(settings: Settings) -> None:
         gpus=gpus.read,
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
+        servers=servers,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
@@ -87,6 +91,7 @@ def serve(settings: Settings) -> None:
         web.serve_forever(poll_interval=0.2)
     finally:
         sampler.close()
+        servers.close()
         if docker is not None:
             docker.close()
         web.server_close()

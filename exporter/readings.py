@@ -50,6 +50,44 @@ class GpuReadings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How a server is asked: `docker`, by its own health check, or `http`, for `target` at `port` of its own address.
+
+    `silence_s` is how long it may not answer, seconds.
+    """
+
+    kind: str
+    silence_s: float
+    port: int = 0
+    target: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What Docker's own health check of a container has told last.
+
+    `newest` names its newest result and is empty before the first, `passed` says how that one came out, and `fresh_s`
+    is how long it can stand before another is overdue, seconds.
+    """
+
+    status: str
+    failing_streak: int
+    newest: str
+    passed: bool
+    fresh_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What a container's labels ask for, where they ask for anything, and how it can be asked now."""
+
+    probe: Probe | Unknown
+    address: str | None = None
+    health: Health | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Container:
     """One place where managed work lives: a Docker container, or a worker's own process tree.
 
@@ -66,6 +104,7 @@ class Container:
     gpu_request: tuple[str, ...] | None
     image: str | None = None
     folders: tuple[str, ...] = ()
+    server: Server | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +195,23 @@ class ContainerEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerEvidence:
+    """One server, and what came of asking it. `probe` says why, where it is not asked; `None` is unknown.
+
+    `workers` is how many workers' files name its container as theirs: then it is theirs, and no server.
+    """
+
+    container: Container
+    probe: Probe | Unknown
+    workers: int | None
+    answered: bool | None = None
+    unanswered_s: float | None = None
+    unknown: Unknown | None = None
+    because: str = ""
+    """Why the newest asking counts as no answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceHealth:
     """How one source's last reading went."""
 
@@ -185,6 +241,8 @@ class Snapshot:
     """For how long each dead worker's lock has been seen free beside its files, seconds, by worker."""
     cpu_still_s: Mapping[int, float] = field(default_factory=dict)
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
+    servers: tuple[ServerEvidence, ...] | None = None
+    """The containers that are to be asked as servers; `None` when containers cannot be listed."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 

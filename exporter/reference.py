@@ -26,6 +26,7 @@ NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
 NO_WORK_READ: Final = "its processes cannot be listed or read"
 DEAD: Final = "its worker is dead"
+NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 NOT_MEASURED: Final = "the driver does not say"
 NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
 
@@ -70,6 +71,11 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_memory_bytes": "it has no GPU, or a process of it on this GPU is not measured",
     "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
+    "gpuwarden_server_info": NOT_ASKED,
+    "gpuwarden_server_answered": "as `gpuwarden_server_info`",
+    "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}, it was not asked lately, or it is paused",
+    "gpuwarden_server_silence_allowed_seconds": "as `gpuwarden_server_info`",
+    "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
     "gpuwarden_gpu_info": NO_GPUS,
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,

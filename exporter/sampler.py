@@ -25,6 +25,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
 from gpuwarden import cgroup, clock
@@ -55,7 +56,9 @@ class Sampler:
         gpus: Callable[[], GpuReadings] | None,
         thresholds: Thresholds,
         interval_s: float = 1.0,
+        servers: Servers | None = None,
     ) -> None:
+        self._servers = servers
         self._host = host
         self._directory = directory
         self._containers = containers
@@ -119,6 +122,12 @@ class Sampler:
         if found_workers is not None:
             found_workers = self._place_the_dead(found_workers, running, listing, ended)
         dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
+        servers = None
+        if self._servers is not None and listing is not None:
+            servers = self._servers.look(running.values(), found_workers, now_s=now.boottime_s)
+            for each in servers:
+                if each.unknown is not None:
+                    self._unknown[each.container.name, "probe", each.unknown.reason] += 1
         snapshot = Snapshot(
             host=self._host,
             taken=now,
@@ -132,6 +141,7 @@ class Sampler:
             ended=tuple(evidence.without_figures(each) for each in ended.values()),
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
+            servers=servers,
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)

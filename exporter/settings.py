@@ -72,6 +72,15 @@ class Settings(BaseSettings):
     health_grace_s: float = Field(
         default=360.0, ge=0, le=86400, description="time from an attempt's start that is left to its load, seconds"
     )
+    probe_interval_s: float = Field(
+        default=5.0, ge=1, le=60, description="time between two askings of a server with a probe URL, seconds"
+    )
+    probe_answer_s: float = Field(
+        default=3.0,
+        ge=0.5,
+        le=30,
+        description="how long a server with a probe URL may take for one answer, seconds (docs/servers.md)",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",

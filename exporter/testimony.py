@@ -1,7 +1,9 @@
-"""What `/evidence` answers about one worker, from the newest snapshot. Pure: values in, facts out."""
+"""What `/evidence` answers about one worker or server, from the newest snapshot. Pure: values in, facts out."""
 
-from exporter.readings import ContainerEvidence, Snapshot, WorkerSighting
-from gpuwarden.facts import WorkerFacts
+from typing import Any
+
+from exporter.readings import ContainerEvidence, Probe, Snapshot, Unknown, WorkerSighting
+from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.statefile import Stamp
 
 
@@ -20,21 +22,15 @@ def _facts(
     snapshot: Snapshot, sighting: WorkerSighting, place: ContainerEvidence | None, sample_age_s: float
 ) -> WorkerFacts:
     taken, job = snapshot.taken, sighting.job
-    container = place.container if place else None
     return WorkerFacts(
-        host=snapshot.host,
+        **_container_facts(snapshot, place, sample_age_s),
         worker=sighting.worker.worker,
-        sample_age_s=sample_age_s,
         alive=sighting.alive,
         worker_incarnation=sighting.worker.incarnation,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(taken),
         cpu_still_s=snapshot.cpu_still_of(sighting),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
         dead_after_s=snapshot.dead_after_s,
-        container_kind=container.kind if container else None,
-        container=container.name if container else None,
-        container_id=container.id if container else None,
-        container_incarnation=container.incarnation if container else None,
         container_workers=_live_workers_in(place, snapshot) if place else None,
         job_id=job.job_id if job else None,
         attempt=job.attempt if job else None,
@@ -47,19 +43,55 @@ def _facts(
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
         health_window_s=snapshot.health_window_s if job and job.job_class.uses_gpu else None,
         health_grace_s=snapshot.health_grace_s if job and job.job_class.uses_gpu else None,
-        gpus=list(place.gpus) if place else None,
-        gpu_simulated=None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
-        gpu_idle_s=place.gpu_idle_s if place else None,
-        gpu_unknown=place.gpu_unknown.because if place and place.gpu_unknown else None,
-        ram_bytes=place.ram_bytes if place else None,
-        ram_still_s=place.ram_still_s if place else None,
-        ram_unknown=place.ram_unknown.because if place and place.ram_unknown else None,
-        io_still_s=place.io_still_s if place else None,
-        fault_still_s=place.fault_still_s if place else None,
-        container_cpu_still_s=place.cpu_still_s if place else None,
-        work_unknown=place.work_unknown.because if place and place.work_unknown else None,
-        gpu_pids=_driver_pids(snapshot),
     )
+
+
+def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | None:
+    """The facts about the container of a name, whether it runs or not; `None` when containers cannot be listed."""
+    sample_age_s = snapshot.taken.age_s(now)
+    if snapshot.servers is None or sample_age_s is None:
+        return None
+    place = next((each for each in snapshot.containers if each.container.name == name), None)
+    server = next((each for each in snapshot.servers if each.container.name == name), None)
+    probe = server.probe if server and isinstance(server.probe, Probe) else None
+    return ServerFacts(
+        **{**_container_facts(snapshot, place, sample_age_s), "container": name},
+        probe=probe.kind if probe else None,
+        workers=server.workers if server else None,
+        answered=server.answered if server else None,
+        unanswered_s=server.unanswered_s if server else None,
+        silence_allowed_s=probe.silence_s if probe else None,
+        probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
+    )
+
+
+def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample_age_s: float) -> dict[str, Any]:
+    """The fields of `ContainerFacts`."""
+    container = place.container if place else None
+    return {
+        "host": snapshot.host,
+        "sample_age_s": sample_age_s,
+        "container_kind": container.kind if container else None,
+        "container": container.name if container else None,
+        "container_id": container.id if container else None,
+        "container_incarnation": container.incarnation if container else None,
+        "gpus": list(place.gpus) if place else None,
+        "gpu_simulated": None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
+        "gpu_idle_s": place.gpu_idle_s if place else None,
+        "gpu_unknown": _because(place.gpu_unknown) if place else None,
+        "ram_bytes": place.ram_bytes if place else None,
+        "ram_still_s": place.ram_still_s if place else None,
+        "ram_unknown": _because(place.ram_unknown) if place else None,
+        "io_still_s": place.io_still_s if place else None,
+        "fault_still_s": place.fault_still_s if place else None,
+        "container_cpu_still_s": place.cpu_still_s if place else None,
+        "work_unknown": _because(place.work_unknown) if place else None,
+        "gpu_pids": _driver_pids(snapshot),
+    }
+
+
+def _because(unknown: object) -> str | None:
+    return unknown.because if isinstance(unknown, Unknown) else None
 
 
 def _live_workers_in(place: ContainerEvidence, snapshot: Snapshot) -> int:

@@ -25,7 +25,8 @@ REQUEST_TIMEOUT_S: Final = 10
 """How long a client may take to send its request, seconds."""
 
 _PAGE: Final = b"""<!doctype html><title>gpuwarden exporter</title><h1>gpuwarden exporter</h1>
-<p><a href="/metrics">metrics</a>, <a href="/healthz">health</a>; evidence at <code>/evidence?worker=NAME</code></p>
+<p><a href="/metrics">metrics</a>, <a href="/healthz">health</a>; evidence at <code>/evidence?worker=NAME</code> and
+<code>/evidence?container=NAME</code></p>
 """
 
 
@@ -61,14 +62,20 @@ class Pages:
     def _evidence(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         if not ipaddress.ip_address(environ["REMOTE_ADDR"]).is_loopback:
             return _answer(start_response, HTTPStatus.FORBIDDEN, "evidence is for this host's own remediator\n")
-        names = parse_qs(environ.get("QUERY_STRING", "")).get("worker", [])
-        if len(names) != 1:
-            return _answer(start_response, HTTPStatus.BAD_REQUEST, "ask for one worker: /evidence?worker=NAME\n")
+        asked = parse_qs(environ.get("QUERY_STRING", ""))
+        workers, containers = asked.get("worker", []), asked.get("container", [])
+        if len(workers) + len(containers) != 1:
+            says = "ask for one worker: /evidence?worker=NAME, or for one server: /evidence?container=NAME\n"
+            return _answer(start_response, HTTPStatus.BAD_REQUEST, says)
         now = clock.stamp()
         snapshot = self._fresh(now)
-        if snapshot is None or snapshot.workers is None:
+        if snapshot is None or (snapshot.workers if workers else snapshot.servers) is None:
             return _answer(start_response, HTTPStatus.SERVICE_UNAVAILABLE, "no fresh look at this host\n")
-        found = testimony.about(names[0], snapshot, now=now)
+        found: facts.ContainerFacts | None
+        if workers:
+            found = testimony.about(workers[0], snapshot, now=now)
+        else:
+            found = testimony.about_server(containers[0], snapshot, now=now)
         if found is None:
             return _answer(start_response, HTTPStatus.NOT_FOUND, "no such worker is seen on this host\n")
         start_response("200 OK", [("Content-Type", "application/json")])

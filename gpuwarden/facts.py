@@ -1,17 +1,19 @@
-"""What an exporter testifies about one worker when its host's remediator asks: the answer of `/evidence`.
+"""What an exporter testifies about one worker, or one server, when its host's remediator asks: `/evidence`.
 
-    GET /evidence?worker=NAME   ->  one JSON object, the fields of `WorkerFacts`; 404 when the worker is not known
+    GET /evidence?worker=NAME      ->  one JSON object, the fields of `WorkerFacts`; 404 when the worker is not known
+    GET /evidence?container=NAME   ->  one JSON object, the fields of `ServerFacts`; all but the host's own are null
+                                       when no container of that name runs
 
 Durations are seconds, sizes bytes, ratios 0 to 1. `null` always means unknown, never zero, and an unknown that matters
-is explained in `gpu_unknown`, `ram_unknown` or `work_unknown`. Facts are as old as `sample_age_s`; the reader decides
-what is fresh.
+is explained in `gpu_unknown`, `ram_unknown`, `work_unknown` or `probe_unknown`. Facts are as old as `sample_age_s`; the
+reader decides what is fresh.
 
 Pure: text in, values out.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -23,43 +25,18 @@ class FactsError(GpuwardenError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerFacts:
-    """One worker, its job and its container, at one moment."""
+class ContainerFacts:
+    """One container at one moment, whoever lives in it, and what the driver lists on the host's GPUs."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
 
     host: str
-    worker: str
     sample_age_s: float
-    alive: bool | None
-    worker_incarnation: str
-    heartbeat_age_s: float | None
-    # For how long its process has been seen to use no CPU time; for how long its lock has been seen free beside its
-    # files, in one incarnation of its container; and how long a worker that owns a job may go with either.
-    cpu_still_s: float | None
-    dead_s: float | None
-    dead_after_s: float
-    # The container the lock's holder lives in; for a worker in none, its own process tree. Of a dead one the container
-    # it was in, where that is still known.
+    # For a worker in no container, its own process tree. Of a dead one the container it was in, where that is known.
     container_kind: str | None
     container: str | None
     container_id: str | None
     container_incarnation: str | None
-    # How many live workers there are in it: it can be freed for a worker that has it alone.
-    container_workers: int | None
-    # The attempt; all null while the worker runs none.
-    job_id: int | None
-    attempt: int | None
-    phase: str | None
-    phase_age_s: float | None
-    step: int | None
-    elapsed_s: float | None
-    budget_s: float | None
-    stall_timeout_s: float | None
-    beat_age_s: float | None
-    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU.
-    health_window_s: float | None
-    health_grace_s: float | None
     # The container's signs of life.
     gpus: list[str] | None
     gpu_simulated: bool | None
@@ -78,22 +55,86 @@ class WorkerFacts:
     gpu_pids: dict[str, list[int] | None] | None
 
 
-_FACTS: Final = TypeAdapter(WorkerFacts)
+@dataclass(frozen=True, kw_only=True)
+class WorkerFacts(ContainerFacts):
+    """One worker, its job and its container, at one moment."""
+
+    worker: str
+    alive: bool | None
+    worker_incarnation: str
+    heartbeat_age_s: float | None
+    # For how long its process has been seen to use no CPU time; for how long its lock has been seen free beside its
+    # files, in one incarnation of its container; and how long a worker that owns a job may go with either.
+    cpu_still_s: float | None
+    dead_s: float | None
+    dead_after_s: float
+    # How many live workers there are in it: it can be freed for a worker that has it alone.
+    container_workers: int | None
+    # The attempt; all null while the worker runs none.
+    job_id: int | None
+    attempt: int | None
+    phase: str | None
+    phase_age_s: float | None
+    step: int | None
+    elapsed_s: float | None
+    budget_s: float | None
+    stall_timeout_s: float | None
+    beat_age_s: float | None
+    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU.
+    health_window_s: float | None
+    health_grace_s: float | None
 
 
-def render(facts: WorkerFacts) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts(ContainerFacts):
+    """One container by its name, and what came of asking the server in it, at one moment.
+
+    `container` is the name that was asked for; its id and incarnation are null when no container of that name runs.
+    """
+
+    # How it is asked, `http` or `docker`; null where it did not opt in, or what its labels ask for cannot be done.
+    probe: str | None
+    # How many workers have files here that name it as theirs, dead ones included; null when that cannot be told.
+    workers: int | None
+    # Whether it has answered in this incarnation, as far as this exporter saw; for how long it has been asked without
+    # an answer; and how much of that its owner allows.
+    answered: bool | None
+    unanswered_s: float | None
+    silence_allowed_s: float | None
+    probe_unknown: str | None
+
+
+_Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
+_WORKER: Final = TypeAdapter(WorkerFacts)
+_SERVER: Final = TypeAdapter(ServerFacts)
+
+
+def render(facts: ContainerFacts) -> str:
     """One JSON object."""
     return json.dumps(asdict(facts), allow_nan=False)
 
 
 def parse(text: str) -> WorkerFacts:
-    """Read an answer; fields this version does not know are ignored.
+    """Read an answer about a worker; fields this version does not know are ignored.
 
     Raises:
         FactsError: a field is missing, of another type, or no finite number; the message names the first.
     """
+    return _parse(_WORKER, text)
+
+
+def parse_server(text: str) -> ServerFacts:
+    """Read an answer about a server, as `parse` does one about a worker.
+
+    Raises:
+        FactsError: as `parse`.
+    """
+    return _parse(_SERVER, text)
+
+
+def _parse(wanted: TypeAdapter[_Facts], text: str) -> _Facts:
     try:
-        return _FACTS.validate_json(text)
+        return wanted.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""

@@ -202,12 +202,13 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt; told apart in logs, metrics and the ledger (A18)."""
+    """Which condition ended an attempt, or a server; told apart in logs, metrics and the ledger (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"
     HEALTH = "health"
     DEAD_WORKER = "dead_worker"
+    SERVER = "server"
 
     @property
     def exit_code(self) -> int:

@@ -7,12 +7,13 @@ are data, never part of a command, a path or a query. One bad alert of a payload
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
 from gpuwarden.statefile import TEXT_MAX as NAME_MAX
 from gpuwarden.statefile import is_text
+from remediator.plan import Subject
 
 ALERTS_MAX: Final = 2048
 """Alerts accepted in one payload; what comes after them is refused."""
@@ -26,6 +27,18 @@ TEXT_MAX: Final = 1024
 
 class PayloadError(GpuwardenError):
     """The body is no Alertmanager payload."""
+
+
+class Admits(Protocol):
+    """What a remedy takes alerts for: the trips that it can confirm on the host, and what its episodes are about."""
+
+    @property
+    def trips(self) -> Collection[Trip]:
+        """The trips."""
+
+    @property
+    def subject(self) -> Subject:
+        """A worker, or a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +87,18 @@ def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
     return alerts, refusals
 
 
-def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Collection[Trip]]) -> Refusal | None:
+def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
+    """What an admitted alert is about, and its name: the worker it names, and where it names none the container."""
+    worker = labels.get("worker")
+    return (Subject.WORKER, worker) if worker else (Subject.SERVER, labels.get("container", ""))
+
+
+def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits]) -> Refusal | None:
     """Whether the alert is taken up at all; `None` means that it is.
 
     `hosts` are those whose executors work this ledger: an alert for any other would never be looked at. `remedies` are
-    the ones there are, each with the trips that it can confirm on the host: an alert for any other would only keep its
-    worker's episode busy.
+    the ones there are: an alert with a trip that its remedy cannot confirm on the host would only keep its subject's
+    episode busy.
     """
     labels = alert.labels
     found = labels.get("host", "")
@@ -92,15 +111,32 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Collec
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
         reason, because = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
-    elif labels.get("trip") not in remedies[remedy]:
-        known = ", ".join(sorted(remedies[remedy]))
+    elif labels.get("trip") not in remedies[remedy].trips:
+        known = ", ".join(sorted(remedies[remedy].trips))
         reason, because = (
             "unknown_trip",
             f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
         )
+    elif remedies[remedy].subject is Subject.SERVER:
+        return _admit_server(alert, remedy)
     elif not is_text(labels.get("worker", "")):
         because = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
         reason = "no_worker"
+    else:
+        return None
+    return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _admit_server(alert: Alert, remedy: str) -> Refusal | None:
+    """A server is told from a worker by the label that is missing, and from its next life by its incarnation."""
+    labels = alert.labels
+    if labels.get("worker"):
+        reason, because = "no_server", f"remedy {remedy} is for a container without workers, and it names one"
+    elif not is_text(labels.get("container", "")) or not is_text(labels.get("incarnation", "")):
+        reason = "no_container"
+        because = (
+            f"remedy {remedy} needs the labels `container` and `incarnation`, 1 to {NAME_MAX} printable characters"
+        )
     else:
         return None
     return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)

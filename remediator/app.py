@@ -133,7 +133,6 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
         rejected.labels(reason)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
-    trips = {name: remedy.trips for name, remedy in REMEDIES.items()}
     next_word_s = 0.0
 
     def authenticated(authorization: Annotated[str, Header()] = "") -> None:
@@ -158,7 +157,7 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
         try:
             hosts = await run_in_threadpool(_hosts, ledger, host, found)
-            judged = [(each, alerts.admit(each, hosts=hosts, remedies=trips)) for each in found]
+            judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in found]
             accepted = [each for each, refusal in judged if refusal is None]
             refusals += [refusal for _, refusal in judged if refusal is not None]
             await run_in_threadpool(ledger.accept, accepted, refusals, now=time.time())

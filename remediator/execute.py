@@ -19,14 +19,14 @@ import structlog
 from gpuwarden import clock
 from gpuwarden.database import Changes, DatabaseError, LockHeldElsewhereError, ProcessLock
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.jobstore import Slot
 from remediator import plan, safety, summary
 from remediator.actuators import Actuator
 from remediator.holder import Holder
 from remediator.ledger import Ledger
-from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage
+from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
 from remediator.safety import Orders, Safeguards
@@ -409,7 +409,8 @@ class Executor:
     def _facts(self, episode: Episode) -> Facts:
         unknown: list[str] = []
         evidence, worker_ended = self._evidence(episode, unknown)
-        container, container_known = self._container(episode, evidence, unknown)
+        server = self._server(episode, unknown)
+        container, container_known = self._container(episode, evidence or server, unknown)
         job, job_known = self._job(episode, unknown)
         now_s = time.monotonic()
         watch = self._watches.setdefault(episode.episode_id, _Watch())
@@ -431,6 +432,7 @@ class Executor:
             container_known=container_known,
             job=job,
             job_known=job_known,
+            server=server,
             worker_ended=worker_ended,
             free_for_s=now_s - self._patience_since_s(free_since_s, now_s),
             settle_for_s=now_s - self._patience_since_s(settle_since_s, now_s),
@@ -440,6 +442,8 @@ class Executor:
         )
 
     def _evidence(self, episode: Episode, unknown: list[str]) -> tuple[WorkerFacts | None, bool]:
+        if episode.subject is not Subject.WORKER:
+            return None, False
         try:
             return self._hands.witness.about(episode.worker, host=self._host), False
         except WorkerUnseenError as error:
@@ -449,8 +453,17 @@ class Executor:
             unknown.append(str(error))
             return None, False
 
+    def _server(self, episode: Episode, unknown: list[str]) -> ServerFacts | None:
+        if episode.subject is not Subject.SERVER:
+            return None
+        try:
+            return self._hands.witness.about_server(episode.worker, host=self._host)
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None
+
     def _container(
-        self, episode: Episode, evidence: WorkerFacts | None, unknown: list[str]
+        self, episode: Episode, evidence: ContainerFacts | None, unknown: list[str]
     ) -> tuple[ContainerState | None, bool]:
         """The container promised to, once an intent names it; before that the one the evidence points at."""
         if episode.free is not None:
@@ -584,7 +597,8 @@ class Executor:
             return
         gpus: list[str] = intent.data["gpus"]
         queue = self._hands.queue
-        queue.quarantine(gpus, host=self._host, worker=episode.worker, because=because, now=queue.now())
+        slot = episode.worker if episode.subject is Subject.WORKER else ""
+        queue.quarantine(gpus, host=self._host, worker=slot, because=because, now=queue.now())
         log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
         self._advance(episode, intent, intent.stage, "quarantine", because, data={"quarantined": True})
 
@@ -635,7 +649,7 @@ class Executor:
 
     def _retire(self, episode: Episode) -> None:
         """Best effort: it never holds up the stop."""
-        if episode.incarnation is None:
+        if episode.incarnation is None or episode.subject is not Subject.WORKER:
             return
         queue = self._hands.queue
         try:

@@ -43,9 +43,9 @@ from gpuwarden.database import (
     writing,
 )
 from gpuwarden.job import Trip
-from remediator.alert import Alert, Refusal
+from remediator.alert import Alert, Refusal, subject
 from remediator.holder import Holder
-from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Wait
+from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
 from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
 
@@ -190,7 +190,7 @@ class Ledger:
                 tell(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
-        """Tie each new alert for `host` to its worker's open episode, or open one; how many were taken.
+        """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
 
         A resolved alert opens nothing. In one transaction, so that an alert is tied once.
         """
@@ -702,19 +702,23 @@ def _row(alert: Alert, now: float) -> dict[str, Any]:
 
 
 def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
-    """The open episode of a worker, kept open until this is committed: what is tied to a closed one would be lost."""
-    its = and_(EPISODES.c.host == labels["host"], EPISODES.c.worker == labels["worker"], EPISODES.c.closed_at.is_(None))
+    """The open episode of a subject, kept open until this is committed: what is tied to a closed one would be lost."""
+    kind, name = subject(labels)
+    about = and_(EPISODES.c.subject == kind, EPISODES.c.worker == name)
+    its = and_(EPISODES.c.host == labels["host"], about, EPISODES.c.closed_at.is_(None))
     return connection.scalar(select(EPISODES.c.episode_id).where(its).with_for_update(read=True))
 
 
 def _open_episode(connection: Connection, labels: Mapping[str, str], now: float) -> int | None:
+    kind, name = subject(labels)
     opened: int | None = connection.scalar(
         insert(EPISODES)
         .values(
             remedy=labels["remedy"],
             trip=labels["trip"],
             host=labels["host"],
-            worker=labels["worker"],
+            subject=kind,
+            worker=name,
             **_accused(labels),
             opened_at=now,
             would_act=False,
@@ -810,6 +814,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         free=intents.get(Kind.FREE),
         settle=intents.get(Kind.SETTLE),
         would_act=row.would_act,
+        subject=Subject(row.subject),
     )
 
 

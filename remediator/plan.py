@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
+
+
+class Subject(StrEnum):
+    """What an episode is about: a worker, with the job it runs, or a container that is a server and has no job."""
+
+    WORKER = "worker"
+    SERVER = "server"
 
 
 class Kind(StrEnum):
@@ -78,6 +85,8 @@ class Episode:
     """One wedge as the ledger has it. The identity that the alert claimed is checked against local evidence.
 
     Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by.
+    `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server the
+    container's name and the container's incarnation.
     """
 
     episode_id: int
@@ -94,6 +103,7 @@ class Episode:
     free: Intent | None
     settle: Intent | None
     would_act: bool
+    subject: Subject = Subject.WORKER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +154,8 @@ class Facts:
     for how long it has known the intents at their stages, `quiet_for_s` for how long it has looked on without a break,
     with nobody silent. For another host's episode `settle_for_s` is since when that host's executor has shown no life.
     `worker_ended` is set where the exporter did answer, from a fresh look, and sees no such worker: one that ended
-    cleanly took its files away, while one that died or was killed leaves them.
+    cleanly took its files away, while one that died or was killed leaves them. `evidence` is about a worker, `server`
+    about a server: an episode has the one or the other.
     """
 
     armed: bool
@@ -155,12 +166,18 @@ class Facts:
     container_known: bool
     job: JobFacts | None
     job_known: bool
+    server: ServerFacts | None = None
     worker_ended: bool = False
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
     quiet_for_s: float = 0.0
     queue_stuck_for_s: float = 0.0
     unknown: str = ""
+
+    @property
+    def place(self) -> ContainerFacts | None:
+        """What the exporter says about the container and the host's GPUs, whoever the episode is about."""
+        return self.server if self.episode.subject is Subject.SERVER else self.evidence
 
 
 @dataclass(frozen=True, kw_only=True)

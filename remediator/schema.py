@@ -29,8 +29,9 @@ EPISODES = Table(
     Column("remedy", String, nullable=False),
     Column("trip", String, nullable=False),
     Column("host", String, nullable=False),
-    Column("worker", String, nullable=False),
-    Column("incarnation", String),  # the worker incarnation that was accused
+    Column("subject", String, nullable=False, server_default="worker"),  # worker | server
+    Column("worker", String, nullable=False),  # its name: the worker's; of a server the container's
+    Column("incarnation", String),  # what was accused: the worker's incarnation; of a server the container's
     Column("job_id", ID),
     Column("attempt", ID),
     Column("opened_at", Float, nullable=False),
@@ -40,8 +41,9 @@ EPISODES = Table(
     Column("because", String),
 )
 Index(
-    "one_open_episode_per_worker",
+    "one_open_episode_per_subject",
     EPISODES.c.host,
+    EPISODES.c.subject,
     EPISODES.c.worker,
     unique=True,
     sqlite_where=EPISODES.c.closed_at.is_(None),

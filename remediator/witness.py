@@ -1,18 +1,24 @@
-"""Asks this host's own exporter, over loopback, what it sees of a worker now. The real gate before anything is done."""
+"""Asks this host's own exporter, over loopback, what it sees of a worker or a server now.
 
-from typing import Final
+The real gate before anything is done.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import httpx
 
 from gpuwarden import facts
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.facts import ServerFacts, WorkerFacts
+
+_Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 
 TIMEOUT_S: Final = 3.0
 """How long the exporter may take to answer, seconds."""
 
-WORKER_SERIES: Final = "gpuwarden_worker_info{"
-"""How each line of the exporter's page begins that tells a worker."""
+WATCHED_SERIES: Final = ("gpuwarden_worker_info{", "gpuwarden_server_info{")
+"""How each line of the exporter's page begins that tells a worker, or a server."""
 
 
 class WitnessError(GpuwardenError):
@@ -35,7 +41,7 @@ class Witness:
         self._client.close()
 
     def workers(self) -> int:
-        """How many workers of this host the exporter sees, dead ones included.
+        """How many workers of this host the exporter sees, dead ones included, and servers.
 
         Raises:
             WitnessError: no answer, or one that cannot be read.
@@ -46,7 +52,7 @@ class Witness:
             raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
         if answer.status_code != httpx.codes.OK:
             raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
-        return sum(line.startswith(WORKER_SERIES) for line in answer.text.splitlines())
+        return sum(line.startswith(WATCHED_SERIES) for line in answer.text.splitlines())
 
     def about(self, worker: str, *, host: str) -> WorkerFacts:
         """The facts about one worker of this host.
@@ -55,18 +61,36 @@ class Witness:
             WorkerUnseenError: no such worker is seen.
             WitnessError: no answer, or one that cannot be read or speaks of another host.
         """
-        try:
-            answer = self._client.get(f"{self._url}/evidence", params={"worker": worker})
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+        answer = self._ask({"worker": worker})
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise WorkerUnseenError(f"the exporter at {self._url} sees no worker {worker!r} on this host")
-        if answer.status_code != httpx.codes.OK:
-            raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
-        try:
-            found = facts.parse(answer.text)
-        except facts.FactsError as error:
-            raise WitnessError(str(error)) from None
+        found = self._read(answer, facts.parse)
         if found.host != host or found.worker != worker:
             raise WitnessError(f"the exporter speaks of {found.host}/{found.worker}; {host}/{worker} was asked for")
         return found
+
+    def about_server(self, container: str, *, host: str) -> ServerFacts:
+        """The facts about one container of this host, whether it runs or not.
+
+        Raises:
+            WitnessError: no answer, or one that cannot be read or speaks of another host.
+        """
+        found = self._read(self._ask({"container": container}), facts.parse_server)
+        if found.host != host or found.container != container:
+            spoken = f"{found.host}/{found.container}"
+            raise WitnessError(f"the exporter speaks of {spoken}; {host}/{container} was asked for")
+        return found
+
+    def _ask(self, about: dict[str, str]) -> httpx.Response:
+        try:
+            return self._client.get(f"{self._url}/evidence", params=about)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+
+    def _read(self, answer: httpx.Response, parse: Callable[[str], _Facts]) -> _Facts:
+        if answer.status_code != httpx.codes.OK:
+            raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
+        try:
+            return parse(answer.text)
+        except facts.FactsError as error:
+            raise WitnessError(str(error)) from None

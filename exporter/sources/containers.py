@@ -14,7 +14,8 @@ import docker
 from docker.constants import DEFAULT_DOCKER_API_VERSION
 from docker.errors import APIError
 
-from exporter.readings import Container
+from exporter import answering
+from exporter.readings import Container, Health, Probe, Server, Unknown
 from gpuwarden import cgroup
 
 REFRESH_S: Final = 1.0
@@ -28,6 +29,9 @@ FRESH_S: Final = 10.0
 
 DOWN_MAX: Final = 64
 """Containers that are down and whose start is asked for, once a second."""
+
+HEALTH_DEFAULT_NS: Final = 30e9
+"""Interval and timeout of a health check that sets none, nanoseconds (Docker's own default)."""
 
 CDI_GPU: Final = "nvidia.com/gpu="
 """How `docker run --device` names a GPU, before its index, UUID or `all` (Container Device Interface)."""
@@ -103,9 +107,10 @@ class DockerContainers:
             self._closing.wait(REFRESH_S)
 
     def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
-        """Those that run. One whose name and first process are unchanged is not inspected again.
+        """Those that run. One whose name and first process are unchanged is not inspected again, but for servers.
 
-        One that cannot be inspected is left out.
+        A server's health and address change while it runs. One that cannot be inspected is left out; a server stays as
+        it was, and its health grows old.
         """
         known: dict[str, tuple[int, int, Container]] = {}
         for row in rows:
@@ -116,12 +121,17 @@ class DockerContainers:
             if before is None or f"/{before[2].name}" not in row["Names"] or _ticks(before[0]) != before[1]:
                 try:
                     fresh = _container(client.inspect_container(full_id), self._directory)
-                except (APIError, LookupError, TypeError):
+                except (APIError, LookupError, TypeError, ValueError):
                     continue
                 ticks = None if fresh is None else _ticks(fresh.pid)
                 if fresh is None or ticks is None:
                     continue
                 before = (fresh.pid, ticks, fresh)
+            elif before[2].server is not None:
+                with contextlib.suppress(APIError, LookupError, TypeError, ValueError):
+                    fresh = _container(client.inspect_container(full_id), self._directory)
+                    if fresh is not None and fresh.pid == before[0]:
+                        before = (*before[:2], fresh)
             known[full_id] = before
         self._known = known
         return {full_id: entry[2] for full_id, entry in known.items()}
@@ -187,6 +197,54 @@ def _identity(found: dict[str, Any], directory: str | None) -> Container:
         gpu_request=_gpu_request(found),
         image=found["Config"].get("Image"),
         folders=_folders(found, directory),
+        server=_server(found),
+    )
+
+
+def _server(found: dict[str, Any]) -> Server | None:
+    """What a container's labels ask for, and whether and where it can be had."""
+    probe = answering.asked_for(found["Config"].get("Labels") or {})
+    if probe is None:
+        return None
+    health, address = _health(found), _address(found)
+    if isinstance(probe, Probe) and probe.kind == "docker" and health is None:
+        because = "its own health check is wanted, and it has none, or a disabled one: HEALTHCHECK, or --health-cmd"
+        probe = Unknown(reason="no_health_check", because=because)
+    if isinstance(probe, Probe) and probe.kind == "http" and address is None:
+        because = (
+            "it has no address of its own, in network none or in another container's; gpuwarden.probe=docker needs none"
+        )
+        probe = Unknown(reason="no_address", because=because)
+    return Server(probe=probe, address=address, health=health, paused=bool(found["State"].get("Paused")))
+
+
+def _address(found: dict[str, Any]) -> str | None:
+    """Where the container itself is reached from its host: the first of its networks', or loopback for the host's."""
+    if found["HostConfig"].get("NetworkMode") == "host":
+        return "127.0.0.1"
+    networks = (found.get("NetworkSettings") or {}).get("Networks") or {}
+    for _, network in sorted(networks.items()):
+        address: str = network.get("IPAddress") or network.get("GlobalIPv6Address") or ""
+        if address:
+            return address
+    return None
+
+
+def _health(found: dict[str, Any]) -> Health | None:
+    """What the health check has told (Docker Engine API, ContainerInspect: State.Health, Config.Healthcheck)."""
+    health = found["State"].get("Health") or {}
+    status: str = health.get("Status") or "none"
+    if status == "none":
+        return None
+    check = found["Config"].get("Healthcheck") or {}
+    each_s = sum((check.get(name) or HEALTH_DEFAULT_NS) / 1e9 for name in ("Interval", "Timeout"))
+    log = health.get("Log") or []
+    return Health(
+        status=status,
+        failing_streak=int(health.get("FailingStreak") or 0),
+        newest=str(log[-1]["Start"]) if log else "",
+        passed=bool(log) and log[-1]["ExitCode"] == 0,
+        fresh_s=2 * each_s + FRESH_S,
     )
 
 

@@ -9,19 +9,29 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuwarden.job import Trip
-from remediator.plan import Facts, Step
-from remediator.remedies import restart_worker
+from remediator.plan import Facts, Step, Subject
+from remediator.remedies import restart_container, restart_worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """How an episode is decided, on its own host and for a silent one, and which trips local evidence can confirm."""
+    """How an episode is decided, on its own host and for a silent one, and which trips local evidence can confirm.
+
+    `subject` is what its episodes are about: an alert for it names that, and nothing else.
+    """
 
     decide: Callable[[Facts], Step]
     adopt: Callable[[Facts], Step]
     trips: frozenset[Trip]
+    subject: Subject = Subject.WORKER
 
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
-    "restart_worker": Remedy(decide=restart_worker.decide, adopt=restart_worker.adopt, trips=restart_worker.TRIPS)
+    "restart_worker": Remedy(decide=restart_worker.decide, adopt=restart_worker.adopt, trips=restart_worker.TRIPS),
+    "restart_container": Remedy(
+        decide=restart_container.decide,
+        adopt=restart_container.adopt,
+        trips=restart_container.TRIPS,
+        subject=Subject.SERVER,
+    ),
 }

@@ -12,6 +12,7 @@ from typing import Final
 
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import MOVES, Move, Phase, State, Trip
+from remediator import freeing
 from remediator.plan import (
     Advance,
     Begin,
@@ -24,10 +25,8 @@ from remediator.plan import (
     JobFacts,
     Kind,
     Outcome,
-    Quarantine,
     Requeue,
     Stage,
-    Start,
     Step,
     Stop,
     Wait,
@@ -37,14 +36,6 @@ from remediator.plan import (
 
 QUEUE_PATIENCE_S: Final = 10.0
 """How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
-
-TRIES_MAX: Final = 5
-"""How often a stop, or a start, is tried at the executor's pace; then at `RETRY_S`, for as long as patience lasts."""
-
-RETRY_S: Final = 10.0
-"""Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
-
-_SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 
 
 def decide(facts: Facts) -> Step:
@@ -57,13 +48,13 @@ def decide(facts: Facts) -> Step:
         if step is not None:
             return step
     if not free.over:
-        return _free(facts, free)
+        return freeing.go_on(facts, free, stop=lambda: _stop_if_still_wedged(facts, free))
     if settle is not None and not settle.over:
         because = "the container was not seen dead; settling "
         if not facts.armed:
             return Wait(reason="dry_run", because=f"{because}once armed")
         return Wait(reason="bound", because=f"{because}after {facts.limits.settle_bound_s:.0f} s")
-    return _close(free, settle)
+    return freeing.close(free, settle)
 
 
 def adopt(facts: Facts) -> Step:
@@ -83,7 +74,7 @@ def adopt(facts: Facts) -> Step:
     if not facts.armed:
         return Wait(reason="dry_run", because="dry run: nothing is settled for another host")
     free = facts.episode.free
-    seen = "seen dead" if free is not None and free.stage in _SEEN_DEAD else "not seen dead"
+    seen = "seen dead" if free is not None and free.stage in freeing.SEEN_DEAD else "not seen dead"
     silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, f"{seen}, and {silent}")
 
@@ -228,19 +219,20 @@ def _consider(facts: Facts) -> Step:
     """Nothing is promised yet: is it the same worker, did it opt in, and is it wedged by what we see ourselves?"""
     episode, evidence = facts.episode, facts.evidence
     if evidence is None:
-        return _doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
+        return freeing.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        return _doubt(facts, "stale_evidence", f"the exporter's newest look is {evidence.sample_age_s:.1f} s old")
+        because = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+        return freeing.doubt(facts, "stale_evidence", because)
     if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
         return Close(outcome=Outcome.SUPERSEDED, because="the worker that was accused has been replaced since")
     if (evidence.job_id, evidence.attempt) != (episode.job_id, episode.attempt):
         return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
     trip, figures = _confirmed(evidence, facts)
     if trip is None:
-        return _doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+        return freeing.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
     container = facts.container
     if container is None or evidence.container_incarnation is None:
-        return _doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
+        return freeing.doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
     if (unfit := _unfit(facts, container, evidence)) is not None:
         return unfit
     if not facts.armed:
@@ -268,7 +260,7 @@ def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> St
         because = f"container {container.name} did not opt in; nothing is done to it"
         return Close(outcome=Outcome.REFUSED, because=because)
     if container.paused:
-        return _doubt(facts, "paused", f"container {container.name} is paused: whoever did that goes on with it")
+        return freeing.doubt(facts, "paused", f"container {container.name} is paused: whoever did that goes on with it")
     count, own = evidence.container_workers, 1 if evidence.alive else 0
     if count != own:
         others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
@@ -276,15 +268,8 @@ def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> St
         return Close(outcome=Outcome.REFUSED, because=because)
     # What died with its worker is down, and is started for it.
     if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
-        return _doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+        return freeing.doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
     return None
-
-
-def _doubt(facts: Facts, reason: str, because: str) -> Step:
-    """Not enough to act on: wait while the alert fires, let go when it ends."""
-    if facts.episode.firing:
-        return Wait(reason=reason, because=because)
-    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended; {because}")
 
 
 def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
@@ -315,7 +300,7 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         return Advance(
             kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
-    seen_dead = free.stage in _SEEN_DEAD
+    seen_dead = free.stage in freeing.SEEN_DEAD
     if not seen_dead and (facts.settle_for_s < facts.limits.settle_bound_s or not facts.armed):
         return None  # disarmed, what may still run is not given to anybody else
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
@@ -336,63 +321,17 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str) -> Step:
 
 def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """A fence ends its attempt as surely as a stop does, so it too needs what is true now: time may have passed."""
-    if facts.container_known and not _is_up(facts, free):
-        wedged, figures = True, _down(facts)
+    if facts.container_known and not freeing.is_up(facts, free):
+        wedged, figures = True, freeing.down(facts)
     else:
         wedged, figures = _still_wedged(facts, free)
     if not wedged:
-        if _late(facts, facts.settle_for_s):
+        if freeing.late(facts, facts.settle_for_s):
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
     return Fence(because=f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on")
-
-
-def _free(facts: Facts, free: Intent) -> Step:
-    """The free's next step. What is seen dead comes here only once its settle is over, and so starts after it."""
-    if not facts.container_known:
-        return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
-    container = facts.container
-    gone = container is None
-    if free.stage is Stage.PLANNED and _is_up(facts, free):
-        return _stop_if_still_wedged(facts, free)
-    if free.stage in (Stage.PLANNED, Stage.STOPPING):
-        return _see_dead(facts, free)
-    if free.stage is Stage.DEAD:
-        if gone:
-            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
-        if container is not None and container.running:
-            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
-        if not facts.armed and not _tries(free):
-            return Wait(
-                reason="dry_run", because="disarmed since it began, and it was not we who stopped the container"
-            )
-        settle = facts.episode.settle
-        settled = settle is not None and settle.stage is Stage.DONE
-        return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
-    if container is not None and (container.running or container.incarnation != free.key):
-        because = "runs again" if container.running else "was started, and has ended by itself since"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} {because}")
-    if gone or (_tries(free) >= TRIES_MAX and _late(facts, facts.free_for_s)):
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
-    if _may_try(facts, free):
-        return Start(because="it does not run yet")
-    return Wait(reason="starting", because=f"it does not run yet, after {_tries(free)} tries")
-
-
-def _late(facts: Facts, stage_for_s: float) -> bool:
-    """Whether patience with an intent's stage has run out: it counts only while we looked on and all answered."""
-    return min(stage_for_s, facts.quiet_for_s) >= facts.limits.free_bound_s
-
-
-def _tries(free: Intent) -> int:
-    return int(free.data.get("tries", 0))
-
-
-def _may_try(facts: Facts, free: Intent) -> bool:
-    later = _tries(free) - TRIES_MAX
-    return later < 0 or facts.free_for_s >= (later + 1) * RETRY_S
 
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -408,7 +347,7 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
-    if _late(facts, facts.free_for_s):
+    if freeing.late(facts, facts.free_for_s):
         if facts.episode.settle is None:
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
@@ -430,89 +369,6 @@ def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
         return False, "the container is paused"
     trip, figures = _confirmed(evidence, facts)
     return trip is not None, figures
-
-
-def _is_up(facts: Facts, free: Intent) -> bool:
-    """Whether the incarnation that was promised to still runs; the engine has answered."""
-    container = facts.container
-    return container is not None and container.incarnation == free.key and container.running
-
-
-def _see_dead(facts: Facts, free: Intent) -> Step:
-    """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
-
-    Also where it ended, or was restarted, before we stopped it. What speaks against it, or a driver that tells nothing
-    of one of its GPUs, is waited for, and a person called in the end; a silent exporter is only waited for.
-    """
-    spent = _tries(free) >= TRIES_MAX and _late(facts, facts.free_for_s)
-    if _is_up(facts, free):
-        if spent:
-            return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
-        if _may_try(facts, free):
-            return _if_armed(facts, Stop(because="it still runs"))
-        return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
-    reason, container, had = "dying", facts.container, set(free.data.get("pids", []))
-    ours = container is not None and container.incarnation == free.key
-    # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
-    left = sorted(container.pids if ours else container.pids & had) if container else []
-    if left:
-        because = f"processes {left} are still in its cgroup"
-        if ours and not spent and _may_try(facts, free):
-            return _if_armed(facts, Stop(because=f"it does not run, but {because}"))
-    elif facts.worker_ended:
-        because = f"{_down(facts)}, its cgroup is empty, its worker ended cleanly"
-        return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-    else:
-        evidence, gpus = facts.evidence, free.data.get("gpus", [])
-        if evidence is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
-            because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
-            return Wait(reason="driver_silent", because=because)
-        listed = {gpu: (evidence.gpu_pids or {}).get(gpu) for gpu in gpus}
-        held = sorted(had.intersection(pid for pids in listed.values() for pid in pids or ()))
-        silent = [gpu for gpu, pids in listed.items() if pids is None]
-        if held:
-            because = f"the driver still lists its processes {held}"
-        elif silent:
-            reason = "driver_silent"
-            because = f"the driver does not list the processes of {', '.join(silent)}"
-        else:
-            because = f"{_down(facts)}, its cgroup is empty, no GPU of its lists its pids"
-            return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-    if _late(facts, facts.free_for_s):
-        return _give_up(facts, free, because)
-    return Wait(reason=reason, because=because)
-
-
-def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
-    """Disarmed in the middle: nothing more is taken from anybody. What was taken is still given back."""
-    if facts.armed:
-        return step
-    return Wait(reason="dry_run", because=f"disarmed since it began, and left as it is: {step.because}")
-
-
-def _give_up(facts: Facts, free: Intent, because: str) -> Step:
-    """What cannot be killed may hold its GPUs for ever: nobody else is sent there before a person has looked."""
-    if free.data.get("gpus") and not free.data.get("quarantined"):
-        because = f"{because}: its GPUs are out of use until a person releases them"
-        return _if_armed(facts, Quarantine(because=because))
-    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
-
-
-def _close(free: Intent, settle: Intent | None) -> Step:
-    """A settle that was abandoned owes nothing: the job had been settled by somebody else, or was never this one's."""
-    if free.stage is Stage.DONE:
-        settled = settle is not None and settle.stage is Stage.DONE
-        job = "its job is settled" if settled else "held no job that was its to settle"
-        return Close(outcome=Outcome.MENDED, because=f"the container is free and {job}")
-    parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
-    return Close(outcome=Outcome.PARTLY, because=parts)
-
-
-def _down(facts: Facts) -> str:
-    container = facts.container
-    if container is None:
-        return "the container is gone"
-    return "the container was restarted by someone else" if container.running else "the container does not run"
 
 
 def _over(state: State, attempt: int, alerted: int | None) -> str:

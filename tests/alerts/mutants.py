@@ -11,7 +11,8 @@ WORKER: Final = "worker.rules.yaml"
 GONE: Final = "gone.rules.yaml"
 BUDGET: Final = "budget.rules.yaml"
 HEALTH: Final = "health.rules.yaml"
-RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH)}
+SERVER: Final = "server.rules.yaml"
+RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -558,4 +559,184 @@ HEALTH_MUTANTS: Final = [
         ("its summary has raw seconds", " | humanizeDuration", "")),
 ]  # fmt: skip
 
-MUTANTS: Final = [*STALL_MUTANTS, *WORKER_MUTANTS, *GONE_MUTANTS, *BUDGET_MUTANTS, *HEALTH_MUTANTS]
+# The rules about servers, their parts letter for letter.
+
+ALLOWED = "gpuwarden_server_silence_allowed_seconds"
+UNANSWERED_FOR = "gpuwarden_server_unanswered_seconds"
+HAS_ANSWERED = "gpuwarden_server_answered"
+SERVER_INFO = "gpuwarden_server_info"
+PLACE = "(host, container)"
+UNANSWERED = f"""\
+              min by {PLACE} ({UNANSWERED_FOR})
+                >=
+              max by {PLACE} ({ALLOWED})
+"""
+UNANSWERED_BACKWARDS = f"""\
+              max by {PLACE} ({ALLOWED})
+                <=
+              min by {PLACE} ({UNANSWERED_FOR})
+"""
+ANSWERED = f"""\
+            and on {PLACE} (
+              min by {PLACE} ({HAS_ANSWERED}) == 1
+            )
+"""
+SERVER_GPU = f"""\
+            and on {PLACE} (
+              max by {PLACE} ({ALLOWED})
+                <=
+              min by {PLACE} ({GPU_IDLE})
+            )
+"""
+SERVER_RAM = SERVER_GPU.replace(GPU_IDLE, RAM_STILL)
+SERVER_IDENTITY = f"""\
+          * on {PLACE} group_left (incarnation)
+          topk by {PLACE} (1, {SERVER_INFO})
+"""
+SERVER_LABELS = """\
+          severity: critical
+          remedy: restart_container
+          trip: server
+"""
+NEVER = f"""\
+          min by {PLACE} ({UNANSWERED_FOR}) >= 1800
+            and on {PLACE}
+          max by {PLACE} ({HAS_ANSWERED}) == 0
+"""
+
+
+def of_duration(part: str, name: str, series: str, comparison: str) -> list[Mutant]:
+    """The mutants that the three durations of a server have in common. `comparison` is >= or <=."""
+    strict, other = comparison[0], {">=": "<=", "<=": ">="}[comparison]
+    return of(
+        SERVER,
+        part,
+        (f"{name} must be longer than is allowed", comparison, strict),
+        (f"{name} is compared the wrong way round", comparison, other),
+        (f"{name} compares the shortest limit", "max by", "min by"),
+        (f"{name} compares its longest duration", "min by", "max by"),
+        (f"{name} compares its mean duration", "min by", "avg by"),
+        (f"{name} compares 120 s whatever is allowed", f"({ALLOWED})", f"({ALLOWED} * 0 + 120)"),
+        (f"{name} is joined without aggregation", f"min by {PLACE} ({series})", series),
+        (f"{name} joins a limit without aggregation", f"max by {PLACE} ({ALLOWED})", ALLOWED),
+        (f"{name} remembers its longest", series, f"max_over_time({series}[5m])"),
+        (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
+        (f"{name} is the least of all hosts", f"min by {PLACE}", "min by (container)"),
+        (f"{name} is the least of its host", f"min by {PLACE}", "min by (host)"),
+    )
+
+
+def of_server_leg(part: str, name: str) -> list[Mutant]:
+    """The mutants that the legs joined to the silence have in common."""
+    here = f"and on {PLACE}"
+    return of(
+        SERVER,
+        part,
+        (f"{name} is not looked at", part, ""),
+        (f"{name} accuses by itself", here, f"or on {PLACE}"),
+        (f"{name} accuses by its life", here, f"unless on {PLACE}"),
+        (f"{name} accuses the container's namesakes on other hosts", here, "and on (container)"),
+        (f"{name} accuses the host's other containers", here, "and on (host)"),
+    )
+
+
+SERVER_MUTANTS: Final = [
+    *of_duration(UNANSWERED, "the silence", UNANSWERED_FOR, ">="),
+    *of(
+        SERVER,
+        UNANSWERED,
+        ("the silence is not compared", ">=", ">= 0 *"),
+        ("the value is the limit", UNANSWERED, UNANSWERED_BACKWARDS),
+        ("the silence is unknown, and the idle GPU counts", f"({UNANSWERED_FOR})",
+         f"({UNANSWERED_FOR} or on {PLACE} {GPU_IDLE})"),
+    ),
+    *of_duration(SERVER_GPU, "the GPU", GPU_IDLE, "<="),
+    *of_server_leg(SERVER_GPU, "the GPU"),
+    *of(SERVER, SERVER_GPU, ("the GPU counts as idle where it is unknown", f"({GPU_IDLE})",
+                             f"({GPU_IDLE} or on {PLACE} {RAM_STILL})")),
+    *of_duration(SERVER_RAM, "the RAM", RAM_STILL, "<="),
+    *of_server_leg(SERVER_RAM, "the RAM"),
+    *of(SERVER, SERVER_RAM, ("the RAM counts as still where it is unknown", f"({RAM_STILL})",
+                             f"({RAM_STILL} or on {PLACE} {GPU_IDLE})")),
+    *of_server_leg(ANSWERED, "the first answer"),
+    *of(
+        SERVER,
+        ANSWERED,
+        ("the first answer is not asked for", "== 1", ">= 0"),
+        ("the first answer must be missing", "== 1", "== 0"),
+        ("the first answer is believed when one of two says so", "min by", "max by"),
+        ("the first answer is joined without aggregation", f"min by {PLACE} ({HAS_ANSWERED})", HAS_ANSWERED),
+        ("the first answer is believed after it has become unknown", HAS_ANSWERED,
+         f"last_over_time({HAS_ANSWERED}[5m])"),
+        ("the first answer of a life before counts", HAS_ANSWERED, f"max_over_time({HAS_ANSWERED}[5m])"),
+        ("the first answer counts as given where it is unknown", f"({HAS_ANSWERED})",
+         f"({HAS_ANSWERED} or on {PLACE} {SERVER_INFO} * 0 + 1)"),
+        ("the first answer is that of any host", f"min by {PLACE}", "min by (container)"),
+        ("the first answer is that of the host's others", f"min by {PLACE}", "min by (host)"),
+    ),
+    *of(
+        SERVER,
+        SERVER_IDENTITY,
+        ("no identity is joined", SERVER_IDENTITY, ""),
+        ("the value is not the silence", "*", "+"),
+        ("the identity has no incarnation", "(incarnation)", "()"),
+        ("the identity is joined without the host", f"* on {PLACE}", "* on (container)"),
+        ("the identity is joined without the container", f"* on {PLACE}", "* on (host)"),
+        ("a doubled identity fails the rule", f"topk by {PLACE} (1, {SERVER_INFO})", SERVER_INFO),
+        ("two identities are let through", "(1,", "(2,"),
+        ("identities are merged to nobody's", f"topk by {PLACE} (1, {SERVER_INFO})", f"max by {PLACE} ({SERVER_INFO})"),
+        ("one identity is kept of all", f"topk by {PLACE}", "topk"),
+        ("one identity is kept of all hosts", f"topk by {PLACE}", "topk by (container)"),
+        ("one identity is kept of a host", f"topk by {PLACE}", "topk by (host)"),
+        ("the incarnation before is still named", SERVER_INFO, f"last_over_time({SERVER_INFO}[5m])"),
+    ),
+    *of(
+        SERVER,
+        RULES[SERVER],
+        ("a limit is believed after it has vanished", ALLOWED, f"last_over_time({ALLOWED}[5m])"),
+        ("hosts are not told apart anywhere", "host, ", ""),
+        ("containers are not told apart anywhere", ", container)", ")"),
+    ),
+    *of(
+        SERVER,
+        PATIENCE + SERVER_LABELS,
+        ("it waits a minute", "        labels:", "        for: 1m\n        labels:"),
+        ("it waits a second", "        labels:", "        for: 1s\n        labels:"),
+        ("it lingers a minute", "        labels:", "        keep_firing_for: 1m\n        labels:"),
+        ("it lingers a second", "        labels:", "        keep_firing_for: 1s\n        labels:"),
+        ("it names another severity", "critical", "warning"),
+        ("it names another remedy", "restart_container", "restart_worker"),
+        ("it names another trip", "server", "drill"),
+        ("it names no remedy", "          remedy: restart_container\n", ""),
+    ),
+    *of(SERVER, '          runbook: "docs/runbooks/GpuwardenServerUnanswering.md"',
+        ("its runbook goes by another name", "runbook:", "runbook_url:")),
+    *of(SERVER, ", incarnation {{ $labels.incarnation }},", ("its description names no incarnation",
+        ", incarnation {{ $labels.incarnation }},", "")),
+    *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Silent")),
+    *of(SERVER, '"server {{ $labels.container }} on {{ $labels.host }} has not',
+        ("its summary names no container", " {{ $labels.container }}", "")),
+    *of(SERVER, "answered for {{ $value | humanizeDuration }} and",
+        ("its summary has raw seconds", " | humanizeDuration", "")),
+    *of(
+        SERVER,
+        NEVER,
+        ("never: half an hour is not enough", ">=", ">"),
+        ("never: any silence is enough", ">= 1800", ">= 0"),
+        ("never: whether it has answered is not looked at", f"max by {PLACE} ({HAS_ANSWERED}) == 0",
+         f"max by {PLACE} ({HAS_ANSWERED})"),
+        ("never: one that answered is told", "== 0", "== 1"),
+        ("never: the longer of two silences counts", "min by", "max by"),
+        ("never: one of two that never answered is enough", "max by", "min by"),
+        ("never: the silence is believed after it has become unknown", UNANSWERED_FOR,
+         f"last_over_time({UNANSWERED_FOR}[5m])"),
+        ("never: an answer is missed after it has become unknown", HAS_ANSWERED, f"last_over_time({HAS_ANSWERED}[5m])"),
+        ("never: namesakes on other hosts are told", f"and on {PLACE}", "and on (container)"),
+        ("never: neighbours are told", f"and on {PLACE}", "and on (host)"),
+    ),
+    *of(SERVER, "severity: warning", ("never: it is critical", "warning", "critical")),
+    *of(SERVER, "          severity: warning\n",
+        ("never: it has a remedy", "warning\n", "warning\n          remedy: restart_container\n")),
+]  # fmt: skip
+
+MUTANTS: Final = [*STALL_MUTANTS, *WORKER_MUTANTS, *GONE_MUTANTS, *BUDGET_MUTANTS, *HEALTH_MUTANTS, *SERVER_MUTANTS]

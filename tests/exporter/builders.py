@@ -8,6 +8,10 @@ from exporter.readings import (
     Gpu,
     GpuProcess,
     GpuReadings,
+    Health,
+    Probe,
+    Server,
+    ServerEvidence,
     Snapshot,
     WorkerReadings,
     WorkerSighting,
@@ -131,6 +135,32 @@ def evidence(**changes: Any) -> ContainerEvidence:
     return ContainerEvidence(**(given | changes))
 
 
+def probe(**changes: Any) -> Probe:
+    given: dict[str, Any] = {"kind": "http", "silence_s": 120.0, "port": 8000, "target": "/health"}
+    return Probe(**(given | changes))
+
+
+def health(**changes: Any) -> Health:
+    given: dict[str, Any] = {"status": "healthy", "failing_streak": 0, "newest": "1", "passed": True, "fresh_s": 130.0}
+    return Health(**(given | changes))
+
+
+def server(**changes: Any) -> Server:
+    given: dict[str, Any] = {"probe": probe(), "address": "127.0.0.1"}
+    return Server(**(given | changes))
+
+
+def server_evidence(**changes: Any) -> ServerEvidence:
+    given: dict[str, Any] = {
+        "container": container(server=server()),
+        "probe": probe(),
+        "workers": 0,
+        "answered": True,
+        "unanswered_s": 0.0,
+    }
+    return ServerEvidence(**(given | changes))
+
+
 def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
     given: dict[str, Any] = {
         "host": "box-1",
@@ -141,6 +171,7 @@ def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
         "sources": (),
         "dead_after_s": 30.0,
         "cpu_still_s": {4001: 1.0},
+        "servers": (),
     }
     return Snapshot(**(given | changes))
 

@@ -103,6 +103,24 @@ SNAPSHOT = build.snapshot(
         ),
     ),
     dead_s={"w2": 12.5},
+    servers=(
+        # Armed and silent.
+        build.server_evidence(container=build.container(name="llm"), unanswered_s=130.5),
+        # Paused, and never seen to answer.
+        build.server_evidence(
+            container=build.container(id=OTHER_ID, name="asr", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z"),
+            probe=build.probe(kind="docker", silence_s=60.0),
+            answered=False,
+            unanswered_s=None,
+            unknown=Unknown(reason="paused", because="the container is paused"),
+        ),
+        build.server_evidence(
+            container=build.container(id=ENDED_ID, name="tts"),
+            probe=Unknown(reason="other_host", because="no other place is called"),
+            answered=None,
+            unanswered_s=None,
+        ),
+    ),
     sources=(
         SourceHealth(source="workers", success=True, duration_s=0.002),
         SourceHealth(source="gpu", success=True, duration_s=0.001),

@@ -1,6 +1,7 @@
 """Docker's containers: what an inspection tells, a daemon that hangs or talks nonsense, and a real one."""
 
 import json
+import os
 import re
 import signal
 import socketserver
@@ -17,7 +18,7 @@ import pytest
 from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.evidence import Thresholds
-from exporter.readings import ContainerEvidence
+from exporter.readings import ContainerEvidence, Health, Server, Unknown
 from exporter.sampler import Sampler
 from exporter.sources import containers
 from exporter.sources.containers import DockerContainers, Listing, _container, visible_devices
@@ -47,14 +48,21 @@ def inspected(
     requests: list[dict[str, Any]] | None = None,
     started_at: str = "2024-05-01T10:00:00.000000001Z",
     mounts: list[dict[str, Any]] | None = None,
+    labels: dict[str, str] | None = None,
+    health: dict[str, Any] | None = None,
+    check: dict[str, Any] | None = None,
+    mode: str = "default",
+    networks: dict[str, Any] | None = None,
+    paused: bool = False,
 ) -> dict[str, Any]:
     """What `docker inspect` answers, of the fields that matter here (Docker Engine API, ContainerInspect)."""
     return {
         "Id": build.DOCKER_ID,
         "Name": "/worker-0",
-        "State": {"Running": running, "Pid": pid, "StartedAt": started_at},
-        "Config": {"Image": "worker:1", "Env": env},
-        "HostConfig": {"DeviceRequests": requests},
+        "State": {"Running": running, "Pid": pid, "StartedAt": started_at, "Health": health, "Paused": paused},
+        "Config": {"Image": "worker:1", "Env": env, "Labels": labels, "Healthcheck": check},
+        "HostConfig": {"DeviceRequests": requests, "NetworkMode": mode},
+        "NetworkSettings": {"Networks": networks},
         "Mounts": mounts,
     }
 
@@ -144,6 +152,99 @@ def test_the_gpus_that_docker_was_asked_to_give(found: dict[str, Any], request_:
 )
 def test_the_forms_of_nvidia_visible_devices(value: str, names: tuple[str, ...] | None) -> None:
     assert visible_devices(value) == names
+
+
+# Servers
+
+BRIDGE = {"bridge": {"IPAddress": "172.17.0.2", "GlobalIPv6Address": ""}}
+URL = {"gpuwarden.probe": "http://localhost:8000/health"}
+OWN = {"gpuwarden.probe": "docker"}
+UNHEALTHY = {
+    "Status": "unhealthy",
+    "FailingStreak": 4,
+    "Log": [
+        {"Start": "2024-05-01T10:00:30Z", "End": "2024-05-01T10:00:31Z", "ExitCode": 0, "Output": "ok"},
+        {"Start": "2024-05-01T10:01:00Z", "End": "2024-05-01T10:01:01Z", "ExitCode": -1, "Output": "timeout"},
+    ],
+}
+
+
+def server_of(**given: Any) -> Server | None:
+    found = _container(inspected(**given))
+    assert found is not None
+    return found.server
+
+
+def test_a_container_without_the_label_is_no_server() -> None:
+    assert server_of(networks=BRIDGE, health=UNHEALTHY) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "networks", "address"),
+    [
+        pytest.param("default", BRIDGE, "172.17.0.2", id="its address on the bridge"),
+        pytest.param(
+            "default",
+            {"z": {"IPAddress": "10.0.0.9"}, "a": {"IPAddress": "10.1.0.9"}},
+            "10.1.0.9",
+            id="the first of two",
+        ),
+        pytest.param("six", {"six": {"IPAddress": "", "GlobalIPv6Address": "fd00::2"}}, "fd00::2", id="IPv6 alone"),
+        pytest.param("host", {"host": {"IPAddress": ""}}, "127.0.0.1", id="the host's loopback in the host's network"),
+    ],
+)
+def test_where_a_server_is_asked(mode: str, networks: dict[str, Any], address: str) -> None:
+    found = server_of(labels=URL, mode=mode, networks=networks)
+
+    assert found == Server(probe=build.probe(), address=address)
+
+
+@pytest.mark.parametrize(
+    ("mode", "networks"), [("none", {"none": {"IPAddress": ""}}), ("container:abc", {}), ("container:abc", None)]
+)
+def test_a_server_without_an_address_of_its_own_cannot_be_asked_by_url(mode: str, networks: Any) -> None:
+    found = server_of(labels=URL, mode=mode, networks=networks)
+
+    assert found is not None
+    assert isinstance(found.probe, Unknown)
+    assert found.probe.reason == "no_address"
+
+
+def test_its_own_health_check_is_read_with_how_long_its_newest_result_can_stand() -> None:
+    found = server_of(labels=OWN, health=UNHEALTHY, check={"Interval": 10 * 10**9, "Timeout": 0}, paused=True)
+
+    assert found is not None
+    assert found.probe == build.probe(kind="docker", port=0, target="")
+    assert found.health == Health(
+        status="unhealthy", failing_streak=4, newest="2024-05-01T10:01:00Z", passed=False, fresh_s=90.0
+    )
+    assert found.paused
+
+
+def test_a_health_check_without_a_result_yet_starts() -> None:
+    found = server_of(labels=OWN, health={"Status": "starting", "FailingStreak": 0, "Log": None})
+
+    assert found is not None
+    assert found.health == Health(status="starting", failing_streak=0, newest="", passed=False, fresh_s=130.0)
+
+
+@pytest.mark.parametrize(
+    "health", [None, {}, {"Status": "none", "FailingStreak": 0}], ids=["none", "empty", "disabled"]
+)
+def test_a_health_check_that_is_not_there_or_disabled_is_told(health: dict[str, Any] | None) -> None:
+    found = server_of(labels=OWN, health=health)
+
+    assert found is not None
+    assert isinstance(found.probe, Unknown)
+    assert found.probe.reason == "no_health_check"
+
+
+def test_labels_that_cannot_be_used_are_told() -> None:
+    found = server_of(labels={"gpuwarden.probe": "http://example.com/"}, networks=BRIDGE)
+
+    assert found is not None
+    assert isinstance(found.probe, Unknown)
+    assert found.probe.reason == "other_host"
 
 
 # Daemons that misbehave
@@ -289,6 +390,38 @@ def test_a_listing_that_grows_old_is_no_longer_believed(short_path: Path) -> Non
         hang.clear()
         silence.set()
         assert eventually(lambda: listing_of(source)).containers == {}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_is_inspected_again_and_again_and_what_is_none_is_not(short_path: Path) -> None:
+    asked_for: list[str] = []
+    plain = "cd" * 32
+    answers = {"passed": True, "broken": False}
+
+    def inspect(full_id: str) -> Any:
+        asked_for.append(full_id)
+        if full_id == plain:
+            return inspected(pid=os.getpid()) | {"Id": plain, "Name": "/plain"}
+        if answers["broken"]:
+            return 500, {"message": "broken"}
+        log = [{"Start": "t1", "ExitCode": 0 if answers["passed"] else 1}]
+        return inspected(pid=os.getpid(), labels=OWN, health={"Status": "healthy", "Log": log})
+
+    def passed() -> bool | None:
+        listing = listing_of(source)
+        found = listing.containers.get(build.DOCKER_ID) if listing else None
+        return found.server.health.passed if found and found.server and found.server.health else None
+
+    with daemon(short_path, a_daemon(row(), row(plain, "plain"), inspect=inspect)) as url, asked(url) as source:
+        eventually(passed, "it is healthy")
+        answers["passed"] = False
+        eventually(lambda: passed() is False, "it is seen to fail")
+        answers["broken"] = True
+        before = len(asked_for)
+        eventually(lambda: len(asked_for) > before + 3, "it cannot be inspected any more")
+        assert passed() is False, "it stays as it was"
+
+    assert asked_for.count(plain) == 1
 
 
 @pytest.mark.parametrize(

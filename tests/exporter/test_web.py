@@ -24,7 +24,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, Unknown
 from exporter.scrape import SnapshotCollector
 from gpuwarden import __version__, clock, facts
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -85,7 +85,10 @@ def test_metrics_are_what_prometheus_reads() -> None:
         pytest.param("/evidence", 400, "ask for one worker", id="nobody"),
         pytest.param("/evidence?worker=", 400, "ask for one worker", id="an empty name"),
         pytest.param("/evidence?worker=w0&worker=w1", 400, "ask for one worker", id="two workers"),
-        pytest.param("/evidence?container=w0", 400, "ask for one worker", id="something else"),
+        pytest.param("/evidence?container=worker-0", 200, '"container_incarnation": "ab', id="a container"),
+        pytest.param("/evidence?container=none", 200, '"container_incarnation": null', id="one that does not run"),
+        pytest.param("/evidence?container=w0&worker=w0", 400, "ask for one worker", id="a worker and a container"),
+        pytest.param("/evidence?gpu=0", 400, "or for one server", id="something else"),
         pytest.param("/healthz", 200, "ok", id="health"),
         pytest.param("/", 200, "/metrics", id="the front page"),
         pytest.param("/nowhere", 404, "no such page", id="no page"),
@@ -233,6 +236,71 @@ def test_a_dead_worker_has_facts_without_a_container() -> None:
 )
 def test_there_are_no_facts_of(snapshot: Snapshot, at: Stamp) -> None:
     assert testimony.about("w0", snapshot, now=at) is None
+
+
+def test_the_facts_about_a_server_survive_the_wire() -> None:
+    seen = build.evidence(gpu_idle_s=130.0, ram_still_s=140.0)
+    asked = build.server_evidence(unanswered_s=121.5)
+
+    told = testimony.about_server("worker-0", build.snapshot(containers=(seen,), servers=(asked,)), now=build.ago(-2))
+
+    assert told == ServerFacts(
+        host="box-1", sample_age_s=2.0, container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
+        container_incarnation=build.container().incarnation, gpus=["GPU-0"], gpu_simulated=False,
+        gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
+        io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
+        probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
+    )  # fmt: skip
+    assert facts.parse_server(facts.render(told)) == told
+
+
+def server_told(**snapshot: Any) -> ServerFacts:
+    told = testimony.about_server("worker-0", build.snapshot(**snapshot), now=build.ago(0))
+    assert told is not None
+    assert facts.parse_server(facts.render(told)) == told
+    return told
+
+
+def test_a_container_that_does_not_run_has_facts_of_its_host_alone() -> None:
+    told = server_told(containers=())
+
+    assert (told.container, told.container_id, told.container_incarnation) == ("worker-0", None, None)
+    assert (told.probe, told.workers, told.answered, told.unanswered_s) == (None, None, None, None)
+    assert told.gpu_pids == {"GPU-0": []}
+
+
+def test_a_container_that_is_no_server_is_told_without_a_probe() -> None:
+    told = server_told()
+
+    assert told.container_id == build.DOCKER_ID
+    assert (told.probe, told.silence_allowed_s, told.probe_unknown) == (None, None, None)
+
+
+def test_a_server_that_cannot_be_asked_or_was_not_says_why() -> None:
+    problem = Unknown(reason="other_host", because="no other place is called")
+    paused = Unknown(reason="paused", because="the container is paused")
+
+    wrong = server_told(servers=(build.server_evidence(probe=problem, answered=None, unanswered_s=None),))
+    asleep = server_told(servers=(build.server_evidence(unanswered_s=None, unknown=paused),))
+
+    assert (wrong.probe, wrong.probe_unknown) == (None, "no other place is called")
+    assert (asleep.probe, asleep.unanswered_s, asleep.probe_unknown) == ("http", None, "the container is paused")
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "at"),
+    [
+        pytest.param(build.snapshot(servers=None), build.ago(0), id="containers that cannot be listed"),
+        pytest.param(build.snapshot(), build.ago(0, boot_id="another"), id="a look of another boot"),
+    ],
+)
+def test_there_are_no_facts_about_servers_of(snapshot: Snapshot, at: Stamp) -> None:
+    assert testimony.about_server("worker-0", snapshot, now=at) is None
+
+
+def test_without_a_listing_of_containers_there_is_no_answer_about_one() -> None:
+    with served(live(servers=None)) as port:
+        assert get(port, "/evidence?container=worker-0")[0] == 503
 
 
 # The program

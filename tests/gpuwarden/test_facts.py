@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.facts import FactsError, WorkerFacts, parse, render
+from gpuwarden.facts import FactsError, ServerFacts, WorkerFacts, parse, parse_server, render
 
 _FIGURES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=30),
@@ -44,6 +44,25 @@ NOTHING_KNOWN = WorkerFacts(**{**NOTHING_ELSE, **KNOWN})
 
 def answer(**changed: object) -> str:
     return json.dumps({**asdict(NOTHING_KNOWN), **changed})
+
+
+@given(
+    st.builds(
+        ServerFacts,
+        **{
+            name: st.one_of(*(_FIGURES[kind] for kind in (get_args(hint) or (hint,))))
+            for name, hint in get_type_hints(ServerFacts).items()
+            if get_origin(hint) is not ClassVar
+        },
+    )
+)
+def test_facts_about_servers_read_back_as_they_were_written(written: ServerFacts) -> None:
+    assert parse_server(render(written)) == written
+
+
+def test_facts_about_a_worker_are_none_about_a_server() -> None:
+    with pytest.raises(FactsError, match="lacks '"):
+        parse_server(answer())
 
 
 @given(facts)

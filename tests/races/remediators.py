@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from gpuwarden.database import DatabaseError
-from gpuwarden.job import Trip
 from gpuwarden.jobstore import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
@@ -214,8 +213,7 @@ class Remediator:
 
 def deliver(ledger: Ledger, alerts: list[Alert], *, hosts: tuple[str, ...], now: float) -> None:
     """The webhook: admit, then make durable."""
-    remedies: dict[str, frozenset[Trip]] = {name: remedy.trips for name, remedy in REMEDIES.items()}
-    judged = [(each, admit(each, hosts=hosts, remedies=remedies)) for each in alerts]
+    judged = [(each, admit(each, hosts=hosts, remedies=REMEDIES)) for each in alerts]
     refusals = [refusal for _, refusal in judged if refusal is not None]
     ledger.accept([each for each, refusal in judged if refusal is None], refusals, now=now)
 

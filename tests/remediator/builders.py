@@ -6,10 +6,10 @@ The default is a wedge: worker w1 in container c1 on box1, attempt 1 of job 7, s
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
 from remediator.alert import Alert
-from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage
+from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
 
 HOST = "box1"
 NOW = 1_800_000_000.0
@@ -43,6 +43,15 @@ def alert(fingerprint: str = "f1", *, firing: bool = True, summary: str = "wedge
         annotations={"summary": summary},
         starts_at="2026-01-01T00:02:10Z",
     )
+
+
+def server_alert(fingerprint: str = "s1", *, firing: bool = True, **labels: str | None) -> Alert:
+    """An alert about the server in container c1."""
+    of_server: dict[str, Any] = {
+        "alertname": "GpuwardenServerUnanswering", "remedy": "restart_container", "trip": "server", "incarnation": KEY,
+        "worker": None, "job_id": None, "attempt": None,
+    }  # fmt: skip
+    return alert(fingerprint, firing=firing, **{**of_server, **labels})
 
 
 def sent(fingerprint: str = "f1", *, status: str = "firing", **labels: str) -> dict[str, Any]:
@@ -85,6 +94,19 @@ def evidence(**changed: Any) -> WorkerFacts:
         elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0,
         beat_age_s=130.0, health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None,
+        ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None,
+        io_still_s=130.0, fault_still_s=130.0, container_cpu_still_s=130.0, work_unknown=None,
+        gpu_pids={"GPU-0": sorted(PIDS)},
+    )  # fmt: skip
+    return replace(default, **changed)
+
+
+def server(**changed: Any) -> ServerFacts:
+    """What the exporter says of the server in c1: by default it was seen 0.3 s ago, silent for 130 s of 120."""
+    default = ServerFacts(
+        host=HOST, sample_age_s=0.3, container_kind="docker", container="c1", container_id=HANDLE,
+        container_incarnation=KEY, probe="http", workers=0, answered=True, unanswered_s=130.0, silence_allowed_s=120.0,
+        probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None,
         io_still_s=130.0, fault_still_s=130.0, container_cpu_still_s=130.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)},
@@ -145,6 +167,21 @@ def episode(free: Intent | None = None, settle: Intent | None = None, **changed:
         episode_id=1, remedy="restart_worker", trip=Trip.STALL, host=HOST, worker="w1", opened_at=NOW, firing=True,
         trips=frozenset({Trip.STALL}), incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
     )  # fmt: skip
+    return replace(default, **changed)
+
+
+def server_episode(free: Intent | None = None, **changed: Any) -> Episode:
+    """The episode of the server in c1: by default nothing is promised yet and its alert fires."""
+    default = episode(
+        free, remedy="restart_container", trip=Trip.SERVER, trips=frozenset({Trip.SERVER}), subject=Subject.SERVER,
+        worker="c1", incarnation=KEY, job_id=None, attempt=None,
+    )  # fmt: skip
+    return replace(default, **changed)
+
+
+def server_facts(free: Intent | None = None, **changed: Any) -> Facts:
+    """As `facts`, before a server that is confirmed to be silent."""
+    default = facts(episode=server_episode(free), evidence=None, server=server(), job=None)
     return replace(default, **changed)
 
 

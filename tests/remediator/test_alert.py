@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Refusal, admit, parse
+from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Refusal, admit, parse, subject
+from remediator.plan import Subject
 from remediator.remedies import REMEDIES
-from tests.remediator.builders import HOST, LABELS, alert, payload, sent
+from tests.remediator.builders import HOST, LABELS, alert, payload, sent, server_alert
 
-TRIPS = {name: remedy.trips for name, remedy in REMEDIES.items()}
+ONE = {"restart_worker": REMEDIES["restart_worker"]}
 HOSTILE = {
     "a shell's substitution": "$(touch /tmp/owned) `id` ; rm -rf /",
     "newlines": 'w1\n{"event": "forged"}\r\n',
@@ -139,7 +140,7 @@ def test_hostile_text_is_carried_as_it_came(text: str) -> None:
 def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text: str) -> None:
     labels: dict[str, Any] = {label: text * 100}
 
-    refusal = admit(alert(**labels), hosts={HOST}, remedies=TRIPS)
+    refusal = admit(alert(**labels), hosts={HOST}, remedies=ONE)
 
     assert refusal is not None
     assert refusal.because.isprintable()
@@ -193,13 +194,41 @@ ADMIT = {
 
 @pytest.mark.parametrize(("found", "reason"), ADMIT.values(), ids=ADMIT)
 def test_who_is_admitted(found: Any, reason: str | None) -> None:
-    refusal = admit(found, hosts={HOST}, remedies=TRIPS)
+    refusal = admit(found, hosts={HOST}, remedies=ONE)
 
     assert (refusal.reason if refusal else None) == reason
 
 
+ADMIT_SERVER = {
+    "everything it needs": (server_alert(), None),
+    "a worker: it is about that, and not a server": (server_alert(worker="w1"), "no_server"),
+    "an empty worker is none": (server_alert(worker=""), None),
+    "no container": (server_alert(container=None), "no_container"),
+    "a container of a name that none has": (server_alert(container="c1\n"), "no_container"),
+    "no incarnation: its next life would be accused too": (server_alert(incarnation=None), "no_container"),
+    "a worker's trip": (server_alert(trip="stall"), "unknown_trip"),
+    "a worker's remedy without a worker": (server_alert(remedy="restart_worker", trip="stall"), "no_worker"),
+    "a worker's remedy for a server's trip": (alert(trip="server"), "unknown_trip"),
+    "another host's": (server_alert(host="box2"), "other_host"),
+}
+
+
+@pytest.mark.parametrize(("found", "reason"), ADMIT_SERVER.values(), ids=ADMIT_SERVER)
+def test_which_server_is_admitted(found: Any, reason: str | None) -> None:
+    refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
+
+    assert (refusal.reason if refusal else None) == reason
+    assert refusal is None or refusal.because.isprintable()
+
+
+def test_an_alert_is_about_the_worker_it_names_and_else_about_its_container() -> None:
+    assert subject(alert(worker="w1", container="c1").labels) == (Subject.WORKER, "w1")
+    assert subject(server_alert(container="c1").labels) == (Subject.SERVER, "c1")
+    assert subject({}) == (Subject.SERVER, "")
+
+
 def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
-    refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=TRIPS)
+    refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=ONE)
 
     assert isinstance(refusal, Refusal)
     assert refusal.because == "its remedy is 'reboot_host'; known are: restart_worker"
@@ -209,8 +238,8 @@ def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
 def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_admitted() -> None:
     hosts = {HOST, "box2"}
 
-    assert admit(alert(host="box2"), hosts=hosts, remedies=TRIPS) is None
-    refusal = admit(alert(host="box3"), hosts=hosts, remedies=TRIPS)
+    assert admit(alert(host="box2"), hosts=hosts, remedies=ONE) is None
+    refusal = admit(alert(host="box3"), hosts=hosts, remedies=ONE)
     assert refusal is not None
     assert (refusal.reason, refusal.because) == (
         "other_host",

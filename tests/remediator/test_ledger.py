@@ -24,10 +24,10 @@ from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.holder import Holder
 from remediator.ledger import TAKE_MAX, Ledger, Story
-from remediator.plan import Begin, Episode, Intent, Kind, Outcome, Stage
+from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject
 from remediator.safety import Act, Order, Safeguards
 from remediator.schema import METADATA
-from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert
+from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
@@ -222,6 +222,37 @@ def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) ->
             "INSERT INTO episodes (remedy, trip, host, worker, opened_at, would_act)"
             " SELECT remedy, trip, host, worker, opened_at, would_act FROM episodes",
         )
+
+
+def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) -> None:
+    accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"), server_alert("s2", container="c1"))
+
+    worker, server = ledger.open_episodes()
+    assert (worker.subject, worker.worker, worker.incarnation) == (Subject.WORKER, "c1", "i1")
+    assert (server.subject, server.worker, server.incarnation) == (Subject.SERVER, "c1", KEY)
+    assert (server.remedy, server.trip, server.job_id, server.attempt) == ("restart_container", Trip.SERVER, None, None)
+
+
+def test_a_server_and_a_worker_in_one_container_are_freed_once_between_them(ledger: Ledger) -> None:
+    armed(ledger)
+    accept(ledger, alert(), server_alert(container="c1"))
+    worker, server = ledger.open_episodes()
+
+    assert begins(ledger, worker, BEGIN, now=NOW)
+    second = ledger.begin(server, replace(BEGIN, trip=Trip.SERVER, settle_key=None), safeguards=BOUNDLESS, now=NOW)
+
+    assert isinstance(second, Close)
+    assert second.outcome is Outcome.SUPERSEDED
+
+
+def test_a_servers_resolved_alert_ends_no_workers_episode(ledger: Ledger) -> None:
+    accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"))
+    accept(ledger, server_alert("s1", container="c1", firing=False))
+
+    assert [(each.subject, each.firing) for each in ledger.open_episodes()] == [
+        (Subject.WORKER, True),
+        (Subject.SERVER, False),
+    ]
 
 
 def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, ledger_url: str) -> None:
@@ -741,6 +772,10 @@ def at_revision_1(url: str) -> None:
         for index in ("intents_by_stage", "intents_by_episode", "intents_by_time"):
             connection.exec_driver_sql(f"DROP INDEX {index}")
         connection.exec_driver_sql("DROP TABLE standing_orders")
+        connection.exec_driver_sql("DROP INDEX one_open_episode_per_subject")
+        connection.exec_driver_sql(
+            "CREATE UNIQUE INDEX one_open_episode_per_worker ON episodes (host, worker) WHERE closed_at IS NULL"
+        )
         for table, column in (
             ("intents", "holder"),
             ("intents", "held_until"),
@@ -748,6 +783,7 @@ def at_revision_1(url: str) -> None:
             ("alerts", "host"),
             ("executors", "workers"),
             ("executors", "summed_up_on"),
+            ("episodes", "subject"),
         ):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         if engine.dialect.name == "sqlite":  # only there was there a version without a history
@@ -766,6 +802,7 @@ def test_a_ledger_of_the_first_version_is_opened_with_all_that_it_owes(ledger_ur
 
     (episode,) = ledger.open_episodes(HOST)
     assert (episode.worker, episode.firing, episode.trips) == ("w1", True, frozenset({Trip.STALL}))
+    assert episode.subject is Subject.WORKER
     assert episode.free is not None
     assert episode.settle is not None
     assert (episode.free.stage, episode.settle.stage) == (Stage.STOPPING, Stage.FENCED)

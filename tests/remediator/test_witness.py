@@ -10,7 +10,7 @@ import pytest
 import remediator.witness
 from gpuwarden import facts
 from remediator.witness import Witness, WitnessError, WorkerUnseenError
-from tests.remediator.builders import HOST, evidence
+from tests.remediator.builders import HOST, evidence, server
 
 
 class Exporter(ThreadingHTTPServer):
@@ -142,15 +142,51 @@ def test_an_exporter_that_is_not_there_is_silent(url: str) -> None:
     witness.close()
 
 
+def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> None:
+    exporter.body = facts.render(server())
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    assert witness.about_server("c1", host=HOST) == server()
+
+    asked = urlsplit(exporter.asked[0])
+    assert (asked.path, parse_qs(asked.query)) == ("/evidence", {"container": ["c1"]})
+    witness.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        pytest.param(503, "no fresh look at this host\n", "says 503: no fresh look", id="no fresh look"),
+        pytest.param(404, "no such page\n", "says 404", id="an exporter that knows no servers"),
+        pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts about a worker"),
+        pytest.param(200, facts.render(server(host="box2")), "speaks of box2/c1; box1/c1 was asked", id="another host"),
+        pytest.param(200, facts.render(server(container="c2")), "speaks of box1/c2; box1/c1", id="another container"),
+    ],
+)
+def test_an_answer_that_is_no_evidence_about_a_server_confirms_nothing(
+    exporter: Exporter, status: int, body: str, says: str
+) -> None:
+    exporter.status, exporter.body = status, body
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    with pytest.raises(WitnessError, match=says):
+        witness.about_server("c1", host=HOST)
+
+    witness.close()
+
+
 @pytest.mark.parametrize(
     ("page", "count"),
     [
         ("", 0),
         ('gpuwarden_worker_info{worker="a"} 1.0\ngpuwarden_worker_info{worker="b"} 1.0\n', 2),
+        ('gpuwarden_worker_info{worker="a"} 1.0\ngpuwarden_server_info{container="b"} 1.0\n', 2),
         ('# TYPE gpuwarden_worker_info gauge\ngpuwarden_worker_alive{worker="a"} 1.0\n', 0),
     ],
 )
-def test_the_hosts_workers_are_counted_on_the_exporters_page(exporter: Exporter, page: str, count: int) -> None:
+def test_the_hosts_workers_and_servers_are_counted_on_the_exporters_page(
+    exporter: Exporter, page: str, count: int
+) -> None:
     exporter.body = page
     witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
 

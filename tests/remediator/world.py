@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.facts import ServerFacts, WorkerFacts
 from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
 from remediator.witness import WitnessError, WorkerUnseenError
@@ -83,6 +83,17 @@ class World:
         default = {"job_id": box.job_id, "attempt": box.attempt, "worker_incarnation": box.worker_incarnation}
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
         return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **life})
+
+    def about_server(self, container: str, *, host: str) -> ServerFacts:
+        if self.silent:
+            raise WitnessError("the exporter does not answer")
+        box = self.boxes[container]
+        gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
+        place: dict[str, Any] = {"container_id": None, "container_incarnation": None, "unanswered_s": None}
+        if box.running:
+            place = {"container_id": box.handle, "container_incarnation": box.incarnation}
+            place["unanswered_s"] = 130.0 if box.wedged else 0.0
+        return build.server(host=host, container=container, gpu_pids=gpu_pids, **place)
 
     def close(self) -> None:
         pass

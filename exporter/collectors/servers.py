@@ -1,0 +1,49 @@
+"""Servers: containers that opted in to be asked, for how long they have not answered, and what they are allowed."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+
+from exporter.collectors.family import gauge
+from exporter.readings import Probe, Snapshot
+
+_NAME = ("container",)
+
+
+def families(snapshot: Snapshot) -> Iterable[Metric]:
+    """Series keyed by container name; its incarnation on the info series alone."""
+    found = snapshot.servers or ()
+    asked = [(each, each.probe) for each in found if isinstance(each.probe, Probe)]
+    yield gauge(
+        "gpuwarden_server_info",
+        "A container that is asked as a server, and how: http or docker, its own health check; always 1.",
+        ("container", "incarnation", "probe", "image"),
+        (
+            ((each.container.name, each.container.incarnation, probe.kind, each.container.image or ""), 1.0)
+            for each, probe in asked
+        ),
+    )
+    yield gauge(
+        "gpuwarden_server_answered",
+        "1 once the server has answered in this incarnation of its container, as far as this exporter saw.",
+        _NAME,
+        (((each.container.name,), None if each.answered is None else float(each.answered)) for each, _ in asked),
+    )
+    yield gauge(
+        "gpuwarden_server_unanswered_seconds",
+        "For how long the server has been asked again and again without an answer; 0 while it answers.",
+        _NAME,
+        (((each.container.name,), each.unanswered_s) for each, _ in asked),
+    )
+    yield gauge(
+        "gpuwarden_server_silence_allowed_seconds",
+        "For how long the server may leave askings unanswered, as its owner says.",
+        _NAME,
+        (((each.container.name,), probe.silence_s) for each, probe in asked),
+    )
+    yield gauge(
+        "gpuwarden_server_invalid",
+        "1 for a container that opted in as a server and cannot be asked, by the reason.",
+        ("container", "reason"),
+        (((each.container.name, each.probe.reason), 1.0) for each in found if not isinstance(each.probe, Probe)),
+    )

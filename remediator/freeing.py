@@ -1,0 +1,174 @@
+"""The freeing half of a remedy: stop a container, see it dead, start it; whoever lived in it. Pure.
+
+A remedy decides what is to be freed and confirms it before the first stop; what follows is the same for all of them.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from remediator.plan import (
+    Advance,
+    Close,
+    Facts,
+    Intent,
+    Kind,
+    Outcome,
+    Quarantine,
+    Stage,
+    Start,
+    Step,
+    Stop,
+    Wait,
+)
+
+TRIES_MAX: Final = 5
+"""How often a stop, or a start, is tried at the executor's pace; then at `RETRY_S`, for as long as patience lasts."""
+
+RETRY_S: Final = 10.0
+"""Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
+
+SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
+"""Stages of a free at which its container was seen dead."""
+
+
+def go_on(facts: Facts, free: Intent, *, stop: Callable[[], Step], ended: Callable[[], Step] | None = None) -> Step:
+    """The free's next step. What is seen dead comes here only once its settle is over, and so starts after it.
+
+    `stop` chooses what becomes of what is only promised and still runs. `ended`, where it is given, chooses what
+    becomes of what is only promised and ended, or was restarted, without us; else that is seen dead and started.
+    """
+    if not facts.container_known:
+        return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
+    container = facts.container
+    gone = container is None
+    if free.stage is Stage.PLANNED and is_up(facts, free):
+        return stop()
+    if free.stage is Stage.PLANNED and ended is not None:
+        return ended()
+    if free.stage in (Stage.PLANNED, Stage.STOPPING):
+        return see_dead(facts, free)
+    if free.stage is Stage.DEAD:
+        if gone:
+            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
+        if container is not None and container.running:
+            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
+        if not facts.armed and not _tries(free):
+            return Wait(
+                reason="dry_run", because="disarmed since it began, and it was not we who stopped the container"
+            )
+        settle = facts.episode.settle
+        settled = settle is not None and settle.stage is Stage.DONE
+        return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
+    if container is not None and (container.running or container.incarnation != free.key):
+        because = "runs again" if container.running else "was started, and has ended by itself since"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} {because}")
+    if gone or (_tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)):
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
+    if _may_try(facts, free):
+        return Start(because="it does not run yet")
+    return Wait(reason="starting", because=f"it does not run yet, after {_tries(free)} tries")
+
+
+def doubt(facts: Facts, reason: str, because: str) -> Step:
+    """Not enough to act on: wait while the alert fires, let go when it ends."""
+    if facts.episode.firing:
+        return Wait(reason=reason, because=because)
+    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended; {because}")
+
+
+def is_up(facts: Facts, free: Intent) -> bool:
+    """Whether the incarnation that was promised to still runs; the engine has answered."""
+    container = facts.container
+    return container is not None and container.incarnation == free.key and container.running
+
+
+def late(facts: Facts, stage_for_s: float) -> bool:
+    """Whether patience with an intent's stage has run out: it counts only while we looked on and all answered."""
+    return min(stage_for_s, facts.quiet_for_s) >= facts.limits.free_bound_s
+
+
+def close(free: Intent, settle: Intent | None) -> Step:
+    """A settle that was abandoned owes nothing: the job had been settled by somebody else, or was never this one's."""
+    if free.stage is Stage.DONE:
+        settled = settle is not None and settle.stage is Stage.DONE
+        job = "its job is settled" if settled else "held no job that was its to settle"
+        return Close(outcome=Outcome.MENDED, because=f"the container is free and {job}")
+    parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
+    return Close(outcome=Outcome.PARTLY, because=parts)
+
+
+def down(facts: Facts) -> str:
+    """What has become of an incarnation that does not run any more, in words."""
+    container = facts.container
+    if container is None:
+        return "the container is gone"
+    return "the container was restarted by someone else" if container.running else "the container does not run"
+
+
+def see_dead(facts: Facts, free: Intent) -> Step:
+    """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
+
+    Also where it ended, or was restarted, before we stopped it. What speaks against it, or a driver that tells nothing
+    of one of its GPUs, is waited for, and a person called in the end; a silent exporter is only waited for.
+    """
+    spent = _tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)
+    if is_up(facts, free):
+        if spent:
+            return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
+        if _may_try(facts, free):
+            return _if_armed(facts, Stop(because="it still runs"))
+        return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
+    reason, container, had = "dying", facts.container, set(free.data.get("pids", []))
+    ours = container is not None and container.incarnation == free.key
+    # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
+    left = sorted(container.pids if ours else container.pids & had) if container else []
+    if left:
+        because = f"processes {left} are still in its cgroup"
+        if ours and not spent and _may_try(facts, free):
+            return _if_armed(facts, Stop(because=f"it does not run, but {because}"))
+    elif facts.worker_ended:
+        because = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"
+        return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
+    else:
+        evidence, gpus = facts.place, free.data.get("gpus", [])
+        if evidence is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
+            because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
+            return Wait(reason="driver_silent", because=because)
+        listed = {gpu: (evidence.gpu_pids or {}).get(gpu) for gpu in gpus}
+        held = sorted(had.intersection(pid for pids in listed.values() for pid in pids or ()))
+        silent = [gpu for gpu, pids in listed.items() if pids is None]
+        if held:
+            because = f"the driver still lists its processes {held}"
+        elif silent:
+            reason = "driver_silent"
+            because = f"the driver does not list the processes of {', '.join(silent)}"
+        else:
+            because = f"{down(facts)}, its cgroup is empty, no GPU of its lists its pids"
+            return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
+    if late(facts, facts.free_for_s):
+        return _give_up(facts, free, because)
+    return Wait(reason=reason, because=because)
+
+
+def _tries(free: Intent) -> int:
+    return int(free.data.get("tries", 0))
+
+
+def _may_try(facts: Facts, free: Intent) -> bool:
+    later = _tries(free) - TRIES_MAX
+    return later < 0 or facts.free_for_s >= (later + 1) * RETRY_S
+
+
+def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
+    """Disarmed in the middle: nothing more is taken from anybody. What was taken is still given back."""
+    if facts.armed:
+        return step
+    return Wait(reason="dry_run", because=f"disarmed since it began, and left as it is: {step.because}")
+
+
+def _give_up(facts: Facts, free: Intent, because: str) -> Step:
+    """What cannot be killed may hold its GPUs for ever: nobody else is sent there before a person has looked."""
+    if free.data.get("gpus") and not free.data.get("quarantined"):
+        because = f"{because}: its GPUs are out of use until a person releases them"
+        return _if_armed(facts, Quarantine(because=because))
+    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")

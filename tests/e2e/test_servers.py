@@ -1,0 +1,324 @@
+"""Servers without jobs through the whole chain: which are freed, which are left alone, and who else may restart them.
+
+A server here answers over HTTP until a handler of its takes a lock for ever, as one wedges that waits for its GPU: the
+process lives, connections are taken, and nothing comes. What its GPU does is played; what its RAM does is not.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Final, Literal
+
+import docker
+import pytest
+from docker.errors import DockerException
+from docker.models.containers import Container
+
+from deploy.engine import Engine
+from deploy.fleet import STAGE_LABEL, DockerFleet
+from deploy.simulator import Slot
+from deploy.stage import Stage, stage
+from exporter.answering import PROBE_LABEL, TIMEOUT_LABEL
+from gpuwarden.facts import ServerFacts
+from remediator.actuators.docker import LABEL
+from remediator.ledger import Story
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+
+SILENCE_S: Final = 10.0
+PROBE_S: Final = 1.0
+AUTOHEAL: Final = "autoheal"
+
+PROGRAM: Final = """
+import os, sys, threading, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+lock = threading.Lock()
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/exit":
+            os._exit(3)
+        if self.path == "/move":
+            threading.Thread(target=move, daemon=True).start()
+        if self.path in ("/wedge", "/move"):
+            lock.acquire()
+        else:
+            with lock:
+                pass
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+def move():
+    while True:
+        held = bytearray(b"x") * (96 << 20)
+        time.sleep(1)
+        del held
+        time.sleep(1)
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server).serve_forever()
+"""
+"""Answers every path but for three: `wedge` takes the lock and keeps it, `move` moves RAM besides, `exit` ends it."""
+
+SLEEPS: Final = "import time\nwhile True: time.sleep(1)"
+ASKS: Final = "import sys, urllib.request as r; r.urlopen(f'http://127.0.0.1:{sys.argv[1]}/health', timeout=1)"
+
+SECOND_NS: Final = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One server: how it is asked, what is done to it, and how its container is made."""
+
+    does: str = "/wedge"
+    probe: str = "http"
+    managed: bool = True
+    retries: int = 3
+    restart: Literal["always", "unless-stopped"] | None = None
+    program: str = PROGRAM
+    labels: Mapping[str, str] | None = None
+
+
+CASES: Final[Mapping[str, Case]] = {
+    "wedges": Case(),
+    "unhealthy": Case(probe="docker"),
+    "idle": Case(does="/"),
+    "busy": Case(),
+    "moving": Case(does="/move"),
+    "not-ours": Case(managed=False),
+    "never": Case(program=SLEEPS),
+    "elsewhere": Case(labels={PROBE_LABEL: "http://192.0.2.1/health"}),
+    "exits": Case(does="/exit", restart="always"),
+    "kept-up": Case(restart="unless-stopped"),
+    "healed": Case(probe="docker", retries=1, labels={AUTOHEAL: "true"}),
+    "stopped": Case(),
+}
+ANSWERING: Final = [name for name in CASES if name not in ("never", "elsewhere")]
+LEFT_ALONE: Final = ["idle", "busy", "moving", "never", "elsewhere"]
+FREED: Final = ["wedges", "unhealthy", "kept-up"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The stage, and a server in each of its containers."""
+
+    stage: Stage
+    fleet: DockerFleet
+    ports: Mapping[str, int]
+    first: Mapping[str, str]
+
+    def facts(self, case: str) -> ServerFacts:
+        return self.stage.witness.about_server(named(case), host=self.stage.chain.plan.host)
+
+    def stories(self, case: str) -> list[Story]:
+        return [story for story in self.stage.ledger.stories() if story.worker == named(case)]
+
+    def told(self, case: str) -> str:
+        return "\n".join(f"{entry.act} {entry.step}: {entry.because}" for entry in self.stage.account(named(case)))
+
+    def fired(self, case: str) -> set[str]:
+        found = self.stage.chain.query(f'max_over_time(ALERTS{{container="{named(case)}"}}[30m])')
+        return {each["metric"]["alertname"] for each in found}
+
+    def figures(self, case: str) -> dict[str, float]:
+        found = self.stage.chain.query(f'{{__name__=~"gpuwarden_server_.*", container="{named(case)}"}}')
+        return {each["metric"]["__name__"].removeprefix("gpuwarden_server_"): float(each["value"][1]) for each in found}
+
+    def happened(self, case: str) -> list[str]:
+        return [what for what in self.fleet.history(named(case)) if what in ("start", "stop", "die", "restart")]
+
+    def answers(self, case: str) -> bool:
+        return get(self.ports[case], "/health") == 200
+
+    def until(self, holds: Callable[[], object], what: str, within_s: float = 90) -> None:
+        eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
+
+
+def named(case: str) -> str:
+    return f"gpuwarden-server-{case}"
+
+
+def get(port: int, path: str) -> int | None:
+    with suppress(OSError, HTTPException), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    return None
+
+
+def free_ports(names: Mapping[str, Case]) -> dict[str, int]:
+    with ExitStack() as stack:
+        probes = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
+        return {name: probe.getsockname()[1] for name, probe in probes.items()}
+
+
+@pytest.fixture(scope="module")
+def scene(work: Any, engine: Engine) -> Iterator[Scene]:
+    """Every server has answered, if it ever does, and then every one was done to what its case says."""
+    ports = free_ports(CASES)
+    with pytest.MonkeyPatch.context() as patched, ExitStack() as stack:
+        patched.setenv("GPUWARDEN_EXPORTER_PROBE_INTERVAL_S", str(PROBE_S))
+        patched.setenv("GPUWARDEN_EXPORTER_PROBE_ANSWER_S", str(PROBE_S))
+        slots = [Slot(worker=named(case), gpus=(f"GPU-sim-{case}",)) for case in CASES]
+        set_up = stack.enter_context(stage(work, engine, slots, armed=True, stop_grace_s=1.0))
+        fleet = set_up.fleet
+        assert isinstance(fleet, DockerFleet)
+        client = stack.enter_context(closing(docker.DockerClient(base_url=engine.base_url)))
+        for name, case in CASES.items():
+            serve(client, fleet, name, case, ports[name])
+        stack.enter_context(autoheal(engine))
+        first = {name: fleet.incarnation(named(name)) for name in CASES}
+        scene = Scene(stage=set_up, fleet=fleet, ports=ports, first=first)
+        scene.until(lambda: all(scene.facts(name).answered for name in ANSWERING), "every server has answered")
+        set_up.gpus.busy = {"GPU-sim-busy": fleet.pid(named("busy"))}
+        for name in ANSWERING:
+            get(ports[name], CASES[name].does)
+        yield scene
+
+
+def serve(client: docker.DockerClient, fleet: DockerFleet, name: str, case: Case, port: int) -> None:
+    """Put a server where the stage has made a worker's container, and start it."""
+    before = fleet.container(named(name))
+    image, environment = before.attrs["Config"]["Image"], before.attrs["Config"]["Env"]
+    before.remove(force=True)
+    labels = {STAGE_LABEL: "true", TIMEOUT_LABEL: f"{SILENCE_S:g}"} | ({LABEL: "true"} if case.managed else {})
+    labels[PROBE_LABEL] = "docker" if case.probe == "docker" else f"http://localhost:{port}/health"
+    policy: Any = case.restart and {"Name": case.restart}  # the types know two of Docker's four
+    check = {
+        "test": ["CMD", "/usr/bin/python3", "-c", ASKS, str(port)],
+        "interval": 2 * SECOND_NS,
+        "timeout": 3 * SECOND_NS,
+        "retries": case.retries,
+    }
+    fleet._containers[named(name)] = client.containers.create(
+        image,
+        ["/usr/bin/python3", "-c", case.program, str(port)],
+        name=named(name),
+        labels=labels | dict(case.labels or {}),
+        environment=environment,
+        network_mode="host",
+        healthcheck=check if case.probe == "docker" else None,
+        restart_policy=policy,
+    )
+    fleet.start(named(name))
+
+
+@pytest.fixture(scope="module")
+def freed(scene: Scene) -> Scene:
+    """Those that wedge have been freed, and everyone else has been silent for over twice the time allowed."""
+    stop_like_a_person(scene.fleet.container(named("stopped")))
+    scene.until(
+        lambda: all(scene.stories(name) and scene.stories(name)[0].closed_at for name in [*FREED, "not-ours"]),
+        "the wedged ones are freed",
+    )
+    scene.until(
+        lambda: all((scene.facts(name).unanswered_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "never")),
+        "the others were silent for over twice the time allowed",
+    )
+    return scene
+
+
+def stop_like_a_person(container: Container) -> None:
+    container.stop(timeout=1)
+
+
+class autoheal:  # noqa: N801 - it reads as what it is
+    """What restarts unhealthy containers that bear its label, as the programs of that name do."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._thread.join(timeout=10)
+
+    def _go_on(self) -> None:
+        with closing(docker.DockerClient(base_url=self._engine.base_url)) as client:
+            while not self._closing.wait(0.5):
+                with suppress(DockerException):
+                    for each in client.containers.list(filters={"health": "unhealthy", "label": AUTOHEAL}):
+                        each.restart(timeout=1)
+
+
+@pytest.mark.parametrize("name", FREED)
+def test_a_server_that_does_not_answer_and_does_nothing_is_freed_and_answers_again(freed: Scene, name: str) -> None:
+    (story,) = freed.stories(name)
+
+    assert (story.remedy, story.trip, story.outcome) == ("restart_container", "server", "mended"), freed.told(name)
+    assert (story.job_id, story.attempt) == (None, None)
+    assert freed.happened(name) == ["start", "die", "stop", "start"]
+    assert freed.fired(name) == {"GpuwardenServerUnanswering"}
+    assert freed.fleet.incarnation(named(name)) != freed.first[name]
+    freed.until(lambda: freed.answers(name), "it answers again")
+    freed.until(lambda: freed.facts(name).answered and freed.facts(name).unanswered_s == 0, "and is seen to")
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_a_server_is_left_alone_that_is(freed: Scene, name: str) -> None:
+    assert freed.stories(name) == []
+    assert freed.fired(name) == set()
+    assert freed.happened(name) == ["start"]
+    assert freed.fleet.incarnation(named(name)) == freed.first[name]
+
+
+def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
+    idle, busy, moving, never = (freed.facts(name) for name in ("idle", "busy", "moving", "never"))
+
+    assert (idle.answered, idle.unanswered_s) == (True, 0.0)
+    assert min(idle.gpu_idle_s or 0, idle.ram_still_s or 0) > 2 * SILENCE_S
+    assert (busy.answered, busy.gpu_idle_s) == (True, 0.0)
+    assert min(busy.unanswered_s or 0, busy.ram_still_s or 0) > 2 * SILENCE_S
+    assert moving.ram_still_s is not None
+    assert moving.ram_still_s < SILENCE_S
+    assert min(moving.unanswered_s or 0, moving.gpu_idle_s or 0) > 2 * SILENCE_S
+    assert never.answered is False
+    assert min(never.unanswered_s or 0, never.gpu_idle_s or 0, never.ram_still_s or 0) > 2 * SILENCE_S
+
+
+def test_a_label_that_names_another_place_is_told_and_not_followed(freed: Scene) -> None:
+    assert freed.figures("elsewhere") == {"invalid": 1.0}
+    assert "no other place is called" in freed.stage.chain.log("exporter")
+    assert freed.facts("elsewhere").probe is None
+
+
+def test_a_server_that_did_not_opt_in_is_refused(freed: Scene) -> None:
+    (story,) = freed.stories("not-ours")
+
+    assert story.outcome == "refused"
+    assert freed.happened("not-ours") == ["start"]
+
+
+def test_what_docker_restarts_by_itself_is_not_restarted_again(freed: Scene) -> None:
+    assert freed.happened("exits") == ["start", "die", "start"]
+    assert freed.stories("exits") == []
+    assert freed.answers("exits")
+    assert freed.facts("exits").answered
+
+
+def test_what_is_restarted_for_its_health_check_first_is_not_restarted_again(freed: Scene) -> None:
+    assert freed.happened("healed") == ["start", "die", "stop", "start", "restart"]
+    assert {story.outcome for story in freed.stories("healed")} <= {"superseded"}
+    assert freed.answers("healed")
+
+
+def test_what_a_person_stopped_stays_down(freed: Scene) -> None:
+    assert freed.happened("stopped") == ["start", "die", "stop"]
+    assert {story.outcome for story in freed.stories("stopped")} <= {"superseded"}
+
+
+def test_once_its_gpu_is_idle_the_busy_one_is_freed_too(freed: Scene) -> None:
+    """The control of the one that was busy: the same server in the same container, and only its GPU changed."""
+    freed.stage.gpus.busy = {}
+
+    freed.until(lambda: freed.stories("busy") and freed.stories("busy")[0].closed_at, "it is freed")
+
+    assert [story.outcome for story in freed.stories("busy")] == ["mended"]
+    freed.until(lambda: freed.answers("busy"), "it answers again")
+    assert time.time() - freed.stories("busy")[0].opened_at < 60

@@ -1,0 +1,271 @@
+"""Askings over real sockets: servers that answer, refuse, hang, drip, flood and lead elsewhere; and many at once."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+import exporter.sources.probes
+from exporter.readings import Container, Unknown, WorkerReadings
+from exporter.servers import Servers
+from exporter.sources.probes import BODY_MAX, Prober, ask
+from gpuwarden import clock
+from tests.exporter import builders as build
+from tests.waiting import eventually, within
+
+Behaviour = Callable[[socket.socket], None]
+
+
+class Peer:
+    """A server that does to each connection what it is told, and counts them."""
+
+    def __init__(self) -> None:
+        self.behaves: Behaviour = answers(b"HTTP/1.1 200 OK\r\n\r\n")
+        self.asked: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.closing.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            self.asked.append(connection.recv(4096))
+            self.behaves(connection)
+
+
+def answers(text: bytes) -> Behaviour:
+    return lambda connection: connection.sendall(text)
+
+
+def hangs(peer: Peer) -> Behaviour:
+    def hang(_: socket.socket) -> None:
+        peer.closing.wait(10)
+
+    return hang
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    found = Peer()
+    yield found
+    found.close()
+
+
+def test_one_asking_is_one_get_without_a_name_to_look_up(peer: Peer) -> None:
+    assert ask("127.0.0.1", peer.port, "/v1/health?x=1", within_s=2.0) == (True, "")
+
+    (request,) = peer.asked
+    assert request.startswith(f"GET /v1/health?x=1 HTTP/1.1\r\nHost: localhost:{peer.port}\r\n".encode())
+    assert request.endswith(b"Connection: close\r\n\r\n")
+
+
+def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
+    other = Peer()
+    peer.behaves = answers(f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other.port}/\r\n\r\n".encode())
+
+    assert ask("127.0.0.1", peer.port, "/", within_s=2.0) == (True, "")
+
+    other.close()
+    assert (len(peer.asked), other.asked) == (1, [])
+
+
+def test_a_server_error_is_none(peer: Peer) -> None:
+    peer.behaves = answers(b"HTTP/1.1 503 Service Unavailable\r\n\r\nloading")
+
+    assert ask("127.0.0.1", peer.port, "/", within_s=2.0) == (False, "it answers 503")
+
+
+def test_nobody_listens(peer: Peer) -> None:
+    peer.close()
+
+    answered, because = ask("127.0.0.1", peer.port, "/", within_s=2.0)
+
+    assert not answered
+    assert because == "it cannot be asked: Connection refused"
+
+
+def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_no_longer(peer: Peer) -> None:
+    peer.behaves = hangs(peer)
+
+    started_s = time.monotonic()
+    answered, because = ask("127.0.0.1", peer.port, "/", within_s=0.3)
+
+    assert (answered, because) == (False, "it does not answer within 0.3 s")
+    assert time.monotonic() - started_s < 2
+
+
+def test_a_server_that_drips_a_byte_at_a_time_is_waited_for_no_longer(peer: Peer) -> None:
+    def drip(connection: socket.socket) -> None:
+        while not peer.closing.wait(0.02):
+            connection.sendall(b"H")
+
+    peer.behaves = drip
+
+    answered, because = within(3, lambda: ask("127.0.0.1", peer.port, "/", within_s=0.3))
+
+    assert (answered, because) == (False, "it does not answer within 0.3 s")
+
+
+def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
+    sent = [0]
+
+    def flood(connection: socket.socket) -> None:
+        while not peer.closing.is_set():
+            sent[0] += connection.send(b"x" * 4096)
+
+    peer.behaves = flood
+
+    answered, because = within(3, lambda: ask("127.0.0.1", peer.port, "/", within_s=2.0))
+
+    assert (answered, because) == (False, "what it sends is not HTTP/1")
+    assert sent[0] < 64 * 2**20
+
+
+def test_a_body_without_end_is_an_answer_of_which_little_is_taken(peer: Peer) -> None:
+    taken = [0]
+
+    def stream(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not peer.closing.is_set():
+            taken[0] += connection.send(b"x" * 1024)
+
+    peer.behaves = stream
+
+    assert within(3, lambda: ask("127.0.0.1", peer.port, "/", within_s=2.0)) == (True, "")
+    assert taken[0] < BODY_MAX + 32 * 2**20
+
+
+def test_a_body_that_never_ends_nor_comes_holds_an_answer_up_no_longer_than_its_time(peer: Peer) -> None:
+    def hold(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        peer.closing.wait(10)
+
+    peer.behaves = hold
+
+    assert within(3, lambda: ask("127.0.0.1", peer.port, "/", within_s=0.3)) == (True, "")
+
+
+# --- many servers, each by itself
+
+
+@pytest.fixture
+def prober() -> Iterator[Prober]:
+    found = Prober(interval_s=0.05, answer_s=0.3)
+    yield found
+    found.close()
+
+
+def server(peer: Peer, name: str = "llm", **changes: object) -> Container:
+    known = build.server(probe=build.probe(port=peer.port))
+    return build.container(name=name, incarnation=f"{name}@1", server=replace(known, **changes))  # type: ignore[arg-type]
+
+
+def unanswered_s(prober: Prober, name: str = "llm") -> float | None:
+    asking = prober.asking(f"{name}@1")
+    return None if asking is None else asking.unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
+
+
+def test_a_server_that_stops_to_answer_is_silent_for_longer_and_longer_until_it_answers(
+    peer: Peer, prober: Prober
+) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    peer.behaves = answers(b"")
+
+    eventually(lambda: (unanswered_s(prober) or 0) > 0.5, "it is silent")
+
+    asking = prober.asking("llm@1")
+    assert asking is not None
+    assert asking.answered
+    assert asking.because == "it closed the connection without a word"
+    peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers again")
+
+
+def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
+    hanging = Peer()
+    hanging.behaves = hangs(hanging)
+
+    prober.tend([*(server(hanging, f"hangs{number}") for number in range(20)), server(peer)])
+
+    eventually(lambda: len(peer.asked) >= 5, "the other is asked at its pace", within_s=5)
+    hanging.close()
+
+
+def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prober) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+
+    prober.tend([server(peer, paused=True)])
+    eventually(lambda: unanswered_s(prober) is None, "it is unknown")
+
+    asking, asked = prober.asking("llm@1"), len(peer.asked)
+    assert asking is not None
+    assert asking.answered
+    assert not threading.Event().wait(0.2)
+    assert len(peer.asked) - asked <= 1
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it is asked again")
+
+
+def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, prober: Prober) -> None:
+    def pause(_: socket.socket) -> None:
+        prober.tend([server(peer, paused=True)])
+
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    peer.behaves = pause
+
+    eventually(lambda: unanswered_s(prober) is None, "it is unknown")
+
+    assert prober.asking("llm@1") is not None
+
+
+def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer: Peer, prober: Prober) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    peer.behaves = answers(b"")
+
+    prober.tend([replace(server(peer), incarnation="llm@2")])
+
+    eventually(lambda: (found := prober.asking("llm@2")) and found.told_s, "it is asked")
+    reborn = prober.asking("llm@2")
+    assert reborn is not None
+    assert not reborn.answered
+    assert prober.asking("llm@1") is None
+
+
+def test_more_servers_than_can_be_asked_are_told_so_and_those_before_them_stay(
+    peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter.sources.probes, "SERVERS_MAX", 2)
+    known = [server(peer, name) for name in ("b", "c")]
+    prober.tend(known)
+
+    prober.tend([server(peer, "a"), *known])
+
+    assert prober.asking("a@1") is None
+    assert prober.asking("b@1") is not None
+    found = Servers(prober).look([server(peer, "a"), *known], WorkerReadings(workers=()), now_s=clock.boottime_s())
+    assert isinstance(found[0].probe, Unknown)
+    assert found[0].probe.reason == "too_many"

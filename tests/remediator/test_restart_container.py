@@ -1,0 +1,303 @@
+"""The remedy for servers as truth tables: what it decides from which facts, with a sentence a row."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import Trip
+from remediator.plan import (
+    Advance,
+    Begin,
+    Close,
+    Facts,
+    Kind,
+    Outcome,
+    Quarantine,
+    Stage,
+    Start,
+    Step,
+    Stop,
+    Subject,
+    Wait,
+    Withdraw,
+    WouldAct,
+)
+from remediator.remedies import REMEDIES
+from remediator.remedies.restart_container import TRIPS, adopt, confirm, decide
+from tests.remediator.builders import (
+    HANDLE,
+    KEY,
+    LIMITS,
+    PIDS,
+    REBORN,
+    container,
+    free,
+    server,
+    server_episode,
+    server_facts,
+    stopped,
+)
+
+PLANNED = free(Stage.PLANNED)
+STOPPING = free(Stage.STOPPING, tries=1)
+DEAD = free(Stage.DEAD, tries=1)
+STARTING = free(Stage.STARTING, tries=1)
+GONE_FROM_GPUS = server(container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []})
+LATE = {"free_for_s": LIMITS.free_bound_s}
+
+
+def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_servers() -> None:
+    remedy = REMEDIES["restart_container"]
+
+    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.SERVER)
+    assert {Trip.SERVER} == TRIPS
+
+
+# --- what counts as a server that is wedged
+
+CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "silent, every GPU idle, RAM still": (
+        {},
+        True,
+        "unanswered for 130.0 s by its http probe, GPU idle 130.0 s, RAM still 130.0 s of 120.0 s allowed",
+    ),
+    "by its own health check": ({"probe": "docker"}, True, "by its docker probe"),
+    "exactly as long as is allowed": (
+        {"unanswered_s": 120.0, "gpu_idle_s": 120.0, "ram_still_s": 120.0},
+        True,
+        "of 120.0 s allowed",
+    ),
+    "a hair less": ({"unanswered_s": 119.999}, False, "unanswered for 120.0 s"),
+    "its owner allows more": ({"silence_allowed_s": 600.0}, False, "of 600.0 s allowed"),
+    "it answers": ({"unanswered_s": 0.0}, False, "unanswered for 0.0 s"),
+    "it never answered in this incarnation": ({"answered": False}, False, "has not answered yet"),
+    "whether it ever answered is unknown": ({"answered": None}, False, "has not answered yet"),
+    "it was not asked lately": (
+        {"unanswered_s": None, "probe_unknown": "it was not asked lately"},
+        False,
+        "whether it answers is unknown: it was not asked lately",
+    ),
+    "nobody says why it was not asked": ({"unanswered_s": None}, False, "is unknown: not asked"),
+    "its GPU is busy": ({"gpu_idle_s": 0.0}, False, "GPU idle 0.0 s"),
+    "its GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, False, "GPU unknown: GPU-1 is lost"),
+    "its GPU is unknown and nobody says why": ({"gpu_idle_s": None}, False, "GPU unknown: not measured"),
+    "its RAM moves": ({"ram_still_s": 3.0}, False, "RAM still 3.0 s"),
+    "its RAM is unknown": ({"ram_still_s": None, "ram_unknown": "cgroup gone"}, False, "RAM unknown: cgroup gone"),
+    "its RAM is unknown and nobody says why": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
+    "it is not asked: its labels are wrong": (
+        {"probe": None, "silence_allowed_s": None, "probe_unknown": "its host must be localhost"},
+        False,
+        "not asked as a server: its host must be localhost",
+    ),
+    "it is not asked: it has no such labels": ({"probe": None}, False, "its labels ask for nothing"),
+    "no silence is told": ({"silence_allowed_s": None}, False, "not asked as a server"),
+    "a simulated GPU says so": ({"gpu_simulated": True}, True, "simulated GPU"),
+}
+
+
+@pytest.mark.parametrize(("seen", "silent", "says"), CONFIRM.values(), ids=CONFIRM)
+def test_what_confirms_a_silent_server(seen: dict[str, Any], silent: bool, says: str) -> None:
+    confirmed, because = confirm(server(**seen))
+
+    assert confirmed is silent
+    assert says in because
+
+
+# --- before anything is promised
+
+WAITS: dict[str, tuple[Facts, str]] = {
+    "the exporter does not answer": (server_facts(server=None, unknown="no answer"), "no_evidence"),
+    "the exporter's look is stale": (server_facts(server=server(sample_age_s=5.1)), "stale_evidence"),
+    "it is not confirmed": (server_facts(server=server(gpu_idle_s=0.0)), "unconfirmed"),
+    "whether workers live in it is unknown": (server_facts(server=server(workers=None)), "unconfirmed"),
+    "the engine does not answer": (server_facts(container=None, container_known=False), "no_container"),
+    "it is paused": (server_facts(container=container(paused=True)), "paused"),
+    "a dry run that has said so": (
+        server_facts(armed=False, episode=server_episode(would_act=True)),
+        "dry_run",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "reason"), WAITS.values(), ids=WAITS)
+def test_it_waits_while_the_alert_fires_when(given: Facts, reason: str) -> None:
+    step = decide(given)
+
+    assert isinstance(step, Wait)
+    assert step.reason == reason
+
+
+@pytest.mark.parametrize("name", [name for name in WAITS if "dry run" not in name])
+def test_it_lets_go_once_the_alert_has_ended_when(name: str) -> None:
+    given = WAITS[name][0]
+
+    step = decide(replace(given, episode=replace(given.episode, firing=False)))
+
+    assert isinstance(step, Close)
+    assert step.outcome is Outcome.UNCONFIRMED
+    assert step.because.startswith("the alert ended; ")
+
+
+CLOSES: dict[str, tuple[Facts, Outcome, str]] = {
+    "it did not opt in": (
+        server_facts(container=container(managed=False)),
+        Outcome.REFUSED,
+        "container c1 did not opt in",
+    ),
+    "a worker lives in it": (server_facts(server=server(workers=1)), Outcome.REFUSED, "holds 1 workers"),
+    "Docker's policy restarted it": (
+        server_facts(
+            server=server(container_incarnation=REBORN, unanswered_s=0.0), container=container(incarnation=REBORN)
+        ),
+        Outcome.SUPERSEDED,
+        "has been replaced since",
+    ),
+    "autoheal restarted it after the exporter's last look": (
+        server_facts(container=container(incarnation=REBORN)),
+        Outcome.SUPERSEDED,
+        "restarted by someone else",
+    ),
+    "a person stopped it": (
+        server_facts(server=GONE_FROM_GPUS, container=None, container_known=False),
+        Outcome.SUPERSEDED,
+        "does not run any more",
+    ),
+    "a person stopped it after the exporter's last look": (
+        server_facts(container=stopped()),
+        Outcome.SUPERSEDED,
+        "the container does not run: its incarnation ended without us",
+    ),
+    "it ended by itself, and Docker is about to restart it": (
+        server_facts(container=stopped(cgroup=None)),
+        Outcome.SUPERSEDED,
+        "does not run",
+    ),
+    "a person removed it": (server_facts(container=None), Outcome.SUPERSEDED, "the container is gone"),
+    "another container bears its name now": (
+        server_facts(server=server(container_id="d" * 64, container_incarnation="d@1")),
+        Outcome.SUPERSEDED,
+        "has been replaced since",
+    ),
+}
+
+
+@pytest.mark.parametrize("armed", [True, False])
+@pytest.mark.parametrize(("given", "outcome", "says"), CLOSES.values(), ids=CLOSES)
+def test_it_is_over_before_it_began_when(given: Facts, outcome: Outcome, says: str, armed: bool) -> None:
+    step = decide(replace(given, armed=armed))
+
+    assert isinstance(step, Close)
+    assert step.outcome is outcome
+    assert says in step.because
+
+
+def test_a_confirmed_silence_is_begun_without_a_job_to_settle() -> None:
+    step = decide(server_facts())
+
+    assert isinstance(step, Begin)
+    assert (step.trip, step.free_key, step.settle_key) == (Trip.SERVER, KEY, None)
+    assert (step.container_kind, step.container_handle, step.container_name) == ("docker", HANDLE, "c1")
+    assert (step.gpus, step.pids, step.cgroup) == (("GPU-0",), PIDS, "/sys/fs/cgroup/docker/c1")
+
+
+def test_a_dry_run_says_what_it_would_do() -> None:
+    step = decide(server_facts(armed=False))
+
+    assert isinstance(step, WouldAct)
+    assert step.because.startswith("would stop c1 and start it: unanswered for 130.0 s")
+
+
+# --- once it is promised
+
+STEPS: dict[str, tuple[Facts, type[Step]]] = {
+    "planned, and silent still": (server_facts(PLANNED), Stop),
+    "planned, and disarmed since": (server_facts(PLANNED, armed=False), Wait),
+    "planned, and it answers": (server_facts(PLANNED, server=server(unanswered_s=0.0)), Wait),
+    "planned, and it answers for longer than patience lasts": (
+        server_facts(PLANNED, server=server(unanswered_s=0.0), **LATE),
+        Withdraw,
+    ),
+    "planned, and the exporter is silent": (server_facts(PLANNED, server=None), Wait),
+    "planned, and the exporter's look is stale": (server_facts(PLANNED, server=server(sample_age_s=5.1)), Wait),
+    "planned, and the exporter saw another incarnation": (
+        server_facts(PLANNED, server=server(container_incarnation=REBORN)),
+        Wait,
+    ),
+    "planned, and a worker has moved in": (server_facts(PLANNED, server=server(workers=1)), Wait),
+    "planned, and whether a worker has is unknown": (server_facts(PLANNED, server=server(workers=None)), Wait),
+    "planned, and paused": (server_facts(PLANNED, container=container(paused=True)), Wait),
+    "planned, and the engine is gone from the facts": (server_facts(PLANNED, container=None), Withdraw),
+    "planned, and the engine does not answer": (
+        server_facts(PLANNED, container=None, container_known=False),
+        Wait,
+    ),
+    "planned, and a person stopped it": (server_facts(PLANNED, container=stopped()), Withdraw),
+    "planned, and Docker or autoheal restarted it": (
+        server_facts(PLANNED, container=container(incarnation=REBORN)),
+        Withdraw,
+    ),
+    "stopping, and it still runs": (server_facts(STOPPING), Stop),
+    "stopping, and autoheal restarted it meanwhile": (
+        server_facts(
+            STOPPING,
+            container=container(incarnation=REBORN, pids=frozenset({5001})),
+            server=server(container_incarnation=REBORN, gpu_pids={"GPU-0": [5001]}),
+        ),
+        Advance,
+    ),
+    "stopping, down, and off its GPUs": (server_facts(STOPPING, container=stopped(), server=GONE_FROM_GPUS), Advance),
+    "stopping, down, and the driver still lists it": (server_facts(STOPPING, container=stopped()), Wait),
+    "stopping, and it cannot be killed": (
+        server_facts(free(Stage.STOPPING, tries=9), **LATE),
+        Quarantine,
+    ),
+    "dead": (server_facts(DEAD, container=stopped(), server=GONE_FROM_GPUS), Start),
+    "dead, and somebody has started it": (server_facts(DEAD, container=container(incarnation=REBORN)), Advance),
+    "dead, and removed": (server_facts(DEAD, container=None), Advance),
+    "starting, and it runs": (server_facts(STARTING, container=container(incarnation=REBORN)), Advance),
+    "starting, and a person has stopped it since": (
+        server_facts(STARTING, container=stopped(incarnation=REBORN)),
+        Advance,
+    ),
+    "starting, and it does not run yet": (server_facts(STARTING, container=stopped()), Start),
+    "done": (server_facts(free(Stage.DONE)), Close),
+    "abandoned": (server_facts(free(Stage.ABANDONED)), Close),
+}
+
+
+@pytest.mark.parametrize(("given", "step"), STEPS.values(), ids=STEPS)
+def test_what_comes_next_when_it_is(given: Facts, step: type[Step]) -> None:
+    assert type(decide(given)) is step
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("planned")])
+def test_nothing_is_started_that_we_did_not_stop(name: str) -> None:
+    assert not isinstance(decide(STEPS[name][0]), Start)
+    assert not isinstance(decide(STEPS[name][0]), Advance)
+
+
+def test_what_restarted_by_itself_while_it_was_stopped_counts_as_dead_and_is_not_started() -> None:
+    dead = decide(STEPS["stopping, and autoheal restarted it meanwhile"][0])
+    done = decide(STEPS["dead, and somebody has started it"][0])
+
+    assert isinstance(dead, Advance)
+    assert (dead.kind, dead.stage) == (Kind.FREE, Stage.DEAD)
+    assert isinstance(done, Advance)
+    assert (done.stage, done.because) == (Stage.DONE, "the container was started by someone else")
+
+
+def test_a_freed_server_is_mended_and_one_that_was_given_up_is_not() -> None:
+    mended, partly = decide(STEPS["done"][0]), decide(STEPS["abandoned"][0])
+
+    assert isinstance(mended, Close)
+    assert mended.outcome is Outcome.MENDED
+    assert isinstance(partly, Close)
+    assert partly.outcome is Outcome.PARTLY
+
+
+def test_another_host_owes_a_server_nothing() -> None:
+    step = adopt(server_facts(PLANNED))
+
+    assert isinstance(step, Wait)
+    assert step.reason == "settled"
