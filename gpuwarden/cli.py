@@ -24,16 +24,24 @@ _OWN: Final[Mapping[str, str]] = {
     "gpu": "gpuwarden.quarantine:command",
 }
 _HELP: Final[Mapping[str, str]] = {
-    "worker": "claim jobs from a queue and run them, one at a time",
-    "submit": "put a job in a queue",
-    "jobs": "list the queue's jobs",
-    "gpu": "take a GPU out of use, put it back, list those out of use",
-    "exporter": "publish this host's workers, containers and GPUs to Prometheus",
-    "remediator": "receive alerts (serve) and act on them (execute)",
     "up": "run the whole chain on this host, on loopback",
     "init": "write the files for a Prometheus, Alertmanager and systemd of your own",
-    "ledger": "show what was seen, decided and done",
+    "status": "is the chain alive, what waits, what needs a person",
+    "ledger": "show what was seen, decided and done; what a dry run would have done",
+    "arm": "let it act, in all or by remedy and host; until then it only records",
+    "disarm": "stop it from acting, at once",
+    "pause": "let nothing new begin for a while",
+    "resume": "end a pause",
+    "brake": "release the storm brake",
+    "gpu": "take a GPU out of use, put it back, list those out of use",
+    "submit": "put a job in a queue",
+    "jobs": "list the queue's jobs",
+    "worker": "claim jobs from a queue and run them, one at a time",
+    "exporter": "publish this host's workers, containers and GPUs to Prometheus",
+    "remediator": "receive alerts (serve) and act on them (execute)",
 }
+"""What each command does, in the order in which they are listed; others come after them."""
+
 _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "worker", "deploy": "exporter,remediator,up"}
 """The extra that brings what a package needs, where it is not called like the package."""
 
@@ -71,7 +79,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _commands() -> dict[str, str]:
     found = {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
-    return {**_OWN, **found}
+    known = {**_OWN, **found}
+    order = list(_HELP)
+    return dict(sorted(known.items(), key=lambda each: order.index(each[0]) if each[0] in order else len(order)))
 
 
 def _load(target: str) -> Command:
