@@ -17,21 +17,33 @@ KEPT: Final = 3
 
 
 def rotate(log: Path, *, size_max_bytes: int = SIZE_MAX_BYTES, kept: int = KEPT) -> bool:
-    """Rotate one log if it is over its size; whether it was."""
+    """Rotate one log if it is over its size; whether it was.
+
+    Raises:
+        OSError: there is no room for a copy, say; everything is as it was.
+    """
     try:
         if log.stat().st_size <= size_max_bytes:
             return False
     except FileNotFoundError:
         return False
+    new = log.with_name(f"{log.name}.new")
+    try:
+        with log.open("rb") as source, new.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+            copy.flush()
+            while more := source.read():
+                copy.write(more)
+                copy.flush()
+            os.truncate(log, 0)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
     for number in range(kept - 1, 0, -1):
         older = _numbered(log, number)
         if older.exists():
             older.replace(_numbered(log, number + 1))
-    with log.open("rb") as source, _numbered(log, 1).open("wb") as copy:
-        shutil.copyfileobj(source, copy)
-        while more := source.read():
-            copy.write(more)
-        os.truncate(log, 0)
+    new.replace(_numbered(log, 1))
     return True
 
 

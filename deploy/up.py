@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,17 +82,19 @@ class _Stop:
 
 
 class _Voice:
-    """Says what happens, to whoever started us and, with the time, in `log/up.log`."""
+    """Says what happens, to whoever started us and, with the time, in `log/up.log`; on a full disk it is not heard."""
 
     def __init__(self, data: Path) -> None:
         self.log = data / "log" / "up.log"
 
     def __call__(self, text: str) -> None:
-        print(f"up: {text}", flush=True)
+        with suppress(OSError):
+            print(f"up: {text}", flush=True)
         entry = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": text}
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        with suppress(OSError):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
 
 
 def command(argv: list[str] | None = None) -> int:
@@ -135,7 +138,8 @@ def _watch(chain: Chain, stop: _Stop, voice: _Voice, *, look_for_docker: bool) -
             continue
         housekeeping_s = now_s
         for log in (voice.log, *map(chain.log_file, PARTS)):
-            rotate(log)
+            with suppress(OSError):  # no room for a copy: there may be some next time
+                rotate(log)
         if look_for_docker and chain.plan.docker is None:
             _take_up_docker(chain, voice)
 

@@ -1,9 +1,31 @@
-"""How gpuwarden's programs log: one event a line on standard error, JSON for machines, coloured text at a terminal."""
+"""How gpuwarden's programs log: one event a line on standard error, JSON for machines, coloured text at a terminal.
 
+A line that cannot be written, on a full disk say, costs itself at most, and never what was being logged.
+"""
+
+import io
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
+
+
+class _Unfailing(io.TextIOBase):
+    """A stream that takes everything. What the one behind it refuses it may take later, or it is lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def configure(*, level: str = "info") -> None:
@@ -23,6 +45,6 @@ def configure(*, level: str = "info") -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )

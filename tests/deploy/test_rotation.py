@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from deploy.rotation import rotate
 
 
@@ -25,3 +27,19 @@ def test_a_log_that_is_written_moves_up_and_the_oldest_goes(tmp_path: Path) -> N
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "part.log": "last", "part.log.1": "3" * 50, "part.log.2": "2" * 50
     }  # fmt: skip
+
+
+def test_without_room_for_a_copy_everything_stays_as_it_was(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_text("b" * 50)
+    (tmp_path / "part.log.1").write_text("a" * 50)
+    (tmp_path / "part.log.new").symlink_to("/dev/full")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        rotate(log, size_max_bytes=10)
+
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "part.log": "b" * 50, "part.log.1": "a" * 50
+    }  # fmt: skip
+    assert rotate(log, size_max_bytes=10)
+    assert (tmp_path / "part.log.2").read_text() == "a" * 50

@@ -65,12 +65,13 @@ class Disk:
         return self.at / "filler"
 
     def fill(self) -> None:
-        """Leave no room at all."""
-        with self._filler.open("wb", buffering=0) as file:
-            for size in (2**20, 4096, 1):
-                with suppress(OSError):
-                    while True:
-                        file.write(b"\0" * size)
+        """Leave no room at all, and none in the last page of a log."""
+        for path, sizes in ((self._filler, (2**20, 4096, 1)), *((log, (1,)) for log in self.at.rglob("*.log"))):
+            with path.open("ab", buffering=0) as file:
+                for size in sizes:
+                    with suppress(OSError):
+                        while file.write(b"\n" * size):
+                            pass
 
     def free(self) -> None:
         """Make room again."""
