@@ -65,8 +65,11 @@ class Asking:
         return Asking(answered=self.answered)
 
     def unanswered_s(self, *, now_s: float, fresh_s: float) -> float | None:
-        """For how long it has been asked without an answer, 0 while it answers; `None` when it was not asked lately."""
-        if self.told_s is None or not 0 <= now_s - self.told_s <= fresh_s:
+        """For how long it has been asked without an answer, 0 while it answers; `None` when it was not asked lately.
+
+        An asking may end between the look at the clock and the one at it: that is not the future.
+        """
+        if self.told_s is None or now_s - self.told_s > fresh_s:
             return None
         return 0.0 if self.silent_since_s is None else self.told_s - self.silent_since_s
 
@@ -87,7 +90,7 @@ class HealthWatch:
         before, self._seen = self._seen, health
         if paused:  # what fails meanwhile is the asking
             self._asking = self._asking.forgotten()
-        elif before is not None and health.newest != before.newest:
+        elif before is not None and health.newest not in ("", before.newest):
             asking = self._asking
             if health.failing_streak <= before.failing_streak:  # it answered between the two looks
                 asking = asking.forgotten()

@@ -108,7 +108,10 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerState:
-    """One container as its engine has it now. `handle` survives a restart; `incarnation` does not."""
+    """One container as its engine has it now. `handle` survives a restart; `incarnation` does not.
+
+    `vanishes` is set where its engine removes it as soon as it ends: one that is stopped is never started again.
+    """
 
     kind: str
     handle: str
@@ -119,6 +122,7 @@ class ContainerState:
     pids: frozenset[int]
     cgroup: str | None
     paused: bool = False
+    vanishes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

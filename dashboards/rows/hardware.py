@@ -143,4 +143,19 @@ PANELS: Final = (
         ),
         width=12,
     ),
+    Panel(
+        title="Servers unanswered for",
+        reads="For how long each server has been asked without an answer, and dashed how long its owner allows. 0 is "
+        "an answer; a gap is one that was not asked. Idle GPU and still RAM have to last as long before it is freed.",
+        unit="s",
+        queries=(
+            Query(expr=each("min", CONTAINER, "gpuwarden_server_unanswered_seconds", where=HOST), legend=_BY_CONTAINER),
+            Query(
+                expr=each("max", CONTAINER, "gpuwarden_server_silence_allowed_seconds", where=HOST),
+                legend=f"{_BY_CONTAINER} allowed",
+                limit=True,
+            ),
+        ),
+        width=24,
+    ),
 )

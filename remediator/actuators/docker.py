@@ -55,6 +55,7 @@ class DockerActuator:
             pids=pids,
             cgroup=None if group is None else str(group),
             paused=bool(state.get("Paused")),
+            vanishes=bool((found.get("HostConfig") or {}).get("AutoRemove")),
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:

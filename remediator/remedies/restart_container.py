@@ -102,6 +102,9 @@ def _begin(facts: Facts, container: ContainerState, seen: ServerFacts, figures: 
     if not container.managed:
         because = f"container {container.name} did not opt in; nothing is done to it"
         return Close(outcome=Outcome.REFUSED, because=because)
+    if container.vanishes:
+        because = f"container {container.name} is removed when it ends (--rm), and could not be started again"
+        return Close(outcome=Outcome.REFUSED, because=because)
     if container.paused:
         because = f"container {container.name} is paused: whoever did that goes on with it"
         return freeing.doubt(facts, "paused", because)

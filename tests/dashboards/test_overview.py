@@ -28,8 +28,11 @@ from exporter.readings import (
     GpuProcess,
     GpuReadings,
     GpuShare,
+    Probe,
+    ServerEvidence,
     Snapshot,
     SourceHealth,
+    Unknown,
     WorkerReadings,
     WorkerSighting,
 )
@@ -81,12 +84,17 @@ def a_snapshot() -> Snapshot:
     gone = WorkerSighting(
         worker=replace(worker, worker="w2", pid=43), job=None, alive=False, pid=None, container_id=None
     )
+    server = ServerEvidence(
+        container=container, probe=Probe(kind="http", silence_s=120.0), workers=0, answered=True, unanswered_s=1.0
+    )
+    wrong = replace(server, probe=Unknown(reason="bad_probe", because="no URL"))
     return Snapshot(
         host="h1",
         taken=now,
         gpus=GpuReadings(source="simulated", gpus=(gpu,)),
         workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),
+        servers=(server, wrong),
         sources=(SourceHealth(source="workers", success=True, duration_s=0.01),),
         unknown={("c1", "gpu", "source_failed"): 1},
         dead_after_s=30.0,

@@ -26,6 +26,7 @@ from exporter.answering import PROBE_LABEL, TIMEOUT_LABEL
 from gpuwarden.facts import ServerFacts
 from remediator.actuators.docker import LABEL
 from remediator.ledger import Story
+from remediator.witness import WitnessError
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -322,3 +323,20 @@ def test_once_its_gpu_is_idle_the_busy_one_is_freed_too(freed: Scene) -> None:
     assert [story.outcome for story in freed.stories("busy")] == ["mended"]
     freed.until(lambda: freed.answers("busy"), "it answers again")
     assert time.time() - freed.stories("busy")[0].opened_at < 60
+
+
+def test_an_exporter_that_is_started_anew_arms_a_server_at_its_next_answer_and_not_before(freed: Scene) -> None:
+    wedged = freed.facts("moving").container_incarnation
+
+    freed.stage.chain.kill("exporter")
+    freed.stage.chain.start_exporter()
+
+    def seen(case: str) -> ServerFacts | None:
+        with suppress(WitnessError):
+            return freed.facts(case)
+        return None
+
+    freed.until(lambda: (idle := seen("idle")) and idle.answered, "the one that answers is armed")
+    freed.until(lambda: (moving := seen("moving")) and (moving.unanswered_s or 0) > 1, "the other one is asked")
+    assert freed.facts("moving").answered is False
+    assert freed.facts("moving").container_incarnation == wedged

@@ -168,9 +168,12 @@ def test_before_the_first_answer_it_is_silent_and_not_armed() -> None:
     assert not asking.answered
 
 
-@pytest.mark.parametrize("now_s", [161.1, 100.9], ids=["too long ago", "in the future"])
-def test_what_was_not_asked_lately_is_unknown(now_s: float) -> None:
-    assert asked(Asking(), 100.0).unanswered_s(now_s=now_s, fresh_s=60.0) is None
+def test_what_was_not_asked_lately_is_unknown() -> None:
+    assert asked(Asking(), 100.0).unanswered_s(now_s=161.1, fresh_s=60.0) is None
+
+
+def test_an_asking_that_ended_after_the_look_at_the_clock_is_told_all_the_same() -> None:
+    assert asked(Asking(), 100.0).unanswered_s(now_s=100.9, fresh_s=60.0) == 1.0
 
 
 @pytest.mark.parametrize("at_s", [111.1, 100.5], ids=["a gap", "backwards"])
@@ -256,6 +259,16 @@ def test_a_check_that_fails_while_its_container_is_paused_is_no_silence() -> Non
     after = watch.observe(health, paused=False, now_s=191.0)
 
     assert asking == after == Asking(answered=True)
+
+
+def test_an_engine_that_has_forgotten_its_results_has_told_none() -> None:
+    watch = HealthWatch()
+    watch.observe(build.health(), paused=False, now_s=100.0)
+    emptied = build.health(status="starting", newest="", passed=False)
+
+    assert watch.observe(emptied, paused=False, now_s=101.0) == Asking(answered=True)
+    asking = watch.observe(replace(emptied, newest="9"), paused=False, now_s=131.0)
+    assert asking.unanswered_s(now_s=131.0, fresh_s=130.0) == 0.0
 
 
 def test_a_check_that_is_overdue_is_unknown() -> None:

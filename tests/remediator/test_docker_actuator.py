@@ -33,13 +33,14 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
     client = docker.DockerClient(base_url=engine.base_url)
     started = []
 
-    def start(**labels: str) -> str:
+    def start(*, auto_remove: bool = False, **labels: str) -> str:
         container = client.containers.run(
             worker_image(client, extra={}),
             ["python3", "-c", PATIENT],
             labels={name.replace("_", "."): value for name, value in labels.items()},
             network_mode="none",
             detach=True,
+            auto_remove=auto_remove,
         )
         started.append(container)
         eventually(lambda: b"ready" in container.logs(), "the container is ready", within_s=30)
@@ -93,6 +94,17 @@ def test_a_label_opts_in_and_nothing_else(
 
     assert found is not None
     assert found.managed is managed
+
+
+@pytest.mark.needs_docker
+@pytest.mark.parametrize("vanishes", [False, True])
+def test_a_container_made_with_rm_is_known_to_vanish_when_it_ends(
+    engine: Engine, run: Callable[..., str], *, vanishes: bool
+) -> None:
+    found = DockerActuator(engine.base_url).look(run(auto_remove=vanishes))
+
+    assert found is not None
+    assert found.vanishes is vanishes
 
 
 @pytest.mark.needs_docker

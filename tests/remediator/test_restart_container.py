@@ -145,6 +145,11 @@ CLOSES: dict[str, tuple[Facts, Outcome, str]] = {
         Outcome.REFUSED,
         "container c1 did not opt in",
     ),
+    "its engine removes it when it ends": (
+        server_facts(container=container(vanishes=True)),
+        Outcome.REFUSED,
+        "is removed when it ends (--rm)",
+    ),
     "a worker lives in it": (server_facts(server=server(workers=1)), Outcome.REFUSED, "holds 1 workers"),
     "Docker's policy restarted it": (
         server_facts(
