@@ -36,12 +36,14 @@ from gpuwarden import cgroup, clock
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
+EXECUTOR_MARGIN_S: Final = 20.0
+"""How much longer than a container's grace the executor has to finish the step at hand, seconds."""
 RESEND_S: Final = 10
 """How often Prometheus tells of an alert that goes on, seconds: an Alertmanager that was away hears of it then."""
 
 
-LISTENERS: Final = ("exporter", "remediator", "alertmanager", "prometheus")
-"""The parts that listen, as `Plan.ports` calls them."""
+PORTS: Final[Mapping[str, int]] = {"exporter": 9835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
+"""Where each part listens that does, unless told otherwise; `Plan.ports` calls them so."""
 
 PARTS: Final = ("prometheus", "alertmanager", "execute", "serve", "exporter")
 """Every part, in the order in which they are stopped, so that nothing misses what it needs."""
@@ -99,7 +101,7 @@ class Chain:
         self.ledger_url = plan.database or f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
         self.token_file = plan.work / "token"
         self.exporter_url, self.remediator_url, self.alertmanager_url, self.prometheus_url = (
-            f"http://127.0.0.1:{_port_for(part, plan.ports.get(part))}" for part in LISTENERS
+            f"http://127.0.0.1:{_port_for(part, plan.ports.get(part))}" for part in PORTS
         )
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._record: dict[str, str] = {}
@@ -154,7 +156,7 @@ class Chain:
             "exporter",
             [
                 *_gpuwarden("exporter"),
-                *("--dir", str(self.directory), "--port", _port(self.exporter_url)),
+                *("--dir", str(self.directory), "--listen", "127.0.0.1", "--port", _port(self.exporter_url)),
                 *("--docker", plan.docker or "none", "--ram-delta-mib", str(plan.ram_delta_mib)),
                 *("--dead-after-s", str(plan.dead_after_s)),
                 *simulated,
@@ -167,7 +169,8 @@ class Chain:
             "serve",
             [
                 *_gpuwarden("remediator", "serve", "--dir", str(self.directory), "--ledger", self.ledger_url),
-                *("--token-file", str(self.token_file), "--port", _port(self.remediator_url)),
+                *("--token-file", str(self.token_file)),
+                *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
             ],
         )
 
@@ -208,7 +211,8 @@ class Chain:
         process.terminate()
         process.send_signal(signal.SIGCONT)  # one that is suspended would not hear of it
         try:
-            process.wait(STOP_TIMEOUT_S)
+            # An executor that is killed between a stop and a start leaves somebody's container down.
+            process.wait(self.plan.stop_grace_s + EXECUTOR_MARGIN_S if name == "execute" else STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -328,7 +332,8 @@ class Chain:
 
 
 def _gpuwarden(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gpuwarden", *arguments]
+    # -P: what lies in the data directory, where they run, is no code of ours.
+    return [sys.executable, "-P", "-m", "gpuwarden", *arguments]
 
 
 def _tether() -> Sequence[str]:
@@ -344,7 +349,7 @@ def _tether() -> Sequence[str]:
 
 def keep_token(path: Path) -> None:
     """Have a bearer token in the file: the one that is there, else a new one; for its owner's eyes alone."""
-    if path.exists():
+    if path.exists() and path.stat().st_size > 0:
         path.chmod(0o600)
     else:
         replace(path, secrets.token_hex(24), mode=0o600)
@@ -356,6 +361,8 @@ def replace(path: Path, text: str, *, mode: int) -> None:
     new.unlink(missing_ok=True)
     with open(new, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     new.replace(path)
 
 

@@ -19,7 +19,7 @@ from string import Template
 from typing import Final
 
 from deploy import place, shipped
-from deploy.chain import keep_token, replace
+from deploy.chain import PORTS, keep_token, replace
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import check_name
@@ -115,13 +115,24 @@ class Folder:
             if digest not in {_digest(wanted[name].encode()), self._written.get(name)}
         ]
 
-    def write(self, wanted: Mapping[str, str]) -> None:
-        """Write the files, each whole, and remember them."""
+    def write(self, wanted: Mapping[str, str]) -> list[str]:
+        """Write the files, each whole, and remember them; those of an earlier version that are no more, which go.
+
+        One of those that was changed since is left where it is.
+        """
+        gone = []
+        for name in sorted(self._written.keys() - wanted.keys()):
+            old = self.path / name
+            if old.is_file() and _digest(old.read_bytes()) == self._written[name]:
+                old.unlink()
+                gone.append(name)
+            del self._written[name]
         for name, text in wanted.items():
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             replace(self.path / name, text, mode=0o644)
         self._written |= {name: _digest(text.encode()) for name, text in wanted.items()}
         replace(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o644)
+        return gone
 
 
 def command(argv: list[str]) -> int:
@@ -133,7 +144,7 @@ def command(argv: list[str]) -> int:
         host=check_name(arguments.host or (_read(kept) if kept.is_file() else socket.gethostname()), what="host"),
         command=arguments.command or _own_command(),
         **{name: getattr(arguments, name) for name in ("etc", "state", "run", "docker")},
-        **{f"{part}_port": getattr(arguments, f"{part}_port") for part in _PORTS},
+        **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
     wanted = files(site)
     if (changed := folder.changed(wanted)) and not arguments.force:
@@ -143,21 +154,26 @@ def command(argv: list[str]) -> int:
             "move them away, or give --force to overwrite them"
         )
     try:
-        folder.write(wanted)
+        gone = folder.write(wanted)
         replace(kept, site.host + "\n", mode=0o644)
         keep_token(folder.path / TOKEN)
     except OSError as error:
         raise InitError(f"{error.filename or folder.path} cannot be written ({error.strerror})") from error
     for name in changed:
         print(f"init: overwritten: {name}")
+    for name in gone:
+        print(f"init: removed, as this version has it no more: {name}; remove it where you installed it too")
+    if (shut := _shut(Path(site.command))) is not None:
+        print(
+            f"init: {site.command} lies below {shut}, which the user gpuwarden of the units cannot enter: install it where "
+            "everybody can, in /opt/gpuwarden say, or give --command",
+            file=sys.stderr,
+        )
     print(
         f"init: {len(wanted) + 2} files for host {site.host} in {folder.path}; "
         f"{folder.path / 'README.md'} says what next"
     )
     return 0
-
-
-_PORTS: Final[Mapping[str, int]] = {"exporter": 9835, "remediator": 9836, "prometheus": 9090, "alertmanager": 9093}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         ("docker", "unix:///var/run/docker.sock", "the Docker engine's socket, or 'none'"),
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")
-    for part, port in _PORTS.items():
+    for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
     return parser
 
@@ -184,6 +200,12 @@ def _own_command() -> str:
     """The `gpuwarden` beside this interpreter, else the one on PATH."""
     beside = Path(sys.executable).with_name("gpuwarden")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("gpuwarden") or "/usr/local/bin/gpuwarden"
+
+
+def _shut(command: Path) -> Path | None:
+    """The first folder above a command that not everybody may enter; `None` for none, or where none is there yet."""
+    above = [folder for folder in reversed(command.parents) if folder.is_dir()]
+    return next((folder for folder in above if not folder.stat().st_mode & 0o001), None)
 
 
 def _filled(name: str, fill: Mapping[str, object]) -> str:

@@ -5,7 +5,8 @@ Besides what `deploy.chain` keeps there, it holds:
 - `lock`: locked by the `up` that runs, whose pid is in it; the kernel lets go of it however that ends;
 - `host`: this host's key, which outlives a reboot; $GPUWARDEN_DIR need not.
 
-The directory is its owner's alone (0700): it holds the token, and what workers and alerts said.
+The directory is its owner's alone (0700): it holds the token, and what workers and alerts said. One that others may
+enter, or that holds something else, is refused and left as it is.
 """
 
 import fcntl
@@ -19,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from deploy.chain import STOP_TIMEOUT_S, replace
+from deploy.chain import replace
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import check_name
@@ -29,6 +30,8 @@ SYSTEM_DIRECTORY: Final = Path("/run/gpuwarden")
 _POLL_S: Final = 0.1
 _ORPHANED_S: Final = 3.0
 """How long parts that were told to end by their parent's death are left to do so, seconds."""
+_TOLD_S: Final = 30.0
+"""How long those that run on are left once they are told again: an executor finishes the stop at hand, seconds."""
 _KILLED_S: Final = 10.0
 """How long the kernel may take to end what was sent SIGKILL, seconds."""
 
@@ -65,11 +68,10 @@ def taken(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
     What a killed run left running is ended first; it was told to end when its parent died, so it is mostly waited for.
 
     Raises:
-        PlaceError: another run has it, or something left from the last run does not end.
+        PlaceError: it is no directory for this, another run has it, or something left from the last does not end.
     """
     try:
-        data.mkdir(parents=True, exist_ok=True)
-        data.chmod(0o700)
+        _make(data)
         lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise PlaceError(
@@ -91,12 +93,26 @@ def taken(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
         os.close(lock)
 
 
+def _make(data: Path) -> None:
+    """Make the data directory, or see that the one that is there is for us."""
+    data.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        data.mkdir(mode=0o700)
+        return
+    if (data / "lock").exists():
+        return
+    if {path.name for path in data.iterdir()} - {"lost+found"}:
+        raise PlaceError(f"{data} holds something else already, and is left as it is: give another --data")
+    if data.stat().st_mode & 0o077:
+        raise PlaceError(f"others may enter {data}, which is to hold secrets: chmod 700 it, or give another --data")
+
+
 def _outlast(record: Path, *, say: Callable[[str], None]) -> None:
     """See to it that the parts a killed run left end."""
     left = _still_running(record)
     if left:
         say(f"waiting for what a killed run left: {', '.join(f'{name} (pid {pid})' for name, pid in left.items())}")
-    for number, patience_s in ((None, _ORPHANED_S), (signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, _KILLED_S)):
+    for number, patience_s in ((None, _ORPHANED_S), (signal.SIGTERM, _TOLD_S), (signal.SIGKILL, _KILLED_S)):
         for pid in left.values():
             if number is not None:
                 with suppress(ProcessLookupError):

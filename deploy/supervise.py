@@ -86,7 +86,10 @@ class Supervisor:
         Raises:
             PartKeepsEnding: a part ended too often.
         """
-        for name, code in self._parts.ended().items():
+        ended = self._parts.ended()
+        for name in self._due.keys() - ended.keys():
+            del self._due[name]  # somebody else has started it meanwhile
+        for name, code in ended.items():
             if name not in self._due:
                 self._plan(name, code, now_s)
         for name, due_s in sorted(self._due.items()):

@@ -23,14 +23,13 @@ from types import FrameType
 from typing import Final
 
 from deploy import parts, place, shipped
-from deploy.chain import LISTENERS, PARTS, Chain, ChainError, Plan
+from deploy.chain import PARTS, PORTS, Chain, ChainError, Plan
 from deploy.config import Pace
 from deploy.reachable import Engine, NoEngine, reachable_engine
 from deploy.rotation import rotate
 from deploy.supervise import Supervisor
 from gpuwarden.errors import GpuwardenError
 
-PORTS: Final = {"exporter": 9835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
 CHECK_S: Final = 0.5
 """Time between two looks at the parts, seconds."""
 HOUSEKEEPING_S: Final = 5.0
@@ -66,7 +65,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.starting = False
+        self.starting = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._obey)
 
@@ -90,6 +89,10 @@ class _Voice:
     def __call__(self, text: str) -> None:
         with suppress(OSError):
             print(f"up: {text}", flush=True)
+        self.keep(text)
+
+    def keep(self, text: str) -> None:
+        """Write it down only."""
         entry = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": text}
         with suppress(OSError):
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -104,27 +107,28 @@ def command(argv: list[str] | None = None) -> int:
     voice = _Voice(arguments.data)
     try:
         with place.taken(arguments.data, say=voice):
-            return _run(arguments, stop, voice)
+            try:
+                _run(arguments, stop, voice)
+            except (parts.PartMissing, ChainError, GpuwardenError, OSError) as error:
+                voice.keep(str(error))
+                raise
     except (parts.PartMissing, ChainError, GpuwardenError, OSError) as error:
         print(f"up: {error}", file=sys.stderr)
         return 1
-
-
-def _run(arguments: argparse.Namespace, stop: _Stop, voice: _Voice) -> int:
-    engine = reachable_engine(os.environ) if arguments.docker == "auto" else _told(arguments.docker)
-    plan = _plan(arguments, engine)
-    _find_parts(plan)
-    chain = Chain(plan)
-    try:
-        stop.starting = True
-        with chain:
-            stop.starting = False
-            _announce(chain, engine, voice)
-            _watch(chain, stop, voice, look_for_docker=arguments.docker == "auto")
-            voice("stopping")
     except _Stopped:
         voice("stopped before it was ready")
     return 0
+
+
+def _run(arguments: argparse.Namespace, stop: _Stop, voice: _Voice) -> None:
+    engine = reachable_engine(os.environ) if arguments.docker == "auto" else _told(arguments.docker)
+    plan = _plan(arguments, engine)
+    _find_parts(plan)
+    with Chain(plan) as chain:
+        stop.starting = False
+        _announce(chain, engine, voice)
+        _watch(chain, stop, voice, look_for_docker=arguments.docker == "auto")
+        voice("stopping")
 
 
 def _watch(chain: Chain, stop: _Stop, voice: _Voice, *, look_for_docker: bool) -> None:
@@ -158,7 +162,7 @@ def _take_up_docker(chain: Chain, voice: _Voice) -> None:
 
 def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
     data: Path = arguments.data.resolve()
-    directory: Path = (arguments.dir or place.default_directory(data)).resolve()
+    directory: Path = (arguments.dir or place.default_directory(arguments.data)).resolve()
     return Plan(
         work=data,
         directory=directory,
@@ -171,7 +175,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         metrics_days=arguments.metrics_days,
         parts_dir=data / "parts" if shipped.CHECKOUT is None else parts.PARTS_DIR,
         fetch=arguments.fetch_parts,
-        ports={part: getattr(arguments, f"{part}_port") for part in LISTENERS},
+        ports={part: getattr(arguments, f"{part}_port") for part in PORTS},
     )
 
 
@@ -197,6 +201,8 @@ def _announce(chain: Chain, engine: Engine | NoEngine, voice: _Voice) -> None:
     plan = chain.plan
     where = f"Docker {engine.version}" if isinstance(engine, Engine) else f"no Docker engine: {engine.because}"
     voice(f"host {plan.host}, {where}; {_mode(plan)}")
+    if isinstance(engine, Engine) and os.geteuid() != 0:
+        voice("not root: the I/O of other users' containers is unknown, and their loads are never judged")
     if plan.simulate_gpu is None:
         voice("GPUs          the NVIDIA driver's; without its library none, and nothing can be confirmed")
     for name, text in (

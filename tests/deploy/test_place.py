@@ -62,6 +62,36 @@ def test_it_is_its_owners_alone_and_one_runs_in_it_at_a_time(tmp_path: Path) -> 
         pass
 
 
+@pytest.mark.parametrize(
+    ("holds", "mode", "says"),
+    [
+        pytest.param("ledger.db", 0o700, "holds something else", id="something else is in it"),
+        pytest.param("lost+found", 0o755, "others may enter", id="others may enter"),
+        pytest.param("lost+found", 0o1777, "chmod 700 it", id="it is everybody's"),
+    ],
+)
+def test_one_that_is_not_for_us_is_refused_and_left_as_it_is(tmp_path: Path, holds: str, mode: int, says: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / holds).mkdir()
+    data.chmod(mode)
+
+    with pytest.raises(PlaceError, match=says), taken(data, say=print):
+        pass
+
+    assert data.stat().st_mode & 0o7777 == mode
+    assert [path.name for path in data.iterdir()] == [holds]
+
+
+def test_an_empty_one_of_our_own_is_used(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "lost+found").mkdir()
+    for _ in range(2):
+        with taken(data, say=print):
+            assert (data / "lock").exists()
+
+
 def test_one_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
@@ -71,7 +101,7 @@ def test_one_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_ORPHANED_S", 0.3)
-    monkeypatch.setattr(place, "STOP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(place, "_TOLD_S", 0.3)
     said: list[str] = []
     with (
         subprocess.Popen([sys.executable, "-c", SLEEP]) as heeds,
@@ -104,4 +134,5 @@ def test_a_process_that_was_given_the_pid_since_is_left_alone(tmp_path: Path, ch
 def record(data: Path, **pids: int) -> None:
     """What the chain writes down of the parts that it starts."""
     parts = {name: f"{pid} {cgroup.start_ticks(pid)}" for name, pid in pids.items()}
+    (data / "lock").touch()
     (data / "parts.json").write_text(json.dumps({"boot_id": clock.boot_id(), **parts}))

@@ -66,14 +66,18 @@ def make(tmpfiles: Path) -> None:
 def started_by(unit: Path) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a unit. Its command is this interpreter, which runs the package."""
     lines = [line.partition("=") for line in unit.read_text().splitlines()]
-    env = dict(os.environ)
+    env, credentials = dict(os.environ), ""
     for name, _, value in lines:
         if name == "EnvironmentFile":
             given = [line.partition("=") for line in Path(value).read_text().splitlines() if line[:1].isalpha()]
             env |= {key: text for key, _, text in given}
         if name == "LoadCredential":
-            env["GPUWARDEN_REMEDIATOR_TOKEN_FILE"] = value.partition(":")[2]
-    ((program, *arguments),) = [shlex.split(value) for name, _, value in lines if name == "ExecStart"]
+            credentials = str(Path(value.partition(":")[2]).parent)  # systemd makes one folder of them
+    ((program, *arguments),) = [
+        shlex.split(value.replace("${CREDENTIALS_DIRECTORY}", credentials))
+        for name, _, value in lines
+        if name == "ExecStart"
+    ]
     return [program, "-m", "gpuwarden", *arguments], env
 
 
