@@ -165,8 +165,8 @@ def command(argv: list[str]) -> int:
         print(f"init: removed, as this version has it no more: {name}; remove it where you installed it too")
     if (shut := _shut(Path(site.command))) is not None:
         print(
-            f"init: {site.command} lies below {shut}, which the user gpuwarden of the units cannot enter: install it where "
-            "everybody can, in /opt/gpuwarden say, or give --command",
+            f"init: {site.command} lies below {shut}, which the user gpuwarden of the units cannot enter: install it "
+            "where everybody can, in /opt/gpuwarden say, or give --command",
             file=sys.stderr,
         )
     print(

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.chain import CHECKOUT, LISTENERS, PARTS
+from deploy.chain import CHECKOUT, PORTS, PARTS
 from tests.waiting import eventually
 
 HEALTH = {
@@ -92,7 +92,7 @@ def runs(pid: int) -> bool:
 
 def free_ports() -> dict[str, int]:
     with ExitStack() as stack:
-        probes = {part: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for part in LISTENERS}
+        probes = {part: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for part in PORTS}
         return {part: probe.getsockname()[1] for part, probe in probes.items()}
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from deploy import parts
-from deploy.chain import CHECKOUT, LISTENERS, PARTS
+from deploy.chain import CHECKOUT, PORTS, PARTS
 from deploy.engine import Engine, docker_engine
 from deploy.private_engine import Places
 from deploy.reachable import NoEngine, reachable_engine
@@ -30,7 +30,7 @@ def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_pa
     ports = free_ports()
     with up(tmp_path, ports, "--host", "box1") as run:
         run.ready()
-        assert all(run.answers(part) for part in LISTENERS)
+        assert all(run.answers(part) for part in PORTS)
         assert "dry run" in run.said()
         armed = re.findall(r"^gpuwarden_remediator_armed.* (\S+)$", run.get("remediator", "/metrics"), re.MULTILINE)
         assert set(armed) == {"0.0"}
@@ -77,7 +77,7 @@ def test_a_second_one_on_the_same_data_is_refused_with_the_pid_of_the_first(tmp_
             assert second.process.wait(timeout=30) == 1
 
         assert f"another `gpuwarden up` (pid {first.process.pid}) runs on {first.data}" in second.said()
-        assert all(first.answers(part) for part in LISTENERS)
+        assert all(first.answers(part) for part in PORTS)
 
 
 def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_had(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_part_that_is_killed_is_started_again(tmp_path: Path) -> None:
             run.says(f"up: {part} ended by itself (killed by SIGKILL)")
         after = run.pids()
         assert not set(after.values()) & set(before.values())
-        eventually(lambda: all(map(run.answers, LISTENERS)), "all of them answer", log=run.said)
+        eventually(lambda: all(map(run.answers, PORTS)), "all of them answer", log=run.said)
         assert eventually(lambda: run.accuse() and episodes(run), "an alert still arrives", log=run.said)
         assert run.stop() == 0
     assert not any(runs(pid) for pid in after.values())
