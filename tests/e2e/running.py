@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.chain import CHECKOUT, PORTS, PARTS
+from deploy.chain import CHECKOUT, PARTS, PORTS
 from tests.waiting import eventually
 
 HEALTH = {

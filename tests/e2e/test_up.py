@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from deploy import parts
-from deploy.chain import CHECKOUT, PORTS, PARTS
+from deploy.chain import CHECKOUT, PARTS, PORTS
 from deploy.engine import Engine, docker_engine
 from deploy.private_engine import Places
 from deploy.reachable import NoEngine, reachable_engine
