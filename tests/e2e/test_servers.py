@@ -4,6 +4,7 @@ A server here answers over HTTP until a handler of its takes a lock for ever, as
 process lives, connections are taken, and nothing comes. What its GPU does is played; what its RAM does is not.
 """
 
+import json
 import socket
 import threading
 import time
@@ -18,6 +19,8 @@ import pytest
 from docker.errors import DockerException
 from docker.models.containers import Container
 
+from dashboards.queries import queries
+from deploy.chain import CHECKOUT
 from deploy.engine import Engine
 from deploy.fleet import STAGE_LABEL, DockerFleet
 from deploy.simulator import Slot
@@ -312,6 +315,16 @@ def test_what_is_restarted_for_its_health_check_first_is_not_restarted_again(fre
 def test_what_a_person_stopped_stays_down(freed: Scene) -> None:
     assert freed.happened("stopped") == ["start", "die", "stop"]
     assert {story.outcome for story in freed.stories("stopped")} <= {"superseded"}
+
+
+def test_the_dashboards_panel_of_servers_answers_with_data(freed: Scene) -> None:
+    dashboard = json.loads((CHECKOUT / "dashboards" / "overview.json").read_text(encoding="utf-8"))
+    asked = queries(dashboard, host=freed.stage.chain.plan.host, rate_interval="30s")
+
+    rows = {query.expr: freed.stage.chain.query(query.expr) for query in asked if "Servers" in query.panel_title}
+
+    assert len(rows) == 2
+    assert all(len(found) >= len(ANSWERING) - 1 for found in rows.values()), "but for the one that was stopped"
 
 
 def test_once_its_gpu_is_idle_the_busy_one_is_freed_too(freed: Scene) -> None:
