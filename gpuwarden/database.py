@@ -95,15 +95,18 @@ BASELINE: Final = "0001"
 """The revision of an SQLite database that was made before there was a history."""
 
 
-def open_database(url: str, schema: Schema) -> Engine:
+def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
     """Connect, and bring the tables up to this version.
 
     Args:
         url: an SQLAlchemy URL; `sqlite:////absolute/path.db` for one box, `postgresql://user@server/database` for many.
         schema: what must exist.
+        migrate: whether to bring the tables up to this version where they are older: programs that run do, and so end
+            those of an older version, while a person's command that only asks must not.
 
     Raises:
-        DatabaseError: the URL cannot be used, the database cannot be opened, or it is of a newer gpuwarden.
+        DatabaseError: the URL cannot be used, the database cannot be opened, or it is of a newer gpuwarden; without
+            `migrate` also of an older one.
     """
     try:
         parsed = make_url(url)
@@ -114,7 +117,10 @@ def open_database(url: str, schema: Schema) -> Engine:
         ) from None
     engine = _postgresql(parsed) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed)
     try:
-        _migrate(engine, schema)
+        if migrate:
+            _migrate(engine, schema)
+        else:
+            _check_revision(engine, schema)
     except Exception:
         engine.dispose()
         raise
@@ -501,10 +507,27 @@ def _begin(connection: Connection) -> None:
 _MIGRATING: Final = threading.Lock()
 
 
-def _migrate(engine: Engine, schema: Schema) -> None:
-    """Bring one schema's tables to the newest revision, one process at a time, in one transaction."""
+def _check_revision(engine: Engine, schema: Schema) -> None:
+    newest = ScriptDirectory.from_config(_config(schema)).get_current_head()
+    with reading(engine) as connection:
+        found = _revision(connection, schema)
+    if found != newest:
+        what = f"tables of another version (revision {found}; this one knows {newest})" if found else "no tables"
+        raise DatabaseError(
+            f"{engine.url.render_as_string(hide_password=True)} has {what}: start this version's programs first, which "
+            f"bring the {schema.name} up to date, or ask with the `gpuwarden` of the version that runs"
+        )
+
+
+def _config(schema: Schema) -> Config:
     config = Config()
     config.set_main_option("script_location", schema.migrations)
+    return config
+
+
+def _migrate(engine: Engine, schema: Schema) -> None:
+    """Bring one schema's tables to the newest revision, one process at a time, in one transaction."""
+    config = _config(schema)
     script = ScriptDirectory.from_config(config)
     newest = script.get_current_head()
     with reading(engine) as connection:

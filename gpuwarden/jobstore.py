@@ -188,13 +188,13 @@ class JobStore:
         """Whether other hosts work on this queue, so that it can be lost to this one and go on without it."""
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """Open the queue at an SQLAlchemy URL.
+    def open(cls, url: str, *, migrate: bool = True) -> Self:
+        """Open the queue at an SQLAlchemy URL; `migrate` as `open_database` has it.
 
         Raises:
             DatabaseError: it cannot be opened.
         """
-        return cls(open_database(url, QUEUE))
+        return cls(open_database(url, QUEUE, migrate=migrate))
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -479,7 +479,8 @@ class JobStore:
         By incarnation, so that its replacement is free. False when the row is absent or already replaced.
         """
         with writing(self._engine) as connection:
-            retire = _of_worker(host, worker, incarnation).values(**_retired(incarnation, now))
+            trip = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
+            retire = _of_worker(host, worker, incarnation).values(**_retired(incarnation, now), retired_for=trip)
             return connection.execute(retire).rowcount == 1
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:

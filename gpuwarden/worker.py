@@ -55,6 +55,9 @@ IDLE_CLAIM_S: Final = 5.0
 RETRY_S: Final = 1.0
 """How long a worker waits before it asks a queue again that did not answer, seconds."""
 
+TRIP_S: Final = 1.0
+"""How long a worker that lost its job asks for what, before it ends without knowing, seconds."""
+
 HEARTBEATS_PER_LEASE: Final = 3
 """How many heartbeats a lease holds at least: a renewal may fail, and be made good, before it ends."""
 
@@ -336,15 +339,20 @@ class Worker:
                 _stop_at_once(bound, _DISOWNED, self._code_of_end())
 
     def _code_of_end(self) -> int:
-        """The exit code of a worker whose job was taken: that of the trip, where the queue still tells it."""
-        incarnation = self._reporter.incarnation
-        with suppress(DatabaseError):
-            trip = self._store.retired_for(
-                host=self._settings.host, worker=self._settings.name, incarnation=incarnation
-            )
-            if trip is not None:
-                return trip.exit_code
-        return EXIT_DISOWNED
+        """The exit code of a worker whose job was taken: that of the trip, where the queue tells it at once."""
+        codes = [EXIT_DISOWNED]
+
+        def ask() -> None:
+            host, name, incarnation = self._settings.host, self._settings.name, self._reporter.incarnation
+            with suppress(Exception):  # whatever it is, it must not keep this worker from its end
+                trip = self._store.retired_for(host=host, worker=name, incarnation=incarnation)
+                if trip is not None:
+                    codes.append(trip.exit_code)
+
+        asking = threading.Thread(target=ask, name="gpuwarden-trip", daemon=True)
+        asking.start()
+        asking.join(TRIP_S)
+        return codes[-1]
 
     def _renew(self, job: Job) -> bool:
         sent_s = clock.boottime_s()

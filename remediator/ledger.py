@@ -139,13 +139,13 @@ class Ledger:
         """Whether several hosts' remediators may work on it."""
 
     @classmethod
-    def open(cls, url: str, *, host: str | None = None) -> Self:
-        """Open the ledger at an SQLAlchemy URL.
+    def open(cls, url: str, *, host: str | None = None, migrate: bool = True) -> Self:
+        """Open the ledger at an SQLAlchemy URL; `migrate` as `open_database` has it.
 
         Raises:
             DatabaseError: it cannot be opened.
         """
-        return cls(open_database(url, LEDGER), host=host)
+        return cls(open_database(url, LEDGER, migrate=migrate), host=host)
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -249,8 +249,7 @@ class Ledger:
         the brake. A settle that another episode already owes stays with it: the free stands on its own.
         """
         with writing(self._engine) as connection:
-            if is_shared(self._engine):  # writers of SQLite take turns anyway
-                connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
+            self._alone(connection)
             this = EPISODES.c.episode_id == episode.episode_id
             # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.
             is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
@@ -302,6 +301,7 @@ class Ledger:
     def arm_at_first(self, *, host: str, who: str, now: float) -> bool:
         """Arm every remedy of a host about which nobody has ordered anything yet; whether that was so."""
         with writing(self._engine) as connection:
+            self._alone(connection)
             about = ORDERS.c.topic == TOPIC[Act.ARM], or_(ORDERS.c.host.is_(None), ORDERS.c.host == host)
             if connection.scalar(select(ORDERS.c.order_id).where(*about).limit(1)) is not None:
                 return False
@@ -331,6 +331,11 @@ class Ledger:
         with reading(self._engine) as connection:
             rows = [row for row in _frees(connection, since=since) if row.stage not in _NOT_FREED]
             return [(row.host, row.data["name"], row.entered_at) for row in rows if host in (None, row.host)]
+
+    def _alone(self, connection: Connection) -> None:
+        """Let no other begin or order anything until this transaction is over; writers of SQLite take turns anyway."""
+        if is_shared(self._engine):
+            connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
 
     def _give(self, connection: Connection, order: Order) -> None:
         who, because = _storable(order.who), _storable(order.because[:1000])
@@ -614,7 +619,10 @@ FLEET_FRESH_S: Final = 600.0
 
 def _orders(connection: Connection) -> Orders:
     newest = select(func.max(ORDERS.c.order_id)).group_by(ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
-    rows = connection.execute(select(ORDERS).where(ORDERS.c.order_id.in_(newest)).order_by(ORDERS.c.order_id))
+    # What resumed every host also ended the pauses of single hosts, and does so behind a newer pause of all too.
+    resumed = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.act == Act.RESUME, ORDERS.c.host.is_(None))
+    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery())
+    rows = connection.execute(select(ORDERS).where(matter).order_by(ORDERS.c.order_id))
     return Orders(given=tuple(_order(row) for row in rows))
 
 
@@ -634,7 +642,9 @@ def _recent(
     connection: Connection, orders: Orders, safeguards: Safeguards, *, host: str, handle: str, now: float
 ) -> Recent:
     frees = _frees(connection, since=now - max(safeguards.storm_window_s, safeguards.cooldown_s))
-    storm_since = max(now - safeguards.storm_window_s, orders.released_at() or 0.0)
+    released_at = orders.released_at() or 0.0
+    # A release that seems yet to come is one before the clock was set back: it excuses nothing.
+    storm_since = max(now - safeguards.storm_window_s, released_at if released_at <= now else 0.0)
     targets = {target(row.host, row.data["handle"]) for row in frees if row.created_at > storm_since}
     freed_at = [
         row.entered_at
@@ -644,7 +654,8 @@ def _recent(
     fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
     return Recent(
         targets=frozenset(targets),
-        freed_s_ago=now - max(freed_at) if freed_at else None,
+        # The nearest to now, either way: one that seems yet to come is of before the clock was set back.
+        freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
         fleet=connection.scalar(fleet),
     )
 

@@ -45,6 +45,12 @@ DISK_FREE_MIN: Final = 100 * 2**20
 LATELY_S: Final = 86400.0
 """For how long an episode that ended without a mend asks for a person, seconds."""
 
+LONG_S: Final = 900.0
+"""An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
+
+_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown"})
+"""Waits that are told by themselves, or end by themselves."""
+
 NONE: Final = "none"
 
 ADDRESSES: Final = {
@@ -95,6 +101,8 @@ class Report:
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
     unmended: list[tuple[int, str, str, str]] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    """Those whose executors are alive."""
 
     def needs(self) -> list[str]:
         """What a person is wanted for, a sentence each."""
@@ -115,6 +123,12 @@ class Report:
         found += [
             f"episode {number} of {worker} on {host} ended without a mend: {because}; `gpuwarden ledger show {number}`"
             for number, worker, host, because in self.unmended
+        ]
+        found += [
+            f"episode {each.episode_id} of {each.worker} on {each.host} is open for {ago(self.at - each.opened_at)}: "
+            f"{each.because or 'at work'}; `gpuwarden ledger show {each.episode_id}`"
+            for each in self.episodes
+            if each.reason not in _PASSES and self.at - each.opened_at > LONG_S
         ]
         return found
 
@@ -143,7 +157,7 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         ("remediator", partial(_health, "remediator")),
         ("exporter", _exporter),
         ("alertmanager", _ready),
-        ("prometheus", _prometheus),
+        ("prometheus", partial(_prometheus, report.hosts)),
     ):
         url: str = getattr(wanted, name)
         report.parts.append(_not_asked(name) if url == NONE else _asked(name, url.rstrip("/"), ask))
@@ -183,7 +197,11 @@ def page(report: Report) -> Iterator[str]:
 def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> None:
     report.parts.append(_database("ledger", wanted.ledger, ledger))
     orders, executing = ledger.orders(), [each for each in ledger.executing() if wanted.host in (None, each.host)]
-    report.parts += [_executor(each, now=report.at) for each in executing]
+    report.episodes = ledger.held(host=wanted.host)
+    report.hosts = [each.host for each in executing if report.at - each.beat_at <= BEAT_MAX_S]
+    # What it still owes keeps a host from being taken for given up, and so does being the only one.
+    owing = {each.host for each in report.episodes} if report.hosts else {each.host for each in executing}
+    report.parts += [_executor(each, now=report.at, owing=each.host in owing) for each in executing]
     if not executing:
         host = f" of {wanted.host}" if wanted.host else ""
         todo = "start `gpuwarden up`, or `gpuwarden remediator execute`"
@@ -193,12 +211,11 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=told))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
-    report.episodes = ledger.held(host=wanted.host)
     report.freed_lately = ledger.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.unmended = [
         (each.episode_id, each.worker, each.host, each.because or "")
         for each in ledger.stories_since(report.at - LATELY_S, host=wanted.host)
-        if each.outcome == Outcome.PARTLY
+        if each.outcome in (Outcome.PARTLY, Outcome.REFUSED)
     ]
 
 
@@ -261,16 +278,16 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
         todo = "is --queue right, and does its database run?"
         return Part(name="queue", ok=False, says=f"there is none at {path}", todo=todo)
     try:
-        with closing(JobStore.open(wanted.queue)) as store:
+        with closing(JobStore.open(wanted.queue, migrate=False)) as store:
             report.quarantined = [each for each in store.quarantined() if wanted.host in (None, each.host)]
             return _database("queue", wanted.queue, store)
     except GpuwardenError as error:
         return _unwell("queue", wanted.queue, error)
 
 
-def _executor(executing: Executing, *, now: float) -> Part:
+def _executor(executing: Executing, *, now: float, owing: bool) -> Part:
     name, silent_s = f"executor {executing.host}", now - executing.beat_at
-    if silent_s > GONE_S:
+    if silent_s > GONE_S and not owing:
         return Part(name=name, ok=None, says=f"silent for {ago(silent_s)}: taken for given up")
     if silent_s > BEAT_MAX_S:
         todo = "does it run, can it write the ledger, is it stopped? Its log says; start it again"
@@ -329,8 +346,8 @@ def _ready(client: httpx.Client, url: str) -> Part:
     return Part(name="alertmanager", ok=False, says=says, todo="its log says why")
 
 
-def _prometheus(client: httpx.Client, url: str) -> Part:
-    """Ready, has our rules, evaluates them, and has somebody to tell."""
+def _prometheus(hosts: Sequence[str], client: httpx.Client, url: str) -> Part:
+    """Ready, has our rules, evaluates them, has somebody to tell, and something to tell of: each host's exporter."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         says = f"says {answer.status_code} at {url}: {answer.text.strip()[:200]}"
@@ -347,6 +364,12 @@ def _prometheus(client: httpx.Client, url: str) -> Part:
     if not told:
         says = f"at {url} has no Alertmanager to tell"
         return Part(name="prometheus", ok=False, says=says, todo="add one under alerting: in its configuration")
+    answer = client.get(f"{url}/api/v1/query", params={"query": "group by (host) (gpuwarden_collector_success)"})
+    scraped = {each["metric"].get("host") for each in answer.json()["data"]["result"]}
+    if unseen := sorted(set(hosts) - scraped):
+        says = f"at {url} has no series of {', '.join(unseen)}, so no rule speaks of it"
+        todo = "does it scrape that host's exporter, with the label `host` as its key? See its targets"
+        return Part(name="prometheus", ok=False, says=says, todo=todo)
     return Part(name="prometheus", ok=True, says=f"ready at {url}, evaluates {len(rules)} acting rules")
 
 

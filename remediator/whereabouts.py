@@ -33,7 +33,7 @@ def add_ledger(parser: argparse.ArgumentParser) -> None:
 
 
 def existing(url: str, *, host: str | None = None) -> Ledger:
-    """Open a ledger that is there: who mistypes its name is told so, and is not shown a new and empty one.
+    """Open a ledger that is there, as it is: who mistypes its name is told so, and is not shown a new and empty one.
 
     Raises:
         GpuwardenError: there is none, or it cannot be opened.
@@ -42,7 +42,7 @@ def existing(url: str, *, host: str | None = None) -> Ledger:
         database = make_url(url).database
         if make_url(url).get_backend_name() == "sqlite" and database and not Path(database).exists():
             raise GpuwardenError(f"there is no ledger at {database}: is --ledger or ${LEDGER_ENV} right?")
-    return Ledger.open(url, host=host)
+    return Ledger.open(url, host=host, migrate=False)
 
 
 def ledger_url(env: Mapping[str, str]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwarden import facts
 from gpuwarden.errors import GpuwardenError
@@ -17,8 +18,8 @@ _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 TIMEOUT_S: Final = 3.0
 """How long the exporter may take to answer, seconds."""
 
-WATCHED_SERIES: Final = ("gpuwarden_worker_info{", "gpuwarden_server_info{")
-"""How each line of the exporter's page begins that tells a worker, or a server."""
+_WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info"})
+"""The series of 1 for each worker that lives, and for each server."""
 
 
 class WitnessError(GpuwardenError):
@@ -41,7 +42,9 @@ class Witness:
         self._client.close()
 
     def workers(self) -> int:
-        """How many workers of this host the exporter sees, dead ones included, and servers.
+        """How many containers with a live worker, or with a server, the exporter sees on this host.
+
+        A tenant can write as many workers' files as it likes, and counts once for each container it has.
 
         Raises:
             WitnessError: no answer, or one that cannot be read.
@@ -52,7 +55,18 @@ class Witness:
             raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
         if answer.status_code != httpx.codes.OK:
             raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
-        return sum(line.startswith(WATCHED_SERIES) for line in answer.text.splitlines())
+        try:
+            families = list(text_string_to_metric_families(answer.text))
+        except ValueError as error:
+            raise WitnessError(f"the exporter at {self._url} gives no page of metrics: {error}") from None
+        samples = [sample for family in families for sample in family.samples]
+        return len(
+            {
+                sample.labels.get("container") or sample.labels.get("worker")
+                for sample in samples
+                if sample.name in _WATCHED and sample.value == 1
+            }
+        )
 
     def about(self, worker: str, *, host: str) -> WorkerFacts:
         """The facts about one worker of this host.

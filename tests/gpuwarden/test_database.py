@@ -732,6 +732,17 @@ def broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("power cut")
 
 
+def test_who_only_asks_changes_no_tables(empty_url: str) -> None:
+    with pytest.raises(DatabaseError, match="has no tables: start this version's programs first"):
+        open_database(empty_url, QUEUE, migrate=False)
+    first_version(empty_url)
+    with pytest.raises(DatabaseError, match="has (no tables|tables of another version .revision 0001; this one knows)"):
+        open_database(empty_url, QUEUE, migrate=False)
+    open_database(empty_url, QUEUE).dispose()
+
+    open_database(empty_url, QUEUE, migrate=False).dispose()
+
+
 OPENER = """
 import sys, time
 from pathlib import Path

@@ -568,6 +568,25 @@ def test_the_row_of_a_killed_worker_drops_its_model_and_ages_at_once(store: JobS
     assert worker_rows(store) == [("box1", "w1", "i1", None, NOW - 95)]
 
 
+@pytest.mark.behaviour("A18")
+def test_a_retired_incarnation_is_told_for_which_trip_and_the_next_one_is_not(store: JobStore) -> None:
+    submit(store)
+    claim(store)
+
+    def told(incarnation: str) -> Trip | None:
+        return store.retired_for(host="box1", worker="w1", incarnation=incarnation)
+
+    assert told("i1") is None
+    assert store.fence(1, attempt=1, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    assert told("i1") is Trip.BUDGET
+
+    register(store, "i1b")
+    assert told("i1b") is None
+    assert store.retire_worker(host="box1", worker="w1", incarnation="i1b", now=NOW)
+    assert told("i1b") is None
+
+
 @pytest.mark.behaviour("A12")
 def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) -> None:
     submit(store)

@@ -19,7 +19,7 @@ from gpuwarden.job import State
 from gpuwarden.jobstore import JobStore
 from remediator import orders
 from remediator.ledger import Ledger
-from remediator.plan import Wait
+from remediator.plan import Outcome, Stage, Wait
 from remediator.remedies.restart_worker import decide
 from remediator.safety import Act, Order, Safeguards
 from remediator.text import ago, duration_s, plain
@@ -318,6 +318,18 @@ def test_resume_ends_pauses_and_says_where_it_cannot(
     assert ledger.orders().pauses(host=HOST, now=time.time()) == []
 
 
+def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pause_of_all(
+    ledger: Ledger, cli: Callable[..., int]
+) -> None:
+    cli("pause", "--for", "30d", "--host", HOST)
+    cli("resume")
+    cli("pause", "--for", "10m")
+
+    (pause,) = ledger.orders().pauses(host=HOST, now=time.time())
+
+    assert pause.host is None
+
+
 # --- cool-downs
 
 
@@ -441,6 +453,50 @@ def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(le
     _, recent = ledger.standing(Safeguards(), host=HOST, handle="h", now=NOW)
 
     assert recent.fleet == 20
+
+
+def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
+    """A free of this life of the worker's container, its stop under way."""
+    accept(ledger, alert(f"{worker}{life}", worker=worker, attempt=str(life)))
+    episode = ledger.open_episodes()[-1]
+    step = replace(BEGIN, free_key=f"{worker}@{life}", container_handle=worker, settle_key=None)
+    assert ledger.begin(episode, step, safeguards=replace(BOUNDLESS, cooldown_s=0.0), now=now) is None
+    kept = ledger.episode(episode.episode_id)
+    assert kept is not None
+    assert kept.free is not None
+    assert ledger.advance(
+        kept.free,
+        Stage.STOPPING,
+        episode_id=kept.episode_id,
+        act="decided",
+        step="stop",
+        because="b",
+        now=now,
+        for_s=1.0,
+    )
+    ledger.close_episode(kept.episode_id, Outcome.PARTLY, "b", now=now)
+
+
+def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    begun(ledger, "w1", life=1, now=NOW + 3600)
+    _, before = ledger.standing(Safeguards(), host=HOST, handle="w1", now=NOW)
+    begun(ledger, "w1", life=2, now=NOW)
+
+    _, after = ledger.standing(Safeguards(), host=HOST, handle="w1", now=NOW + 10)
+
+    assert (before.freed_s_ago, after.freed_s_ago) == (-3600, 10)
+
+
+def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", because=""))
+    for worker in ("w1", "w2"):
+        begun(ledger, worker, life=1, now=NOW)
+
+    _, recent = ledger.standing(Safeguards(), host=HOST, handle="w3", now=NOW + 10)
+
+    assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
 
 
 # --- words

@@ -37,6 +37,7 @@ class Parts:
             "/metrics": (200, 'gpuwarden_collector_success{collector="source_docker"} 1\n'),
             "/-/ready": (200, "ready"),
             "/api/v1/rules": (200, rules(RULE)),
+            "/api/v1/query": (200, scraped(HOST)),
             "/api/v1/alertmanagers": (200, json.dumps({"data": {"activeAlertmanagers": [{"url": "u"}]}})),
         }
         pages = self.pages
@@ -53,6 +54,10 @@ class Parts:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+def scraped(*hosts: str) -> str:
+    return json.dumps({"data": {"result": [{"metric": {"host": host}, "value": [0, "1"]} for host in hosts]}})
 
 
 def rules(*its: dict[str, Any]) -> str:
@@ -152,6 +157,7 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
             (200, rules({**RULE, "health": "err", "lastError": "many-to-many"})),
             "cannot evaluate GpuwardenJobStalled: many-to-many",
         ),
+        ("/api/v1/query", (200, scraped()), "has no series of box1, so no rule speaks of it; does it scrape"),
         (
             "/api/v1/alertmanagers",
             (200, json.dumps({"data": {"activeAlertmanagers": []}})),
@@ -208,9 +214,40 @@ def given_up(ledger: Ledger) -> None:
     ledger.close_episode(1, Outcome.PARTLY, "free abandoned", now=time.time())
 
 
+def refused(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    ledger.close_episode(1, Outcome.REFUSED, "container w1 did not opt in", now=time.time())
+
+
+def held_for_long(ledger: Ledger) -> None:
+    now = time.time()
+    ledger.accept([alert()], [], now=now - 1000)
+    ledger.take_new(HOST, now=now - 1000)
+    ledger.record(1, "decided", "wait: no_container", "the worker's container is unknown", now=now)
+
+
+def long_silent(ledger: Ledger) -> None:
+    beat(ledger, ago_s=8 * 86400.0)
+
+
+def silent_and_owing(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    beat(ledger, ago_s=8 * 86400.0)
+    beat(ledger, host="box2")
+
+
 @pytest.mark.parametrize(
     ("done", "says"),
     [
+        pytest.param(
+            refused, "episode 1 of w1 on box1 ended without a mend: container w1 did not opt in", id="one refused"
+        ),
+        pytest.param(
+            held_for_long,
+            "episode 1 of w1 on box1 is open for 16 min 40 s: the worker's container is unknown; `gpuwarden ledger",
+            id="one that waits for long",
+        ),
+        pytest.param(long_silent, "executor box1: no sign of life for 8 d", id="the only executor is long silent"),
         pytest.param(
             stale,
             "executor box1: no sign of life for 1 min 30 s; does it run,",
@@ -241,6 +278,18 @@ def test_what_needs_a_person_is_told_with_what_to_do(
     assert code == 1
     (need,) = lines[lines.index("needs a person:") + 1 :]
     assert says in need
+
+
+def test_a_host_that_is_long_silent_is_not_given_up_while_it_owes_something(
+    ledger: Ledger, ask: Callable[..., Said], parts: Parts
+) -> None:
+    parts.pages["/api/v1/query"] = (200, scraped(HOST, "box2"))
+    silent_and_owing(ledger)
+
+    code, lines = ask()
+
+    assert code == 1
+    assert any(line.startswith("executor box1 NOT WELL  no sign of life for 8 d") for line in lines)
 
 
 def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(

@@ -175,13 +175,19 @@ def test_an_answer_that_is_no_evidence_about_a_server_confirms_nothing(
     witness.close()
 
 
+ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
+
+
 @pytest.mark.parametrize(
     ("page", "count"),
     [
         ("", 0),
-        ('gpuwarden_worker_info{worker="a"} 1.0\ngpuwarden_worker_info{worker="b"} 1.0\n', 2),
-        ('gpuwarden_worker_info{worker="a"} 1.0\ngpuwarden_server_info{container="b"} 1.0\n', 2),
-        ('# TYPE gpuwarden_worker_info gauge\ngpuwarden_worker_alive{worker="a"} 1.0\n', 0),
+        (ALIVE + 'gpuwarden_worker_alive{container="b",worker="b"} 1.0\n', 2),
+        (ALIVE + 'gpuwarden_worker_alive{container="a",worker="b"} 1.0\n', 1),
+        (ALIVE + 'gpuwarden_worker_alive{container="b",worker="b"} 0.0\n', 1),
+        (ALIVE + 'gpuwarden_worker_alive{container="",worker="b"} 1.0\n', 2),
+        (ALIVE + 'gpuwarden_server_info{container="b"} 1.0\n', 2),
+        ('gpuwarden_worker_info{container="a",worker="a"} 1.0\n', 0),
     ],
 )
 def test_the_hosts_workers_and_servers_are_counted_on_the_exporters_page(
@@ -197,10 +203,11 @@ def test_the_hosts_workers_and_servers_are_counted_on_the_exporters_page(
 
 
 def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
-    exporter.status, exporter.body = 503, "no fresh look"
     witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
-    with pytest.raises(WitnessError, match="says 503: no fresh look"):
-        witness.workers()
+    for status, body, says in ((503, "no fresh look", "says 503: no fresh look"), (200, "a{b", "no page of metrics")):
+        exporter.status, exporter.body = status, body
+        with pytest.raises(WitnessError, match=says):
+            witness.workers()
     witness.close()
 
     nobody = Witness("http://127.0.0.1:1")
