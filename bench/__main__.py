@@ -31,10 +31,11 @@ def main(argv: list[str] | None = None) -> int:
         "webhook": webhook.measure,
         "queue": jobqueue.measure,
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
+        "constants": lambda places: chain.measure_delivered(places[0]),
     }
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", metavar="PARTS", default=",".join(parts), help="of %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="wedges played through the chain (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="wedges played through the chain (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
     arguments = parser.parse_args(argv)
     chosen = arguments.only.split(",")

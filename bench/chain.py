@@ -2,6 +2,9 @@
 
 The clock starts when the condition becomes true: the last beat in the job's file plus the silence it is allowed. It is
 read at the ledger's own times. The private engine, or none, is the demonstration's; so is the job.
+
+`measure` plays many wedges with everything faster; `measure_delivered` plays one with every constant as `gpuwarden up`
+has it, and counts from the last beat.
 """
 
 import shutil
@@ -13,12 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import BenchError, Figure, Place, figure, progress, until
+from deploy.chain import Plan
+from deploy.config import Pace
 from deploy.demo.body import Script
 from deploy.engine import Engine, NoEngine, docker_engine
+from deploy.fleet import Habits
 from deploy.simulator import Slot
 from deploy.stage import FAST, Stage, stage
 from gpuwarden import statefile
-from gpuwarden.job import State
+from gpuwarden.job import HEARTBEAT_S, STALL_TIMEOUT_S, State
 from remediator.plan import Outcome
 
 SAMPLE_S: Final = 1.0  # the exporter's default
@@ -34,6 +40,7 @@ SLOTS: Final = (Slot(worker=WORKER, gpus=("GPU-sim-a",)),)
 SCRIPT: Final = Script(picture="bench", load_s=0.5, steps=3, step_s=1.1, wedge_attempts=1, wedge_after_step=2)
 ACCEPTED: Final = "webhook accepted"
 STOPPED: Final = "{where} stopped"
+COMPLETED: Final = "job completed by its second attempt"
 ENTRIES: Final = {
     "confirmed on the host, intents written": "decided begin",
     "job fenced": "did fence",
@@ -45,14 +52,14 @@ ENTRIES: Final = {
 
 
 _Wedge = dict[str, float]
-"""One job that wedged and was mended: seconds from the condition to each link."""
+"""One job that wedged and was mended: seconds from its last beat to each link."""
 
 
 def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
     """One job a round, one at a time."""
     found: list[_Wedge] = []
     with docker_engine(place.folder) as engine:
-        where = "container" if isinstance(engine, Engine) else "process"
+        where = _where(engine)
         while len(found) < rounds:
             work = place.folder / f"stage-{len(found)}"
             found += _play(work, engine, begun=len(found), rounds=rounds)
@@ -60,10 +67,49 @@ def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
     base_s = SAMPLE_S + FAST.scrape_s + FAST.evaluate_s
     against = f"{SAMPLE_S:g} s sample + {FAST.scrape_s} s scrape + {FAST.evaluate_s} s evaluation"
     for name in found[0]:
-        measured, what = [each[name] for each in found], f"wedged to {name.format(where=where)}"
+        measured, what = [each[name] - SILENCE_S for each in found], f"wedged to {name.format(where=where)}"
         yield figure("chain", what, "s", measured, base=base_s, against=against)
     waits = [each[STOPPED] - each[ACCEPTED] for each in found]
     yield figure("chain", f"accepted to {where} stopped", "s", waits, base=GRACE_S, against=f"{GRACE_S:g} s stop grace")
+
+
+def measure_delivered(place: Place) -> Iterator[Figure]:
+    """One wedge, nothing scaled: the silence that a job is allowed by default, and the plan of `gpuwarden up`."""
+    pace = Pace()
+    with docker_engine(place.folder) as engine:
+        scene = stage(
+            place.folder / "stage-delivered",
+            engine,
+            SLOTS,
+            armed=True,
+            pace=pace,
+            stop_grace_s=Plan.stop_grace_s,
+            settle_bound_s=Plan.settle_bound_s,
+            free_bound_s=Plan.free_bound_s,
+            tend_s=Plan.tend_s,
+            cooldown_s=Plan.cooldown_s,
+            storm_targets=Plan.storm_targets,
+            dead_after_s=Plan.dead_after_s,
+            ram_delta_mib=Plan.ram_delta_mib,
+            habits=Habits(heartbeat_s=HEARTBEAT_S),
+        )
+        with scene as playing:
+            playing.start_workers()
+            progress(f"constants, one wedge with {STALL_TIMEOUT_S:g} s of silence")
+            found = _wedge(playing, silence_s=STALL_TIMEOUT_S)
+        where = _where(engine)
+    base_s = STALL_TIMEOUT_S + SAMPLE_S + pace.scrape_s + pace.evaluate_s
+    against = (
+        f"{STALL_TIMEOUT_S:g} s silence + {SAMPLE_S:g} s sample + {pace.scrape_s} s scrape + "
+        f"{pace.evaluate_s} s evaluation"
+    )
+    for name, after_s in found.items():
+        what = f"last beat to {name.format(where=where)}"
+        yield figure("constants", what, "s", [after_s], base=base_s, against=against)
+
+
+def _where(engine: Engine | NoEngine) -> str:
+    return "container" if isinstance(engine, Engine) else "process"
 
 
 def _play(work: Path, engine: Engine | NoEngine, *, begun: int, rounds: int) -> Iterator[_Wedge]:
@@ -71,11 +117,11 @@ def _play(work: Path, engine: Engine | NoEngine, *, begun: int, rounds: int) -> 
         scene.start_workers()
         for number in range(begun, min(rounds, begun + ROUNDS_A_STAGE)):
             progress(f"chain, wedge {number + 1} of {rounds}")
-            yield _wedge(scene)
+            yield _wedge(scene, silence_s=SILENCE_S)
 
 
-def _wedge(scene: Stage) -> _Wedge:
-    job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=SILENCE_S)
+def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
+    job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=silence_s)
     path = scene.chain.directory / WORKER / f"{WORKER}{statefile.JOB_SUFFIX}"
     last_beat_at = 0.0
 
@@ -85,17 +131,18 @@ def _wedge(scene: Stage) -> _Wedge:
         last_beat_at = max(last_beat_at, _beat_at(path, job_id))
         return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.open_episodes()
 
-    until(mended, within_s=ROUND_S, what=f"job {job_id} is mended and done")
+    until(mended, within_s=silence_s + ROUND_S, what=f"job {job_id} is mended and done")
     story = next((each for each in scene.ledger.stories() if each.job_id == job_id), None)
     whole = scene.ledger.story(story.episode_id) if story else None
     if whole is None or whole.outcome != Outcome.MENDED or not last_beat_at:
         raise BenchError(f"job {job_id} was done without being mended:\n{scene.chain.log_tail('execute')}")
-    true_at = last_beat_at + SILENCE_S
     first = {f"{entry.act} {entry.step}": entry.at for entry in reversed(whole.entries)}
     progress(f"  {next(entry.because for entry in whole.entries if entry.step == 'begin')}")
-    times = {ACCEPTED: _accepted_at(scene.chain.ledger_url, whole.episode_id)}
+    accepted = "SELECT min(received_at) FROM alerts WHERE episode_id = ?"
+    times = {ACCEPTED: _time(scene.chain.ledger_url, accepted, whole.episode_id)}
     times.update({name: first[each] for name, each in ENTRIES.items()})
-    return {name: at - true_at for name, at in times.items()}
+    times[COMPLETED] = _time(scene.chain.queue_url, "SELECT ended_at FROM jobs WHERE job_id = ?", job_id)
+    return {name: at - last_beat_at for name, at in times.items()}
 
 
 def _beat_at(path: Path, job_id: int) -> float:
@@ -107,8 +154,7 @@ def _beat_at(path: Path, job_id: int) -> float:
     return found.beat.unix_s if (found.job_id, found.attempt) == (job_id, 1) and found.beat else 0.0
 
 
-def _accepted_at(ledger_url: str, episode_id: int) -> float:
-    """When the webhook made the episode's first alert durable; the account only tells when it was taken up."""
-    with closing(sqlite3.connect(ledger_url.removeprefix("sqlite:///"))) as ledger:
-        query = "SELECT min(received_at) FROM alerts WHERE episode_id = ?"
-        return float(ledger.execute(query, (episode_id,)).fetchone()[0])
+def _time(url: str, query: str, number: int) -> float:
+    """A time that is in ledger or queue and in no account: when an alert was made durable, when a job ended."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        return float(database.execute(query, (number,)).fetchone()[0])

@@ -95,6 +95,7 @@ def stage(
     slots: Sequence[Slot],
     *,
     armed: bool,
+    pace: Pace = FAST,
     stop_grace_s: float = 2.0,
     settle_bound_s: float = 60.0,
     free_bound_s: float = 120.0,
@@ -117,6 +118,7 @@ def stage(
         engine: where the workers run; without one they are supervised processes.
         slots: the workers and their GPUs.
         armed: whether the remediator acts.
+        pace: how fast Prometheus and Alertmanager turn.
         stop_grace_s: between SIGTERM and SIGKILL, seconds.
         settle_bound_s: when a fenced job is settled at the latest, seconds.
         free_bound_s: when a free without progress is given up, seconds.
@@ -145,7 +147,7 @@ def stage(
             simulate_gpu=simulation,
             processes=None if isinstance(engine, Engine) else commands,
             armed=armed,
-            pace=FAST,
+            pace=pace,
             ram_delta_mib=ram_delta_mib,
             stop_grace_s=stop_grace_s,
             settle_bound_s=settle_bound_s,

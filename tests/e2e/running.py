@@ -67,6 +67,13 @@ class Run:
         alerts = [{"labels": WEDGE | {"worker": worker}, "annotations": texts}]
         return httpx.post(self.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False).status_code == 200
 
+    def sample(self, at_s: float) -> float | None:
+        """The time of the newest sample of `up` that Prometheus has for that time."""
+        asked = {"query": 'timestamp(up{job="gpuwarden-exporter"})', "time": str(at_s)}
+        answer = httpx.get(self.url("prometheus", "/api/v1/query"), params=asked, trust_env=False).json()
+        found = answer["data"]["result"]
+        return float(found[0]["value"][1]) if found else None
+
     def pids(self) -> dict[str, int]:
         record = json.loads((self.data / "parts.json").read_text())
         return {part: int(record[part].split()[0]) for part in PARTS if part in record}

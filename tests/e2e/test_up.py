@@ -86,7 +86,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
         run.ready()
         ask("submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
         episode = eventually(lambda: run.accuse() and episodes(run), "an alert opens an episode", log=run.said)
-        sample = eventually(lambda: scraped(run, time.time()), "a scrape is stored", within_s=30)
+        sample = eventually(lambda: run.sample(time.time()), "a scrape is stored", within_s=30)
         left = run.pids()
         run.process.kill()
         run.process.wait()
@@ -101,7 +101,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
         assert "host box1" in run.said()
         assert episodes(run) == episode
         assert '"model": "kept"' in ask("jobs", "--store", f"sqlite:///{run.data}/queue/queue.db", "--json")
-        assert scraped(run, sample) == sample
+        assert run.sample(sample) == sample
         assert run.stop() == 0
 
 
@@ -171,14 +171,6 @@ def episodes(run: Run) -> list[tuple[int, str]]:
     told = ask("ledger", "--ledger", f"sqlite:///{run.data}/ledger/ledger.db", "list", "--json")
     rows: list[dict[str, Any]] = [json.loads(line) for line in told.splitlines()]
     return [(row["episode_id"], row["worker"]) for row in rows]
-
-
-def scraped(run: Run, at_s: float) -> float | None:
-    """The time of the sample of `up` that Prometheus has for that time."""
-    asked = {"query": 'timestamp(up{job="gpuwarden-exporter"})', "time": str(at_s)}
-    answer = httpx.get(run.url("prometheus", "/api/v1/query"), params=asked, trust_env=False).json()
-    found = answer["data"]["result"]
-    return float(found[0]["value"][1]) if found else None
 
 
 def docker_seen(run: Run) -> float | None:

@@ -207,7 +207,9 @@ def test_with_everything_it_keeps_on_a_full_disk_it_lives_and_afterwards_goes_on
         assert its.accused() == {"w1"}
 
         disk.free()
+        free_at = time.time()
         eventually(lambda: its.accused() == {"w1", "w2"}, "the alert is delivered", within_s=30, log=run.said)
+        eventually(lambda: (run.sample(time.time()) or 0) > free_at, "Prometheus stores scrapes again", within_s=30)
         its.needs_nobody()
         assert run.pids() == before
         assert run.stop() == 0
