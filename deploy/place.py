@@ -36,6 +36,13 @@ _KILLED_S: Final = 10.0
 """How long the kernel may take to end what was sent SIGKILL, seconds."""
 
 
+_OURS: Final = frozenset(
+    {"alertmanager", "alertmanager.yml", "host", "ledger", "log", "parts", "parts.json", "prometheus", "prometheus.yml"}
+    | {"queue", "run", "token", "lost+found"}
+)
+"""What a data directory may hold that no run has locked yet: parts of a backup, say."""
+
+
 class PlaceError(GpuwardenError):
     """The data directory cannot be used. The message says why and what to do."""
 
@@ -101,7 +108,7 @@ def _make(data: Path) -> None:
         return
     if (data / "lock").exists():
         return
-    if {path.name for path in data.iterdir()} - {"lost+found"}:
+    if {path.name for path in data.iterdir()} - _OURS:
         raise PlaceError(f"{data} holds something else already, and is left as it is: give another --data")
     if data.stat().st_mode & 0o077:
         raise PlaceError(f"others may enter {data}, which is to hold secrets: chmod 700 it, or give another --data")

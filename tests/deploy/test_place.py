@@ -65,7 +65,7 @@ def test_it_is_its_owners_alone_and_one_runs_in_it_at_a_time(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("holds", "mode", "says"),
     [
-        pytest.param("ledger.db", 0o700, "holds something else", id="something else is in it"),
+        pytest.param("photos", 0o700, "holds something else", id="something else is in it"),
         pytest.param("lost+found", 0o755, "others may enter", id="others may enter"),
         pytest.param("lost+found", 0o1777, "chmod 700 it", id="it is everybody's"),
     ],
@@ -83,10 +83,11 @@ def test_one_that_is_not_for_us_is_refused_and_left_as_it_is(tmp_path: Path, hol
     assert [path.name for path in data.iterdir()] == [holds]
 
 
-def test_an_empty_one_of_our_own_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("holds", ["lost+found", "ledger"], ids=["a disk of its own", "a backup that was put back"])
+def test_an_empty_one_of_our_own_is_used(tmp_path: Path, holds: str) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
-    (data / "lost+found").mkdir()
+    (data / holds).mkdir()
     for _ in range(2):
         with taken(data, say=print):
             assert (data / "lock").exists()

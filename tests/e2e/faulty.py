@@ -323,6 +323,7 @@ class Host(Site):
 def host(folder: Path, engine_url: str, workers: Sequence[str]) -> Iterator[Host]:
     """Start the workers; `up` is not started yet."""
     ground = Ground(directory=folder / "data" / "run", queue=folder / "data" / "queue", data=folder / "work")
+    (folder / "data").mkdir(mode=0o700, parents=True, exist_ok=True)  # as `up` makes it
     for each in (ground.directory, ground.queue, ground.data):
         each.mkdir(parents=True, exist_ok=True)
     (ground.directory / "host").write_text(f"{HOST}\n")
