@@ -81,7 +81,8 @@ class Disk:
 @contextmanager
 def small_disk(at: Path, *, size: str) -> Iterator[Disk]:
     """A tmpfs at a folder. Who mounted it takes it away when its input ends, so also when we are killed."""
-    at.mkdir(parents=True)
+    at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # `up`'s data directory, as it makes it
+    at.mkdir()
     script = (
         'mount -t tmpfs -o "size=$0,mode=0700" gpuwarden-test "$1" && echo ready && cat >/dev/null; umount --lazy "$1"'
     )
