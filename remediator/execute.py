@@ -6,6 +6,7 @@ host's executor has fenced and left, once that one has shown no life for the bou
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -87,6 +88,8 @@ class _Watch:
 
     stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
     quiet_since_s: float | None = None
+    runs_since_s: tuple[str, float] | None = None
+    """Which incarnation of the container runs, and since when it was seen to."""
     stuck_since_s: float | None = None
     """Since when the queue has answered nothing, or taken no fence."""
     fence_refused: bool = False
@@ -99,6 +102,15 @@ class _Watch:
         if known is None or known[:2] != (intent.intent_id, intent.stage):
             known = self.stages_since_s[intent.kind] = (intent.intent_id, intent.stage, now_s)
         return known[2]
+
+    def up_since_s(self, container: ContainerState | None, now_s: float) -> float:
+        """Since when the container has been seen to run as it is; a look that did not see it run begins anew."""
+        if container is None or not container.running:
+            self.runs_since_s = None
+            return now_s
+        if self.runs_since_s is None or self.runs_since_s[0] != container.incarnation:
+            self.runs_since_s = (container.incarnation, now_s)
+        return self.runs_since_s[1]
 
 
 class Executor:
@@ -423,6 +435,7 @@ class Executor:
         stuck_since_s = now_s if watch.stuck_since_s is None else watch.stuck_since_s
         free_since_s = watch.stage_since_s(episode.free, now_s)
         settle_since_s = watch.stage_since_s(episode.settle, now_s)
+        up_since_s = watch.up_since_s(container, now_s)
         return Facts(
             armed=self._armed(episode.remedy),
             limits=self._pace.limits,
@@ -437,6 +450,7 @@ class Executor:
             free_for_s=now_s - self._patience_since_s(free_since_s, now_s),
             settle_for_s=now_s - self._patience_since_s(settle_since_s, now_s),
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
+            runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
             unknown="; ".join(unknown),
         )
@@ -465,13 +479,19 @@ class Executor:
     def _container(
         self, episode: Episode, evidence: ContainerFacts | None, unknown: list[str]
     ) -> tuple[ContainerState | None, bool]:
-        """The container promised to, once an intent names it; before that the one the evidence points at."""
+        """The container promised to, once an intent names it; before that the one the evidence points at.
+
+        A server that the exporter does not list may only be missing from one listing: its engine is asked about the
+        container that was accused.
+        """
         if episode.free is not None:
             kind, handle = episode.free.data["kind"], episode.free.data["handle"]
             group = episode.free.data.get("cgroup")
         elif evidence is not None and evidence.container_kind and evidence.container_id and evidence.container:
             kind, group = evidence.container_kind, None
             handle = evidence.container if kind == "process" else evidence.container_id
+        elif evidence is not None and (accused := _accused(episode)) is not None:
+            kind, handle, group = "docker", accused, None
         else:
             return None, False
         actuator = self._hands.actuators.get(kind)
@@ -658,6 +678,18 @@ class Executor:
             )
         except GpuwardenError as error:
             log.warning("the worker's row could not be aged", worker=episode.worker, because=str(error))
+
+
+def _accused(episode: Episode) -> str | None:
+    """The full id of the container that a server's episode is about, where its alert named one."""
+    if episode.subject is not Subject.SERVER:
+        return None
+    found = _FULL_ID.match(episode.incarnation or "")
+    return None if found is None else found[1]
+
+
+_FULL_ID: Final = re.compile(r"([0-9a-z]{64})@")
+"""How a Docker container's incarnation begins. An alert's label is data: nothing else of it reaches an engine."""
 
 
 class ExecutorLock:

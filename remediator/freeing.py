@@ -39,30 +39,48 @@ def go_on(facts: Facts, free: Intent, *, stop: Callable[[], Step], ended: Callab
     """
     if not facts.container_known:
         return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
-    container = facts.container
-    gone = container is None
     if free.stage is Stage.PLANNED and is_up(facts, free):
         return stop()
     if free.stage is Stage.PLANNED and ended is not None:
         return ended()
     if free.stage in (Stage.PLANNED, Stage.STOPPING):
         return see_dead(facts, free)
-    if free.stage is Stage.DEAD:
-        if gone:
-            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
-        if container is not None and container.running:
-            return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else")
-        if not facts.armed and not _tries(free):
+    return _start_again(facts, free) if free.stage is Stage.DEAD else _see_up(facts, free)
+
+
+def _start_again(facts: Facts, free: Intent) -> Step:
+    """It is seen dead and its job is settled. Nobody's container is started that we did not end."""
+    container = facts.container
+    if container is None:
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
+    if container.running:
+        goes_on = container.incarnation == free.key
+        because = "goes on with another worker in it" if goes_on else "was started by someone else"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"the container {because}")
+    if container.left_down and not _tries(free):
+        because = "it is left down: its engine restarts whatever ends, and was told to stop it, not by us"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=because)
+    settle = facts.episode.settle
+    settled = settle is not None and settle.stage is Stage.DONE
+    # What was fenced ends by itself: that end is our doing as much as a stop, and is given back as one.
+    if not facts.armed and not _tries(free) and not settled:
+        return Wait(reason="dry_run", because="disarmed since it began, and it was not we who ended the container")
+    return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
+
+
+def _see_up(facts: Facts, free: Intent) -> Step:
+    """It was told to start. What runs for a moment and ends was not mended."""
+    container, seen_s = facts.container, facts.limits.start_seen_s
+    if container is not None and container.running:
+        if facts.runs_for_s < seen_s:
             return Wait(
-                reason="dry_run", because="disarmed since it began, and it was not we who stopped the container"
+                reason="started", because=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on"
             )
-        settle = facts.episode.settle
-        settled = settle is not None and settle.stage is Stage.DONE
-        return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
-    if container is not None and (container.running or container.incarnation != free.key):
-        because = "runs again" if container.running else "was started, and has ended by itself since"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} {because}")
-    if gone or (_tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)):
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} runs again")
+    if container is not None and container.incarnation != free.key:
+        because = f"{container.name} was started, and has ended by itself since: a person must look"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+    if container is None or (_tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)):
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
     if _may_try(facts, free):
         return Start(because="it does not run yet")
@@ -118,36 +136,52 @@ def see_dead(facts: Facts, free: Intent) -> Step:
         if _may_try(facts, free):
             return _if_armed(facts, Stop(because="it still runs"))
         return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
-    reason, container, had = "dying", facts.container, set(free.data.get("pids", []))
+    container, had = facts.container, _had(free)
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
     left = sorted(container.pids if ours else container.pids & had) if container else []
+    lingers: Wait | None
     if left:
-        because = f"processes {left} are still in its cgroup"
+        lingers = Wait(reason="dying", because=f"processes {left} are still in its cgroup")
         if ours and not spent and _may_try(facts, free):
-            return _if_armed(facts, Stop(because=f"it does not run, but {because}"))
-    elif facts.worker_ended:
+            return _if_armed(facts, Stop(because=f"it does not run, but {lingers.because}"))
+    elif facts.worker_ended and (container is None or not container.running):
         because = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"
         return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
+    elif not _fresh(facts):
+        because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
+        if facts.worker_ended and late(facts, facts.free_for_s):  # it does answer, and knows no such worker any more
+            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
+        return Wait(reason="driver_silent", because=because)
     else:
-        evidence, gpus = facts.place, free.data.get("gpus", [])
-        if evidence is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
-            because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
-            return Wait(reason="driver_silent", because=because)
-        listed = {gpu: (evidence.gpu_pids or {}).get(gpu) for gpu in gpus}
-        held = sorted(had.intersection(pid for pids in listed.values() for pid in pids or ()))
-        silent = [gpu for gpu, pids in listed.items() if pids is None]
-        if held:
-            because = f"the driver still lists its processes {held}"
-        elif silent:
-            reason = "driver_silent"
-            because = f"the driver does not list the processes of {', '.join(silent)}"
-        else:
+        lingers = on_gpus(facts, free)
+        if lingers is None:
             because = f"{down(facts)}, its cgroup is empty, no GPU of its lists its pids"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     if late(facts, facts.free_for_s):
-        return _give_up(facts, free, because)
-    return Wait(reason=reason, because=because)
+        return _give_up(facts, free, lingers.because)
+    return lingers
+
+
+def on_gpus(facts: Facts, free: Intent) -> Wait | None:
+    """The wait for a process of the free's that the driver lists still, or may, by evidence that is there."""
+    gpu_pids = (facts.place.gpu_pids if facts.place else None) or {}
+    listed = {gpu: gpu_pids.get(gpu) for gpu in free.data.get("gpus", [])}
+    held = sorted(_had(free).intersection(pid for pids in listed.values() for pid in pids or ()))
+    silent = [gpu for gpu, pids in listed.items() if pids is None]
+    if held:
+        return Wait(reason="dying", because=f"the driver still lists its processes {held}")
+    if silent:
+        return Wait(reason="driver_silent", because=f"the driver does not list the processes of {', '.join(silent)}")
+    return None
+
+
+def _fresh(facts: Facts) -> bool:
+    return facts.place is not None and facts.place.sample_age_s <= facts.limits.evidence_fresh_s
+
+
+def _had(free: Intent) -> set[int]:
+    return set(free.data.get("pids", []))
 
 
 def _tries(free: Intent) -> int:

@@ -111,6 +111,7 @@ class ContainerState:
     """One container as its engine has it now. `handle` survives a restart; `incarnation` does not.
 
     `vanishes` is set where its engine removes it as soon as it ends: one that is stopped is never started again.
+    `left_down` is set where its engine restarts it however it ends, and leaves it down: it was told to stop.
     """
 
     kind: str
@@ -123,6 +124,7 @@ class ContainerState:
     cgroup: str | None
     paused: bool = False
     vanishes: bool = False
+    left_down: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,7 @@ class Limits:
     evidence_fresh_s: float = 5.0
     settle_bound_s: float = 60.0
     free_bound_s: float = 120.0
+    start_seen_s: float = 2.0
     retries_max: int = 3
     avoid_s: float = 600.0
 
@@ -155,11 +158,12 @@ class Facts:
 
     Patience is measured by this executor's own steady clock and counts only while it looks on, so that neither its
     downtime, nor a suspended machine, nor a clock that is set uses any of it up. `free_for_s` and `settle_for_s` are
-    for how long it has known the intents at their stages, `quiet_for_s` for how long it has looked on without a break,
-    with nobody silent. For another host's episode `settle_for_s` is since when that host's executor has shown no life.
-    `worker_ended` is set where the exporter did answer, from a fresh look, and sees no such worker: one that ended
-    cleanly took its files away, while one that died or was killed leaves them. `evidence` is about a worker, `server`
-    about a server: an episode has the one or the other.
+    for how long it has known the intents at their stages, `runs_for_s` for how long it has seen this incarnation of the
+    container run, `quiet_for_s` for how long it has looked on without a break, with nobody silent. For another host's
+    episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is set where the
+    exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files away, while
+    one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is about a worker,
+    `server` about a server: an episode has the one or the other.
     """
 
     armed: bool
@@ -175,6 +179,7 @@ class Facts:
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
     quiet_for_s: float = 0.0
+    runs_for_s: float = 0.0
     queue_stuck_for_s: float = 0.0
     unknown: str = ""
 

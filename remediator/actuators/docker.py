@@ -17,6 +17,9 @@ from remediator.plan import ContainerState
 LABEL: Final = "gpuwarden.managed"
 """The label by which a container's owner opts in; its value must be `true`."""
 
+KEPT_UP: Final = frozenset({"always", "unless-stopped"})
+"""Restart policies under which Docker restarts what ends, however it ends, unless it was told to stop it."""
+
 TIMEOUT_S: Final = 10
 """How long the engine may take to answer, beyond a stop's own grace, seconds."""
 
@@ -38,7 +41,7 @@ class DockerActuator:
                 found: dict[str, Any] = client.inspect_container(handle)
             except NotFound:
                 return None
-        state = found["State"]
+        state, host_config = found["State"], found.get("HostConfig") or {}
         running = bool(state.get("Running") or state.get("Restarting")) and bool(state.get("Pid"))
         group = _group(state["Pid"], found["Id"]) if running else (Path(cgroup) if cgroup else None)
         try:
@@ -55,7 +58,9 @@ class DockerActuator:
             pids=pids,
             cgroup=None if group is None else str(group),
             paused=bool(state.get("Paused")),
-            vanishes=bool((found.get("HostConfig") or {}).get("AutoRemove")),
+            vanishes=bool(host_config.get("AutoRemove")),
+            left_down=state.get("Status") == "exited"
+            and (host_config.get("RestartPolicy") or {}).get("Name") in KEPT_UP,
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:

@@ -49,8 +49,9 @@ def adopt(_: Facts) -> Step:
 def confirm(seen: ServerFacts) -> tuple[bool, str]:
     """Whether fresh local evidence shows a server that does nothing, and the sentence that says so.
 
-    Asked without an answer, every GPU idle and RAM still, each for the whole silence that its owner allows; and it has
-    answered before, in this incarnation. Any unknown is a no.
+    Asked without an answer, every GPU idle, RAM and I/O still, each for the whole silence that its owner allows; and it
+    has answered before, in this incarnation. Any unknown is a no. CPU time counts for nothing: what hangs in a driver
+    may well spin.
     """
     silence_s = seen.silence_allowed_s
     if not seen.probe or not silence_s:
@@ -63,11 +64,13 @@ def confirm(seen: ServerFacts) -> tuple[bool, str]:
         return False, f"GPU unknown: {seen.gpu_unknown or 'not measured'}"
     if seen.ram_still_s is None:
         return False, f"RAM unknown: {seen.ram_unknown or 'not measured'}"
+    if seen.io_still_s is None:
+        return False, f"I/O unknown: {seen.work_unknown or 'not measured'}"
     figures = (
         f"unanswered for {seen.unanswered_s:.1f} s by its {seen.probe} probe, GPU idle {seen.gpu_idle_s:.1f} s, "
-        f"RAM still {seen.ram_still_s:.1f} s of {silence_s:.1f} s allowed"
+        f"RAM still {seen.ram_still_s:.1f} s, I/O still {seen.io_still_s:.1f} s of {silence_s:.1f} s allowed"
     ) + (", simulated GPU" if seen.gpu_simulated else "")
-    return min(seen.unanswered_s, seen.gpu_idle_s, seen.ram_still_s) >= silence_s, figures
+    return min(seen.unanswered_s, seen.gpu_idle_s, seen.ram_still_s, seen.io_still_s) >= silence_s, figures
 
 
 def _consider(facts: Facts) -> Step:
@@ -78,7 +81,7 @@ def _consider(facts: Facts) -> Step:
     if seen.sample_age_s > facts.limits.evidence_fresh_s:
         return freeing.doubt(facts, "stale_evidence", f"the exporter's newest look is {seen.sample_age_s:.1f} s old")
     if seen.container_incarnation is None:
-        return Close(outcome=Outcome.SUPERSEDED, because="it does not run any more, and it was not we who ended it")
+        return _unlisted(facts)
     if seen.container_incarnation != accused:
         return Close(outcome=Outcome.SUPERSEDED, because="the incarnation that was accused has been replaced since")
     if seen.workers is None:
@@ -92,10 +95,31 @@ def _consider(facts: Facts) -> Step:
     if not facts.container_known:
         return freeing.doubt(facts, "no_container", f"the container engine does not answer: {facts.unknown}")
     container = facts.container
-    if container is None or container.incarnation != accused or not container.running:
-        because = f"{freeing.down(facts)}: its incarnation ended without us"
-        return Close(outcome=Outcome.SUPERSEDED, because=because)
+    if container is None or _is_over(facts):
+        return _ended(facts)
     return _begin(facts, container, seen, figures)
+
+
+def _unlisted(facts: Facts) -> Step:
+    """The exporter does not list it: a listing may miss what is there, and its engine has the last word."""
+    if not facts.container_known:
+        because = (
+            f"the exporter does not list it, and its engine does not tell: {facts.unknown or 'it cannot be asked'}"
+        )
+        return freeing.doubt(facts, "no_container", because)
+    if _is_over(facts):
+        return _ended(facts)
+    return freeing.doubt(facts, "no_container", "the exporter does not list it, and its engine says that it runs")
+
+
+def _is_over(facts: Facts) -> bool:
+    """Whether the incarnation that was accused has ended, by its engine."""
+    container = facts.container
+    return container is None or container.incarnation != facts.episode.incarnation or not container.running
+
+
+def _ended(facts: Facts) -> Close:
+    return Close(outcome=Outcome.SUPERSEDED, because=f"{freeing.down(facts)}: its incarnation ended without us")
 
 
 def _begin(facts: Facts, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
@@ -107,7 +131,7 @@ def _begin(facts: Facts, container: ContainerState, seen: ServerFacts, figures: 
         return Close(outcome=Outcome.REFUSED, because=because)
     if container.paused:
         because = f"container {container.name} is paused: whoever did that goes on with it"
-        return freeing.doubt(facts, "paused", because)
+        return freeing.doubt(facts, "container_paused", because)
     if not facts.armed:
         if facts.episode.would_act:
             return Wait(reason="dry_run", because="dry run: would act, and does nothing")

@@ -225,11 +225,13 @@ def _consider(facts: Facts) -> Step:
         return freeing.doubt(facts, "stale_evidence", because)
     if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
         return Close(outcome=Outcome.SUPERSEDED, because="the worker that was accused has been replaced since")
-    if (evidence.job_id, evidence.attempt) != (episode.job_id, episode.attempt):
-        return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
+    if _speaks_of_another(facts, evidence):
+        return _another(facts, evidence)
     trip, figures = _confirmed(evidence, facts)
     if trip is None:
         return freeing.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+    if (excuse := _excuse(facts, evidence)) is not None:
+        return Close(outcome=Outcome.SUPERSEDED, because=excuse)
     container = facts.container
     if container is None or evidence.container_incarnation is None:
         return freeing.doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
@@ -238,7 +240,8 @@ def _consider(facts: Facts) -> Step:
     if not facts.armed:
         if episode.would_act:
             return Wait(reason="dry_run", because="dry run: would act, and does nothing")
-        return WouldAct(because=f"would fence job {episode.job_id}, stop {container.name}, settle and start: {figures}")
+        acts = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
+        return WouldAct(because=f"would fence job {episode.job_id}, {acts}: {figures}")
     return Begin(
         trip=trip,
         free_key=container.incarnation,
@@ -254,18 +257,64 @@ def _consider(facts: Facts) -> Step:
     )
 
 
+def _another(facts: Facts, evidence: WorkerFacts) -> Step:
+    """The evidence speaks of another attempt, or of none: then the job file may only be unreadable for one look."""
+    if evidence.job_id is None and not facts.job_known:
+        because = f"the worker's job file tells no job, and the queue does not answer: {facts.unknown}"
+        return freeing.doubt(facts, "queue_silent", because)
+    if evidence.job_id is None and _holds(facts, evidence):
+        attempt = facts.episode.attempt
+        because = f"the worker's job file tells no job, and the queue says that it holds attempt {attempt}"
+        return freeing.doubt(facts, "unconfirmed", because)
+    return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
+
+
+def _speaks_of_another(facts: Facts, evidence: WorkerFacts) -> bool:
+    return (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt)
+
+
+def _holds(facts: Facts, evidence: WorkerFacts) -> bool:
+    """Whether the queue, which has answered, says that this worker holds the attempt, or held it when it was fenced."""
+    job = facts.job
+    if job is None or (job.attempt, job.claimed_by) != (facts.episode.attempt, evidence.worker_incarnation):
+        return False
+    return job.state is State.FENCING or job.state in MOVES[Move.FENCE].sources
+
+
+def _excuse(facts: Facts, evidence: WorkerFacts) -> str | None:
+    """Why nothing is owed for what the evidence shows, by what the queue says of its job.
+
+    A lease that ran out, or a person, takes the job and leaves the container as wedged as it was: that is no excuse. A
+    result is one, for evidence is seconds old, and who sent it went on. A worker that is dead and holds nothing owes
+    nothing either: its files stay, and its container would be restarted over them for ever.
+    """
+    job, attempt = facts.job, facts.episode.attempt
+    if job is not None and (job.attempt, job.state) == (attempt, State.COMPLETED):
+        return f"attempt {attempt} has completed"
+    if evidence.alive is False and facts.job_known and not _holds(facts, evidence):
+        return f"the worker is dead, and attempt {attempt} is not its own any more"
+    return None
+
+
 def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
     """Why nothing is done to a container though its worker is wedged or gone."""
     if not container.managed:
         because = f"container {container.name} did not opt in; nothing is done to it"
         return Close(outcome=Outcome.REFUSED, because=because)
     if container.paused:
-        return freeing.doubt(facts, "paused", f"container {container.name} is paused: whoever did that goes on with it")
+        because = f"container {container.name} is paused: whoever did that goes on with it"
+        return freeing.doubt(facts, "container_paused", because)
     count, own = evidence.container_workers, 1 if evidence.alive else 0
+    if count is None:
+        because = f"how many workers live in container {container.name} is unknown"
+        return freeing.doubt(facts, "unconfirmed", because)
     if count != own:
         others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
         because = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
         return Close(outcome=Outcome.REFUSED, because=because)
+    if not own and not facts.job_known:
+        because = f"whether the dead worker holds its job still is unknown: {facts.unknown}"
+        return freeing.doubt(facts, "queue_silent", because)
     # What died with its worker is down, and is started for it.
     if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
         return freeing.doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
@@ -336,19 +385,23 @@ def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
-    evidence = facts.evidence
+    evidence, settle = facts.evidence, facts.episode.settle
+    fenced = settle is not None and settle.stage in (Stage.FENCED, Stage.DONE)
+    if evidence is not None and not fenced and (excuse := _excuse(facts, evidence)) is not None:
+        return Withdraw(because=f"{excuse}, and nothing was done")
+    if fenced and _is_succeeded(facts, free):
+        return _see_succeeded(facts, free)
     wedged, figures = _still_wedged(facts, free)
     if wedged and not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
     if wedged:
-        settle = facts.episode.settle
         unfenced = settle is not None and settle.stage is Stage.PLANNED
         return Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
-    if evidence is not None and (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
+    if evidence is not None and _goes_on(facts, free, evidence):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
     if freeing.late(facts, facts.free_for_s):
-        if facts.episode.settle is None:
+        if settle is None:
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
     return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
@@ -363,12 +416,44 @@ def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
         return False, f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
     if evidence.container_incarnation != free.key:
         return False, "the evidence does not speak of the container that was promised to"
-    if (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt):
+    if _speaks_of_another(facts, evidence):
         return False, "the evidence speaks of another attempt"
     if facts.container is not None and facts.container.paused:
         return False, "the container is paused"
     trip, figures = _confirmed(evidence, facts)
     return trip is not None, figures
+
+
+def _lives_there(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:
+    """Whether a worker of that name is seen now to hold its lock in the container that was promised to."""
+    fresh = evidence.sample_age_s <= facts.limits.evidence_fresh_s
+    return fresh and evidence.alive is True and evidence.container_incarnation == free.key
+
+
+def _goes_on(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:
+    """Whether the worker has another attempt, or none; one look that tells no job is no proof without the queue."""
+    if not _lives_there(facts, free, evidence) or not _speaks_of_another(facts, evidence):
+        return False
+    return evidence.job_id is not None or (facts.job_known and not _holds(facts, evidence))
+
+
+def _is_succeeded(facts: Facts, free: Intent) -> bool:
+    """Whether another incarnation holds the worker's lock: the kernel gives it when the old one has ended."""
+    evidence, settle = facts.evidence, facts.episode.settle
+    if evidence is None or settle is None or not _lives_there(facts, free, evidence):
+        return False
+    return bool(evidence.worker_incarnation != settle.data["incarnation"])
+
+
+def _see_succeeded(facts: Facts, free: Intent) -> Step:
+    """The fenced worker ended by itself, and something in its container started the next: nothing is to be stopped."""
+    lingers = freeing.on_gpus(facts, free)
+    if lingers is None:
+        because = "its worker has ended by itself, for another one holds its lock in the same container"
+        return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
+    if freeing.late(facts, facts.free_for_s):
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{lingers.because}: a person must look")
+    return lingers
 
 
 def _over(state: State, attempt: int, alerted: int | None) -> str:

@@ -562,6 +562,7 @@ HEALTH_MUTANTS: Final = [
 # The rules about servers, their parts letter for letter.
 
 ALLOWED = "gpuwarden_server_silence_allowed_seconds"
+IO_STILL = "gpuwarden_container_io_still_seconds"
 UNANSWERED_FOR = "gpuwarden_server_unanswered_seconds"
 HAS_ANSWERED = "gpuwarden_server_answered"
 SERVER_INFO = "gpuwarden_server_info"
@@ -589,6 +590,7 @@ SERVER_GPU = f"""\
             )
 """
 SERVER_RAM = SERVER_GPU.replace(GPU_IDLE, RAM_STILL)
+SERVER_IO = SERVER_GPU.replace(GPU_IDLE, IO_STILL)
 SERVER_IDENTITY = f"""\
           * on {PLACE} group_left (incarnation)
           topk by {PLACE} (1, {SERVER_INFO})
@@ -606,7 +608,7 @@ NEVER = f"""\
 
 
 def of_duration(part: str, name: str, series: str, comparison: str) -> list[Mutant]:
-    """The mutants that the three durations of a server have in common. `comparison` is >= or <=."""
+    """The mutants that the four durations of a server have in common. `comparison` is >= or <=."""
     strict, other = comparison[0], {">=": "<=", "<=": ">="}[comparison]
     return of(
         SERVER,
@@ -658,6 +660,14 @@ SERVER_MUTANTS: Final = [
     *of_server_leg(SERVER_RAM, "the RAM"),
     *of(SERVER, SERVER_RAM, ("the RAM counts as still where it is unknown", f"({RAM_STILL})",
                              f"({RAM_STILL} or on {PLACE} {GPU_IDLE})")),
+    *of_duration(SERVER_IO, "the I/O", IO_STILL, "<="),
+    *of_server_leg(SERVER_IO, "the I/O"),
+    *of(
+        SERVER,
+        SERVER_IO,
+        ("the I/O counts as still where it is unknown", f"({IO_STILL})", f"({IO_STILL} or on {PLACE} {RAM_STILL})"),
+        ("CPU time counts as life", IO_STILL, "gpuwarden_container_work_still_seconds"),
+    ),
     *of_server_leg(ANSWERED, "the first answer"),
     *of(
         SERVER,
@@ -716,7 +726,7 @@ SERVER_MUTANTS: Final = [
     *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Silent")),
     *of(SERVER, '"server {{ $labels.container }} on {{ $labels.host }} has not',
         ("its summary names no container", " {{ $labels.container }}", "")),
-    *of(SERVER, "answered for {{ $value | humanizeDuration }} and",
+    *of(SERVER, "answered for {{ $value | humanizeDuration }}, its",
         ("its summary has raw seconds", " | humanizeDuration", "")),
     *of(
         SERVER,

@@ -48,7 +48,9 @@ class Server(BaseHTTPRequestHandler):
             os._exit(3)
         if self.path == "/move":
             threading.Thread(target=move, daemon=True).start()
-        if self.path in ("/wedge", "/move"):
+        if self.path == "/read":
+            threading.Thread(target=read, daemon=True).start()
+        if self.path in ("/wedge", "/move", "/read"):
             lock.acquire()
         else:
             with lock:
@@ -63,9 +65,17 @@ def move():
         time.sleep(1)
         del held
         time.sleep(1)
+def read():
+    room = bytearray(1 << 20)
+    with open("/dev/zero", "rb", buffering=0) as zero:
+        while True:
+            for _ in range(5):
+                zero.readinto(room)
+            time.sleep(1)
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server).serve_forever()
 """
-"""Answers every path but for three: `wedge` takes the lock and keeps it, `move` moves RAM besides, `exit` ends it."""
+"""Answers every path but for four: `wedge` takes the lock and keeps it, `move` moves RAM besides, `read` reads 5 MiB a
+second besides, `exit` ends it."""
 
 SLEEPS: Final = "import time\nwhile True: time.sleep(1)"
 ASKS: Final = "import sys, urllib.request as r; r.urlopen(f'http://127.0.0.1:{sys.argv[1]}/health', timeout=1)"
@@ -92,6 +102,7 @@ CASES: Final[Mapping[str, Case]] = {
     "idle": Case(does="/"),
     "busy": Case(),
     "moving": Case(does="/move"),
+    "reading": Case(does="/read"),
     "not-ours": Case(managed=False),
     "never": Case(program=SLEEPS),
     "elsewhere": Case(labels={PROBE_LABEL: "http://192.0.2.1/health"}),
@@ -101,7 +112,7 @@ CASES: Final[Mapping[str, Case]] = {
     "stopped": Case(),
 }
 ANSWERING: Final = [name for name in CASES if name not in ("never", "elsewhere")]
-LEFT_ALONE: Final = ["idle", "busy", "moving", "never", "elsewhere"]
+LEFT_ALONE: Final = ["idle", "busy", "moving", "reading", "never", "elsewhere"]
 FREED: Final = ["wedges", "unhealthy", "kept-up"]
 
 
@@ -218,7 +229,9 @@ def freed(scene: Scene) -> Scene:
         "the wedged ones are freed",
     )
     scene.until(
-        lambda: all((scene.facts(name).unanswered_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "never")),
+        lambda: all(
+            (scene.facts(name).unanswered_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "reading", "never")
+        ),
         "the others were silent for over twice the time allowed",
     )
     return scene
@@ -273,7 +286,7 @@ def test_a_server_is_left_alone_that_is(freed: Scene, name: str) -> None:
 
 
 def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
-    idle, busy, moving, never = (freed.facts(name) for name in ("idle", "busy", "moving", "never"))
+    idle, busy, moving, reading, never = (freed.facts(name) for name in ("idle", "busy", "moving", "reading", "never"))
 
     assert (idle.answered, idle.unanswered_s) == (True, 0.0)
     assert min(idle.gpu_idle_s or 0, idle.ram_still_s or 0) > 2 * SILENCE_S
@@ -282,6 +295,9 @@ def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
     assert moving.ram_still_s is not None
     assert moving.ram_still_s < SILENCE_S
     assert min(moving.unanswered_s or 0, moving.gpu_idle_s or 0) > 2 * SILENCE_S
+    assert reading.io_still_s is not None
+    assert reading.io_still_s < SILENCE_S
+    assert min(reading.unanswered_s or 0, reading.gpu_idle_s or 0, reading.ram_still_s or 0) > 2 * SILENCE_S
     assert never.answered is False
     assert min(never.unanswered_s or 0, never.gpu_idle_s or 0, never.ram_still_s or 0) > 2 * SILENCE_S
 

@@ -23,7 +23,7 @@ from tests.races.judge import Acting, Judge
 from tests.races.points import Killed, Points, Trouble
 from tests.races.world import World
 
-LIMITS: Final = Limits(evidence_fresh_s=5.0, settle_bound_s=4.0, free_bound_s=12.0, retries_max=2)
+LIMITS: Final = Limits(evidence_fresh_s=5.0, settle_bound_s=4.0, free_bound_s=12.0, retries_max=2, start_seen_s=0.0)
 """Bounds of a few rounds, shorter than an executor's hold on an intent, and a cap that an example can reach."""
 
 NEVER_HELD: Final = Safeguards(cooldown_s=0.0, storm_targets=1000)

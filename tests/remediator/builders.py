@@ -188,10 +188,10 @@ def server_facts(free: Intent | None = None, **changed: Any) -> Facts:
 def facts(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Facts:
     """Everything a remedy may look at: by default an armed remediator before a confirmed wedge.
 
-    It has looked on for an hour, and known the intents at their stages for no time yet.
+    It has looked on for an hour, seen the container run as long, and known the intents at their stages for no time yet.
     """
     default = Facts(
         armed=True, limits=LIMITS, episode=episode(free, settle), evidence=evidence(), container=container(),
-        container_known=True, job=job(), job_known=True, quiet_for_s=3600.0,
+        container_known=True, job=job(), job_known=True, quiet_for_s=3600.0, runs_for_s=3600.0,
     )  # fmt: skip
     return replace(default, **changed)

@@ -2,7 +2,9 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -33,14 +35,16 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
     client = docker.DockerClient(base_url=engine.base_url)
     started = []
 
-    def start(*, auto_remove: bool = False, **labels: str) -> str:
+    def start(*, auto_remove: bool = False, restart: str = "no", program: str = PATIENT, **labels: str) -> str:
+        policy: Any = {"Name": restart}
         container = client.containers.run(
             worker_image(client, extra={}),
-            ["python3", "-c", PATIENT],
+            ["python3", "-c", program],
             labels={name.replace("_", "."): value for name, value in labels.items()},
             network_mode="none",
             detach=True,
             auto_remove=auto_remove,
+            restart_policy=policy,
         )
         started.append(container)
         eventually(lambda: b"ready" in container.logs(), "the container is ready", within_s=30)
@@ -105,6 +109,44 @@ def test_a_container_made_with_rm_is_known_to_vanish_when_it_ends(
 
     assert found is not None
     assert found.vanishes is vanishes
+
+
+@pytest.mark.needs_docker
+@pytest.mark.parametrize(
+    ("restart", "left_down"), [("always", True), ("unless-stopped", True), ("on-failure", False), ("no", False)]
+)
+def test_what_its_engine_restarts_whenever_it_ends_is_left_down_once_it_was_told_to_stop(
+    engine: Engine, run: Callable[..., str], restart: str, *, left_down: bool
+) -> None:
+    actuator = DockerActuator(engine.base_url)
+    handle = run(restart=restart)
+    up = actuator.look(handle)
+
+    actuator.stop(handle, grace_s=10)
+
+    down = actuator.look(handle)
+    assert up is not None
+    assert down is not None
+    assert (up.left_down, down.left_down) == (False, left_down)
+
+
+@pytest.mark.needs_docker
+def test_what_ends_by_itself_and_is_to_be_restarted_is_at_no_look_left_down(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    actuator = DockerActuator(engine.base_url)
+    handle = run(restart="always", program="import time; print('ready', flush=True); time.sleep(0.2); exit(3)")
+    seen = []
+
+    def has_ended_a_few_times() -> bool:
+        with suppress(ActuatorError):  # it is ending as it is looked at
+            seen.append(actuator.look(handle))
+        return len({each.incarnation for each in seen if each is not None}) >= 4
+
+    eventually(has_ended_a_few_times, "it was restarted a few times", within_s=30)
+
+    assert any(each is not None and not each.running for each in seen)
+    assert not any(each is None or each.left_down for each in seen)
 
 
 @pytest.mark.needs_docker

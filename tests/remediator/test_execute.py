@@ -26,7 +26,7 @@ from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.jobstore import JobStore, Submission
 from gpuwarden.schema import QUEUE
 from remediator import plan
-from remediator.execute import FACTS_S, STEPS_MAX, AlreadyExecutingError, Executor, ExecutorLock, Hands, Pace
+from remediator.execute import FACTS_S, STEPS_MAX, AlreadyExecutingError, Executor, ExecutorLock, Hands, Pace, _Watch
 from remediator.holder import Holder
 from remediator.ledger import Ledger, Story
 from remediator.plan import Begin, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
@@ -34,11 +34,12 @@ from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order, Safeguards
 from remediator.schema import LEDGER
+from tests.remediator import builders as build
 from tests.remediator.builders import HOST, alert, server_alert
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
-LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3)
+LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, start_seen_s=0.0)
 BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000)
 PACE = Pace(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
 ROUNDS_MAX = 60
@@ -627,6 +628,46 @@ def test_a_container_that_ends_as_soon_as_it_starts_was_started_and_is_not_start
     turn(works, ledger)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
+    assert story(ledger).outcome == "partly_mended"
+    assert told(ledger)[-2:] == ["saw free: abandoned", "decided close: partly_mended"]
+
+
+@pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_mended"), (True, "mended")])
+def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
+    ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str
+) -> None:
+    world = wedged(ledger, store)
+    seen_s = 0.2
+    works = executor(ledger, store, world, pace=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
+
+    turn(works, ledger)
+    started_s = time.monotonic()
+    assert told(ledger)[-2:] == ["did start", "decided wait: started"]
+    world.boxes["w1"].running = lasts
+
+    def is_over() -> bool:
+        turn(works, ledger)
+        return not ledger.open_episodes()
+
+    eventually(is_over, "the episode is closed", within_s=10)
+
+    assert story(ledger).outcome == outcome
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert not lasts or time.monotonic() - started_s >= seen_s
+
+
+def test_what_ends_and_starts_again_between_two_looks_is_looked_at_anew() -> None:
+    watch = _Watch()
+
+    def up_since_s(now_s: float, **changed: Any) -> float:
+        return watch.up_since_s(build.container(**changed), now_s)
+
+    assert up_since_s(1.0) == 1.0
+    assert up_since_s(2.0) == 1.0
+    assert up_since_s(3.0, incarnation=build.REBORN) == 3.0
+    assert up_since_s(4.0, incarnation=build.REBORN, running=False) == 4.0
+    assert up_since_s(5.0, incarnation=build.REBORN) == 5.0
+    assert watch.up_since_s(None, 6.0) == 6.0
 
 
 def test_an_incarnation_that_ends_between_the_decision_and_the_stop_is_not_stopped(
@@ -676,7 +717,7 @@ def test_a_job_that_completes_between_the_decision_and_the_fence_stays_completed
     assert store.job(1).state is State.COMPLETED
     assert "did fence" not in told(ledger)
     assert world.boxes["w1"].calls == []
-    assert story(ledger).outcome == "partly_mended"
+    assert story(ledger).outcome == "superseded"
 
 
 def test_another_trip_of_the_same_incarnation_is_superseded_not_freed_twice(ledger: Ledger, store: JobStore) -> None:

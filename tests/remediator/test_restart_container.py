@@ -44,6 +44,7 @@ STOPPING = free(Stage.STOPPING, tries=1)
 DEAD = free(Stage.DEAD, tries=1)
 STARTING = free(Stage.STARTING, tries=1)
 GONE_FROM_GPUS = server(container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []})
+UNLISTED = server(container_id=None, container_incarnation=None)
 LATE = {"free_for_s": LIMITS.free_bound_s}
 
 
@@ -60,11 +61,11 @@ CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
     "silent, every GPU idle, RAM still": (
         {},
         True,
-        "unanswered for 130.0 s by its http probe, GPU idle 130.0 s, RAM still 130.0 s of 120.0 s allowed",
+        "unanswered for 130.0 s by its http probe, GPU idle 130.0 s, RAM still 130.0 s, I/O still 130.0 s of 120.0 s",
     ),
     "by its own health check": ({"probe": "docker"}, True, "by its docker probe"),
     "exactly as long as is allowed": (
-        {"unanswered_s": 120.0, "gpu_idle_s": 120.0, "ram_still_s": 120.0},
+        {"unanswered_s": 120.0, "gpu_idle_s": 120.0, "ram_still_s": 120.0, "io_still_s": 120.0},
         True,
         "of 120.0 s allowed",
     ),
@@ -85,6 +86,11 @@ CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
     "its RAM moves": ({"ram_still_s": 3.0}, False, "RAM still 3.0 s"),
     "its RAM is unknown": ({"ram_still_s": None, "ram_unknown": "cgroup gone"}, False, "RAM unknown: cgroup gone"),
     "its RAM is unknown and nobody says why": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
+    "it reads, as one that loads from a network does": ({"io_still_s": 0.0}, False, "I/O still 0.0 s"),
+    "it read within the silence": ({"io_still_s": 119.9}, False, "I/O still 119.9 s"),
+    "its I/O is unknown": ({"io_still_s": None, "work_unknown": "not told"}, False, "I/O unknown: not told"),
+    "its I/O is unknown and nobody says why": ({"io_still_s": None}, False, "I/O unknown: not measured"),
+    "it spins, as one that hangs in a driver may": ({"container_cpu_still_s": 0.0}, True, "unanswered for"),
     "it is not asked: its labels are wrong": (
         {"probe": None, "silence_allowed_s": None, "probe_unknown": "its host must be localhost"},
         False,
@@ -112,7 +118,16 @@ WAITS: dict[str, tuple[Facts, str]] = {
     "it is not confirmed": (server_facts(server=server(gpu_idle_s=0.0)), "unconfirmed"),
     "whether workers live in it is unknown": (server_facts(server=server(workers=None)), "unconfirmed"),
     "the engine does not answer": (server_facts(container=None, container_known=False), "no_container"),
-    "it is paused": (server_facts(container=container(paused=True)), "paused"),
+    "it is paused": (server_facts(container=container(paused=True)), "container_paused"),
+    "the exporter misses it in one listing": (server_facts(server=UNLISTED), "no_container"),
+    "the exporter misses it, and the engine does not answer": (
+        server_facts(server=UNLISTED, container=None, container_known=False, unknown="no daemon"),
+        "no_container",
+    ),
+    "the exporter misses it, and the engine cannot be asked": (
+        server_facts(server=UNLISTED, container=None, container_known=False),
+        "no_container",
+    ),
     "a dry run that has said so": (
         server_facts(armed=False, episode=server_episode(would_act=True)),
         "dry_run",
@@ -164,9 +179,19 @@ CLOSES: dict[str, tuple[Facts, Outcome, str]] = {
         "restarted by someone else",
     ),
     "a person stopped it": (
-        server_facts(server=GONE_FROM_GPUS, container=None, container_known=False),
+        server_facts(server=UNLISTED, container=stopped()),
         Outcome.SUPERSEDED,
-        "does not run any more",
+        "the container does not run: its incarnation ended without us",
+    ),
+    "a person removed it, and it is not listed": (
+        server_facts(server=UNLISTED, container=None),
+        Outcome.SUPERSEDED,
+        "the container is gone",
+    ),
+    "it was restarted, and is not listed yet": (
+        server_facts(server=UNLISTED, container=container(incarnation=REBORN)),
+        Outcome.SUPERSEDED,
+        "restarted by someone else",
     ),
     "a person stopped it after the exporter's last look": (
         server_facts(container=stopped()),

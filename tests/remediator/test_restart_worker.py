@@ -281,6 +281,21 @@ def test_a_worker_that_is_gone_from_a_container_that_was_started_since_is_waited
     assert step.reason == "restarted"
 
 
+def test_a_worker_that_is_gone_from_a_container_that_a_person_stopped_has_its_job_settled_and_is_left_down() -> None:
+    left = replace(DOWN_WITH_IT, left_down=True)
+    would = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=left, armed=False))
+    owed = replace(DEAD_WORKER, free=free(Stage.DEAD, pids=[], gpus=[]), settle=settle(Stage.FENCED))
+    settles = decide(facts(episode=owed, evidence=GONE, container=left, job=FENCED_JOB))
+    then = decide(facts(episode=replace(owed, settle=settle(Stage.DONE)), evidence=GONE, container=left))
+
+    assert isinstance(would, WouldAct)
+    assert "settle and leave it down" in would.because
+    assert isinstance(decide(facts(episode=DEAD_WORKER, evidence=GONE, container=left)), Begin)
+    assert isinstance(settles, Requeue)
+    assert isinstance(then, Advance)
+    assert then.stage is Stage.DONE
+
+
 def test_a_container_that_is_down_is_fenced_seen_dead_settled_and_started_and_never_stopped() -> None:
     def owed(stage: Stage, settled: Stage) -> Episode:
         return replace(DEAD_WORKER, free=free(stage, pids=[], gpus=[]), settle=settle(settled))
@@ -399,7 +414,31 @@ SUPERSEDED: dict[str, Facts] = {
     "the worker was replaced": facts(evidence=evidence(worker_incarnation="i2")),
     "the job is at its next attempt": facts(evidence=evidence(attempt=2)),
     "the worker runs another job": facts(evidence=evidence(job_id=8)),
-    "the worker runs no job any more": facts(evidence=evidence(job_id=None, attempt=None)),
+    "the worker runs no job any more": facts(
+        evidence=evidence(job_id=None, attempt=None), job=job(state=State.FAILED, claimed_by=None)
+    ),
+    "the worker runs no job any more, and its attempt went to another": facts(
+        evidence=evidence(job_id=None, attempt=None), job=job(claimed_by="i9")
+    ),
+    "the worker runs no job any more, and the queue knows none": facts(
+        evidence=evidence(job_id=None, attempt=None), job=None
+    ),
+    "the worker runs no job any more, and it is at its next attempt": facts(
+        evidence=evidence(job_id=None, attempt=None), job=job(attempt=2)
+    ),
+    "its attempt completed after the evidence was taken": facts(job=job(state=State.COMPLETED, claimed_by=None)),
+    "its attempt completed, by the worker that is gone since": facts(
+        episode=DEAD_WORKER, evidence=GONE, job=job(state=State.COMPLETED, claimed_by=None)
+    ),
+    "it is dead, and its lease ran out": facts(
+        episode=DEAD_WORKER, evidence=GONE, job=job(state=State.QUEUED, claimed_by=None)
+    ),
+    "it is dead, and its job was cancelled": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.CANCELLED)),
+    "it is dead, and its job is at its next attempt": facts(episode=DEAD_WORKER, evidence=GONE, job=job(attempt=2)),
+    "it is dead, and another worker holds its attempt": facts(
+        episode=DEAD_WORKER, evidence=GONE, job=job(claimed_by="i9")
+    ),
+    "it is dead, and the queue knows no such job": facts(episode=DEAD_WORKER, evidence=GONE, job=None),
     "the alert named no attempt, and one runs": facts(episode=episode(job_id=None, attempt=None), evidence=evidence()),
 }
 
@@ -410,6 +449,160 @@ def test_an_accusation_of_what_is_over_is_closed(gone: Facts) -> None:
 
     assert isinstance(step, Close)
     assert step.outcome is Outcome.SUPERSEDED
+
+
+HELD_STILL: dict[str, Facts] = {
+    "its lease ran out": facts(job=job(state=State.QUEUED, claimed_by=None)),
+    "a person cancelled its job": facts(job=job(state=State.CANCELLED, claimed_by=None)),
+    "a person failed its job": facts(job=job(state=State.FAILED, claimed_by=None)),
+    "a later attempt of its job has completed": facts(job=job(state=State.COMPLETED, attempt=2, claimed_by=None)),
+    "the queue is silent": facts(job=None, job_known=False),
+    "it is dead, and holds its attempt": facts(episode=DEAD_WORKER, evidence=GONE),
+    "it is dead, and its host was lost": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.NODE_LOST)),
+    "it is dead, and was fenced": facts(episode=DEAD_WORKER, evidence=GONE, job=FENCED_JOB),
+}
+
+
+@pytest.mark.parametrize("known", HELD_STILL.values(), ids=HELD_STILL)
+def test_what_happened_to_the_job_does_not_excuse_a_wedged_container_nor_a_worker_that_died_with_it(
+    known: Facts,
+) -> None:
+    assert isinstance(decide(known), Begin)
+
+
+UNTOUCHED: dict[str, Facts] = {
+    "it completed, and its settle was given up": facts(
+        free(Stage.PLANNED), settle(Stage.ABANDONED), job=job(state=State.COMPLETED, claimed_by=None)
+    ),
+    "it completed, and its settle was another episode's": facts(
+        free(Stage.PLANNED), None, job=job(state=State.COMPLETED, claimed_by=None)
+    ),
+    "it completed while the queue took nothing": facts(
+        free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.COMPLETED), queue_stuck_for_s=10.0
+    ),
+    "it is dead, and its lease ran out": facts(
+        episode=replace(DEAD_WORKER, free=free(Stage.PLANNED), settle=settle(Stage.ABANDONED)),
+        evidence=GONE,
+        job=job(state=State.QUEUED, claimed_by=None),
+    ),
+}
+
+
+@pytest.mark.parametrize("known", UNTOUCHED.values(), ids=UNTOUCHED)
+def test_a_free_that_touched_nothing_is_taken_back_when_nothing_is_owed_any_more(known: Facts) -> None:
+    step = decide(known)
+    again = decide(replace(known, episode=replace(known.episode, free=None, settle=None)))
+
+    assert isinstance(step, Withdraw)
+    assert step.because.endswith("and nothing was done")
+    assert isinstance(again, Close)
+    assert again.outcome is Outcome.SUPERSEDED
+
+
+def test_a_dead_worker_whose_fenced_job_a_person_settled_gets_its_container_back() -> None:
+    owed = replace(DEAD_WORKER, free=free(Stage.PLANNED), settle=settle(Stage.DONE))
+
+    assert isinstance(decide(facts(episode=owed, evidence=GONE, job=job(state=State.CANCELLED))), Stop)
+
+
+UNREAD = evidence(job_id=None, attempt=None)
+
+UNSURE: dict[str, tuple[Facts, str]] = {
+    "its job file tells nothing, and the queue says that it holds the attempt": (facts(evidence=UNREAD), "unconfirmed"),
+    "its job file tells nothing, and the attempt is fenced": (facts(evidence=UNREAD, job=FENCED_JOB), "unconfirmed"),
+    "its job file tells nothing, and the queue is silent": (
+        facts(evidence=UNREAD, job=None, job_known=False),
+        "queue_silent",
+    ),
+    "it is dead, and the queue is silent": (
+        facts(episode=DEAD_WORKER, evidence=GONE, job=None, job_known=False),
+        "queue_silent",
+    ),
+    "how many workers live in its container is unknown": (
+        facts(evidence=evidence(container_workers=None)),
+        "unconfirmed",
+    ),
+    "it is dead, and how many live in its container is unknown": (
+        facts(episode=DEAD_WORKER, evidence=replace(GONE, container_workers=None)),
+        "unconfirmed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "reason"), UNSURE.values(), ids=UNSURE)
+def test_what_is_unknown_closes_nothing_and_begins_nothing(known: Facts, reason: str) -> None:
+    step = decide(known)
+    ended = decide(replace(known, episode=replace(known.episode, firing=False)))
+
+    assert isinstance(step, Wait)
+    assert step.reason == reason
+    assert isinstance(ended, Close)
+    assert ended.outcome is Outcome.UNCONFIRMED
+
+
+def test_a_job_file_that_cannot_be_read_for_one_look_gives_up_no_free() -> None:
+    unread = facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=UNREAD, job=FENCED_JOB)
+    silent = facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=UNREAD, job=None, job_known=False)
+    over = facts(free(Stage.PLANNED), settle(Stage.ABANDONED), evidence=UNREAD, job=job(state=State.QUEUED))
+
+    assert isinstance(decide(unread), Wait)
+    assert isinstance(decide(silent), Wait)
+    assert isinstance(decide(over), Advance)
+
+
+SUCCESSOR = evidence(
+    worker_incarnation="i2", job_id=None, attempt=None, beat_age_s=None, gpu_idle_s=0.0, gpu_pids={"GPU-0": [4003]}
+)
+
+SUCCEEDED: dict[str, tuple[dict[str, Any], Stage, Stage | type[Step]]] = {
+    "another one holds the lock": ({}, Stage.FENCED, Stage.DEAD),
+    "it has a job already": ({"job_id": 8, "attempt": 1, "beat_age_s": 0.1}, Stage.FENCED, Stage.DEAD),
+    "its job was settled after the bound": ({}, Stage.DONE, Stage.DEAD),
+    "the driver lists a process of the old one still": ({"gpu_pids": {"GPU-0": [4001]}}, Stage.FENCED, Wait),
+    "the driver does not say": ({"gpu_pids": None}, Stage.FENCED, Wait),
+    "nobody holds the lock": ({"alive": False}, Stage.FENCED, Wait),
+    "who holds the lock is unknown": ({"alive": None}, Stage.FENCED, Wait),
+    "the look is stale": ({"sample_age_s": 5.1}, Stage.FENCED, Wait),
+    "it lives in another incarnation of the container": ({"container_incarnation": REBORN}, Stage.FENCED, Wait),
+    "it is the same worker": ({"worker_incarnation": "i1"}, Stage.FENCED, Wait),
+    "nothing was fenced": ({}, Stage.ABANDONED, Stage.ABANDONED),
+}
+
+
+@pytest.mark.parametrize(("seen", "settled", "wanted"), SUCCEEDED.values(), ids=SUCCEEDED)
+def test_a_worker_that_ended_after_its_fence_is_dead_where_another_holds_its_lock_in_its_container(
+    seen: dict[str, Any], settled: Stage, wanted: Stage | type[Step]
+) -> None:
+    job_now = FENCED_JOB if settled is Stage.FENCED else job(state=State.QUEUED, claimed_by=None)
+    known = facts(free(Stage.PLANNED), settle(settled), evidence=replace(SUCCESSOR, **seen), job=job_now)
+
+    step = decide(known)
+
+    if isinstance(wanted, Stage):
+        assert isinstance(step, Advance)
+        assert (step.kind, step.stage) == (Kind.FREE, wanted)
+    else:
+        assert isinstance(step, wanted)
+
+
+def test_a_worker_that_another_followed_is_settled_at_once_and_its_container_goes_on() -> None:
+    dead = facts(free(Stage.DEAD), settle(Stage.FENCED), evidence=SUCCESSOR, job=FENCED_JOB)
+    settled = facts(free(Stage.DEAD), settle(Stage.DONE), evidence=SUCCESSOR)
+
+    assert decide(dead) == Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
+    assert decide(settled) == Advance(
+        kind=Kind.FREE, stage=Stage.DONE, because="the container goes on with another worker in it"
+    )
+
+
+def test_a_process_that_stays_on_the_gpu_beside_the_next_worker_is_given_up_after_the_bound() -> None:
+    lingers = replace(SUCCESSOR, gpu_pids={"GPU-0": [4001]}, job_id=8, attempt=1)
+    known = facts(free(Stage.PLANNED), settle(Stage.DONE), evidence=lingers, job=job(state=State.QUEUED))
+
+    assert isinstance(decide(known), Wait)
+    late = decide(replace(known, free_for_s=120.0))
+    assert isinstance(late, Advance)
+    assert late.stage is Stage.ABANDONED
 
 
 def test_evidence_exactly_as_old_as_allowed_counts() -> None:
@@ -590,7 +783,7 @@ def test_after_downtime_a_fenced_job_is_not_settled_before_its_container_was_sto
     assert isinstance(bound, Requeue)
 
 
-@pytest.mark.parametrize("workers", [0, 2, None])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_container_is_not_freed_for_one_of_several_workers(workers: int | None) -> None:
     step = decide(facts(evidence=evidence(container_workers=workers)))
 
@@ -933,8 +1126,16 @@ DISARMED: dict[str, tuple[Facts, type[Step]]] = {
         facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped()),
         Start,
     ),
+    "its fence ended it, and its job is given back: so is the container": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped()),
+        Start,
+    ),
     "nobody stopped it: nobody starts it": (
         facts(free(Stage.DEAD), settle(Stage.ABANDONED), container=stopped()),
+        Wait,
+    ),
+    "it never had a job, and nobody stopped it: nobody starts it": (
+        facts(free(Stage.DEAD), None, container=stopped()),
         Wait,
     ),
 }  # fmt: skip
@@ -1049,6 +1250,26 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
             kind=Kind.FREE,
             stage=Stage.DEAD,
             because="the container is gone, its cgroup is empty, its worker ended cleanly",
+        ),
+    ),
+    "somebody restarted it, and a worker that is not seen may as well be one whose file cannot be read": (
+        facts(free(Stage.STOPPING), container=container(incarnation=REBORN, pids=frozenset({5001})), **DOWN),
+        Wait(
+            reason="driver_silent",
+            because="the exporter does not say whether its processes are gone: 404",
+        ),
+    ),
+    "somebody restarted it, and its worker is never seen again": (
+        facts(
+            free(Stage.STOPPING),
+            container=container(incarnation=REBORN, pids=frozenset({5001})),
+            free_for_s=120,
+            **DOWN,
+        ),
+        Advance(
+            kind=Kind.FREE,
+            stage=Stage.ABANDONED,
+            because="the exporter does not say whether its processes are gone: 404: a person must look",
         ),
     ),
     "it is up still, however late it is: it is stopped once more": (
@@ -1167,9 +1388,33 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STARTING), settle(Stage.DONE), container=None),
         Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
     ),
-    "it was started and has ended by itself: that is its own matter": (
+    "it was started and has ended by itself: it is not started again": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=stopped(incarnation=REBORN)),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, because="c1 was started, and has ended by itself since"),
+        Advance(
+            kind=Kind.FREE,
+            stage=Stage.ABANDONED,
+            because="c1 was started, and has ended by itself since: a person must look",
+        ),
+    ),
+    "it was started a moment ago: it is looked at once more": (
+        facts(free(Stage.STARTING), settle(Stage.DONE), container=container(incarnation=REBORN), runs_for_s=1.9),
+        Wait(reason="started", because="c1 runs; it is believed when it does 2 s on"),
+    ),
+    "it still runs a while after its start": (
+        facts(free(Stage.STARTING), settle(Stage.DONE), container=container(incarnation=REBORN), runs_for_s=2.0),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, because="c1 runs again"),
+    ),
+    "a person stopped it, and its engine leaves it down": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(left_down=True)),
+        Advance(
+            kind=Kind.FREE,
+            stage=Stage.DONE,
+            because="it is left down: its engine restarts whatever ends, and was told to stop it, not by us",
+        ),
+    ),
+    "we stopped it, and its engine leaves it down": (
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(left_down=True)),
+        Start(because="it is seen dead and its job is settled"),
     ),
     "the executor was killed before the start, and comes back late: it starts it": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(), free_for_s=600),
@@ -1508,6 +1753,6 @@ def test_a_container_that_somebody_paused_is_left_to_them() -> None:
     before = decide(facts(container=container(paused=True)))
     begun = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=container(paused=True)))
 
-    assert (isinstance(before, Wait) and before.reason) == "paused"
+    assert (isinstance(before, Wait) and before.reason) == "container_paused"
     assert (isinstance(begun, Wait) and begun.reason) == "unconfirmed"
     assert isinstance(decide(facts()), Begin)
