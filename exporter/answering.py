@@ -82,24 +82,24 @@ class HealthWatch:
     """
 
     def __init__(self) -> None:
-        self._asking = Asking()
+        self.asking = Asking()
         self._seen: Health | None = None
 
     def observe(self, health: Health, *, paused: bool, now_s: float) -> Asking:
         """Take in one look."""
         before, self._seen = self._seen, health
         if paused:  # what fails meanwhile is the asking
-            self._asking = self._asking.forgotten()
+            self.asking = self.asking.forgotten()
         elif before is not None and health.newest not in ("", before.newest):
-            asking = self._asking
+            asking = self.asking
             if health.failing_streak <= before.failing_streak:  # it answered between the two looks
                 asking = asking.forgotten()
-            self._asking = asking.then(
+            self.asking = asking.then(
                 health.passed, began_s=now_s, ended_s=now_s, gap_max_s=health.fresh_s, because="its health check fails"
             )
-        if health.status == "healthy" and not self._asking.answered:
-            self._asking = replace(self._asking, answered=True)
-        return self._asking
+        if health.status == "healthy" and not self.asking.answered:
+            self.asking = replace(self.asking, answered=True)
+        return self.asking
 
 
 def asked_for(labels: Mapping[str, str]) -> Probe | Unknown | None:

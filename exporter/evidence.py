@@ -20,6 +20,7 @@ from exporter.readings import (
     GpuShare,
     ProcessWork,
     Unknown,
+    WorkerReadings,
     WorkerSighting,
 )
 from gpuwarden.statefile import JobFile, Stamp
@@ -96,6 +97,9 @@ class WorkUse:
 
 
 NOT_LOOKED_AT: Final = WorkUse(processes=None)
+
+PAUSED: Final = Unknown(reason="paused", because="the container is paused")
+"""What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
 
 
 def gpu_use(
@@ -198,25 +202,49 @@ def is_dead(sighting: WorkerSighting, cpu_still_s: float | None, *, now: Stamp, 
     return min(heartbeat_age_s, cpu_still_s) >= dead_after_s
 
 
+def may_hold_others(container: Container, workers: WorkerReadings, containers: Iterable[Container]) -> bool:
+    """Whether workers may live in a container beside those that are known to.
+
+    One that cannot be placed, or whose lock cannot be tested, may be in what has its folder; where nothing has it, in
+    whatever has no folder of its own. A worker file that cannot be read counts for the containers with its folder.
+    """
+    if not workers.unread.isdisjoint(container.folders):
+        return True
+    known = list(containers)
+    mounted = {folder for each in known for folder in each.folders}
+    trees = {each.pid for each in known if each.kind == "process"}
+    for each in workers.workers:
+        if each.alive is None:
+            placed = False
+        elif each.alive:
+            placed = each.container_id is not None or each.pid in trees
+        else:  # the dead are in nobody's way
+            placed = True
+        if not placed and each.folder in (container.folders or {each.folder} - mounted):
+            return True
+    return False
+
+
 class DeathHistory:
     """Of one dead worker: since when its lock has been seen free, in one incarnation of its container, without a gap.
 
-    A container that was started since may bring its worker back by itself: it is given the whole time anew.
+    A container that was started since may bring its worker back by itself: it is given the whole time anew. So is a
+    worker whose heartbeat moves: it lost its lock, or holds it in another kernel than ours, and lives.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._gap_max_s = thresholds.gap_max_s
         self._last_s: float | None = None
         self._since_s = 0.0
-        self._place: str | None = None
+        self._seen: tuple[str | None, Stamp] | None = None
 
-    def observe(self, place: str | None, *, now_s: float) -> float:
+    def observe(self, place: str | None, heartbeat: Stamp, *, now_s: float) -> float:
         """Take in one look, with the container's incarnation where known; returns the time so far, seconds."""
         unbroken = self._last_s is not None and 0 <= now_s - self._last_s <= self._gap_max_s
-        if not unbroken or place != self._place:
+        if not unbroken or (place, heartbeat) != self._seen:
             self._since_s = now_s
         self._last_s = now_s
-        self._place = place
+        self._seen = place, heartbeat
         return now_s - self._since_s
 
 
@@ -271,29 +299,30 @@ class ContainerHistory:
             if share.utilization_ratio is not None:
                 # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
                 self._busy_s[share.gpu] = self._busy_s.get(share.gpu, 0.0) + gap_s * share.utilization_ratio
-        idle_s = self._idle(gpu.utilization_ratio, now_s)
+        unknown = PAUSED if container.paused else None
+        idle_s = self._idle(None if unknown else gpu.utilization_ratio, now_s)
         still_s = None
-        if ram.usage_bytes is None:
+        if unknown or ram.usage_bytes is None:
             self._ram.forget()
         else:
             still_s = self._ram.add(now_s, ram.usage_bytes)
-        io_still_s, fault_still_s, cpu_still_s = self._work_still(work, now_s)
+        io_still_s, fault_still_s, cpu_still_s = self._work_still(NOT_LOOKED_AT if unknown else work, now_s)
         return ContainerEvidence(
             container=container,
             shares=gpu.shares,
             gpus=gpu.gpus,
             gpu_idle_s=idle_s,
-            gpu_unknown=gpu.unknown,
+            gpu_unknown=gpu.unknown or unknown,
             busy_s=dict(self._busy_s),
             ram_bytes=ram.usage_bytes,
             ram_anon_bytes=ram.anon_bytes,
             ram_working_set_bytes=ram.working_set_bytes,
             ram_still_s=still_s,
-            ram_unknown=ram.unknown,
+            ram_unknown=ram.unknown or unknown,
             io_still_s=io_still_s,
             fault_still_s=fault_still_s,
             cpu_still_s=cpu_still_s,
-            work_unknown=work.unknown,
+            work_unknown=work.unknown or unknown,
         )
 
     def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:

@@ -84,7 +84,6 @@ class Server:
     probe: Probe | Unknown
     address: str | None = None
     health: Health | None = None
-    paused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,8 @@ class Container:
 
     `incarnation` changes whenever what runs in it is another: full id and StartedAt; pid, start ticks and boot id.
     `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
-    `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0.
+    `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
+    `paused` runs, and nothing in it gets any time.
     """
 
     kind: str
@@ -105,6 +105,7 @@ class Container:
     image: str | None = None
     folders: tuple[str, ...] = ()
     server: Server | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +151,15 @@ class ProcessWork:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReadings:
-    """Every worker of the host, and what could not be read: (reason, how many)."""
+    """Every worker of the host, and what could not be read: (reason, how many).
+
+    `unread` are the folders with workers that are left out here, though they may live.
+    """
 
     workers: tuple[WorkerSighting, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
     duplicates: int = 0
+    unread: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,8 +124,9 @@ class Sampler:
         dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
         servers = None
         if self._servers is not None and listing is not None:
-            servers = self._servers.look(running.values(), found_workers, now_s=now.boottime_s)
-            for each in servers:
+            look, placed = self._servers.look, found_workers
+            servers = self._ask("servers", lambda: look(running.values(), placed, now_s=now.boottime_s), health)
+            for each in servers or ():
                 if each.unknown is not None:
                     self._unknown[each.container.name, "probe", each.unknown.reason] += 1
         snapshot = Snapshot(
@@ -193,11 +194,12 @@ class Sampler:
         pids, ram = _processes_and_ram(container)
         work = _work(pids)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
-        for what, unknown in (("gpu", use.unknown), ("ram", ram.unknown), ("work", work.unknown)):
+        history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        found = history.observe(container, use, ram, work, now_s=now.boottime_s)
+        for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
-        history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
-        return history.observe(container, use, ram, work, now_s=now.boottime_s)
+        return found
 
     def _place_the_dead(
         self, found: WorkerReadings, running: dict[str, Container], listing: Listing | None, ended: dict[str, Container]
@@ -238,23 +240,30 @@ class Sampler:
                 continue
             key = sighting.worker.worker, sighting.worker.incarnation
             place = places.get(sighting.container_id or "")
+            if place is not None and place.paused:  # its time starts anew when the container goes on
+                self._unknown[place.name, "death", evidence.PAUSED.reason] += 1
+                continue
             histories[key] = self._deaths.get(key) or DeathHistory(self._thresholds)
             dead_s[sighting.worker.worker] = histories[key].observe(
-                None if place is None else place.incarnation, now_s=now.boottime_s
+                None if place is None else place.incarnation, sighting.worker.heartbeat, now_s=now.boottime_s
             )
         self._deaths = histories
         return dead_s
 
     def _cpu_still(self, found: WorkerReadings | None, running: dict[str, Container], now: Stamp) -> dict[int, float]:
         """For how long the process of each live worker has used no CPU time, by pid."""
-        names = {container.id: container.name for container in running.values()}
+        by_id = {container.id: container for container in running.values()}
         histories: dict[tuple[int, int], CpuHistory] = {}
         still_s: dict[int, float] = {}
         for sighting in () if found is None else found.workers:
             pid = sighting.pid
             if pid in still_s or not sighting.alive:  # one process can be several workers
                 continue
-            name = names.get(sighting.container_id or "", sighting.worker.worker)
+            place = by_id.get(sighting.container_id or "")
+            name = place.name if place else sighting.worker.worker
+            if place is not None and place.paused:
+                self._unknown[name, "cpu", evidence.PAUSED.reason] += 1
+                continue
             if pid is None:
                 self._unknown[name, "cpu", "pid_unknown"] += 1
                 continue

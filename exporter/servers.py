@@ -6,13 +6,17 @@ from typing import Final
 import structlog
 
 from exporter.answering import HealthWatch
-from exporter.readings import Container, Probe, ServerEvidence, Unknown, WorkerReadings
-from exporter.sources.probes import SERVERS_MAX, Prober
+from exporter.evidence import PAUSED, may_hold_others
+from exporter.readings import Container, Probe, Server, ServerEvidence, Unknown, WorkerReadings
+from exporter.sources.probes import Prober
 
 log: Final = structlog.get_logger("exporter")
 
 HOLDS_WORKERS: Final = Unknown(
     reason="holds_workers", because="a worker lives in it: what wedges in it is judged by its jobs, not as a server"
+)
+MAY_HOLD_WORKERS: Final = Unknown(
+    reason="workers_unknown", because="whether a worker lives in it cannot be told from the files and locks there are"
 )
 
 
@@ -32,38 +36,37 @@ class Servers:
         self, running: Iterable[Container], workers: WorkerReadings | None, *, now_s: float
     ) -> tuple[ServerEvidence, ...]:
         """Take in one look at the containers that run."""
-        servers = [each for each in running if each.server is not None]
-        self._prober.tend(each for each in servers if _kind(each) == "http")
-        found = tuple(self._evidence(each, workers, now_s) for each in servers)
-        self._watches = {each.incarnation: watch for each in servers if (watch := self._watches.get(each.incarnation))}
+        running = tuple(running)
+        servers = [(each, each.server) for each in running if each.server is not None]
+        self._prober.tend(each for each, _ in servers if _kind(each) == "http")
+        found = tuple(
+            self._evidence(each, server, None if workers is None else _workers_of(each, workers, running), now_s)
+            for each, server in servers
+        )
+        incarnations = [each.incarnation for each, _ in servers]
+        self._watches = {each: self._watches[each] for each in incarnations if each in self._watches}
         self._tell(found)
         return found
 
-    def _evidence(self, container: Container, workers: WorkerReadings | None, now_s: float) -> ServerEvidence:
-        server = container.server
-        assert server is not None  # noqa: S101 - its caller chose it by that
-        count = None if workers is None else _workers_of(container, workers)
+    def _evidence(self, container: Container, server: Server, count: int | None, now_s: float) -> ServerEvidence:
         if count:
             return ServerEvidence(container=container, probe=HOLDS_WORKERS, workers=count)
         if isinstance(server.probe, Unknown):
             return ServerEvidence(container=container, probe=server.probe, workers=count)
         if server.probe.kind == "docker":
             watch = self._watches.setdefault(container.incarnation, HealthWatch())
-            health = server.health
-            assert health is not None  # noqa: S101 - without one the probe is unknown
-            asking, fresh_s = watch.observe(health, paused=server.paused, now_s=now_s), health.fresh_s
+            asking, fresh_s = watch.asking, 0.0
+            if server.health is not None:
+                asking = watch.observe(server.health, paused=container.paused, now_s=now_s)
+                fresh_s = server.health.fresh_s
         else:
-            found, fresh_s = self._prober.asking(container.incarnation), self._prober.fresh_s
-            if found is None:
-                because = f"more than {SERVERS_MAX} servers are to be asked over HTTP"
-                return ServerEvidence(
-                    container=container, probe=Unknown(reason="too_many", because=because), workers=count
-                )
-            asking = found
-        silent_s = None if server.paused else asking.unanswered_s(now_s=now_s, fresh_s=fresh_s)
+            asking, fresh_s = self._prober.asking(container.incarnation), self._prober.fresh_s
+        silent_s = asking.unanswered_s(now_s=now_s, fresh_s=fresh_s)
         unknown = None
-        if server.paused:
-            unknown = Unknown(reason="paused", because="the container is paused")
+        if container.paused:
+            unknown = PAUSED
+        elif count is None:
+            unknown = MAY_HOLD_WORKERS
         elif silent_s is None:
             unknown = Unknown(reason="not_asked", because="it was not asked lately")
         return ServerEvidence(
@@ -71,7 +74,7 @@ class Servers:
             probe=server.probe,
             workers=count,
             answered=asking.answered,
-            unanswered_s=silent_s,
+            unanswered_s=silent_s if unknown is None else None,
             unknown=unknown,
             because=asking.because,
         )
@@ -99,5 +102,7 @@ def _kind(container: Container) -> str | None:
     return server.probe.kind if server is not None and isinstance(server.probe, Probe) else None
 
 
-def _workers_of(container: Container, workers: WorkerReadings) -> int:
-    return sum(each.container_id == container.id for each in workers.workers)
+def _workers_of(container: Container, workers: WorkerReadings, running: Iterable[Container]) -> int | None:
+    """How many workers are its own, dead ones included; `None` where there may be others than those that are known."""
+    count = sum(each.container_id == container.id for each in workers.workers)
+    return count if count or not may_hold_others(container, workers, running) else None

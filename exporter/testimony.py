@@ -2,24 +2,32 @@
 
 from typing import Any
 
-from exporter.readings import ContainerEvidence, Probe, Snapshot, Unknown, WorkerSighting
+from exporter.evidence import may_hold_others
+from exporter.readings import ContainerEvidence, Probe, Snapshot, Unknown, WorkerReadings, WorkerSighting
 from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.statefile import Stamp
 
 
 def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
     """The facts about one worker; `None` when the snapshot knows no worker of that name."""
-    if snapshot.workers is None:
+    workers = snapshot.workers
+    if workers is None:
         return None
-    sighting = next((each for each in snapshot.workers.workers if each.worker.worker == worker), None)
+    sighting = next((each for each in workers.workers if each.worker.worker == worker), None)
     sample_age_s = snapshot.taken.age_s(now)
     if sighting is None or sample_age_s is None:
         return None
-    return _facts(snapshot, sighting, snapshot.container_of(sighting), sample_age_s)
+    place = snapshot.container_of(sighting)
+    count = None if place is None else _live_workers_in(place, workers, snapshot)
+    return _facts(snapshot, sighting, place, count, sample_age_s)
 
 
 def _facts(
-    snapshot: Snapshot, sighting: WorkerSighting, place: ContainerEvidence | None, sample_age_s: float
+    snapshot: Snapshot,
+    sighting: WorkerSighting,
+    place: ContainerEvidence | None,
+    container_workers: int | None,
+    sample_age_s: float,
 ) -> WorkerFacts:
     taken, job = snapshot.taken, sighting.job
     return WorkerFacts(
@@ -31,7 +39,7 @@ def _facts(
         cpu_still_s=snapshot.cpu_still_of(sighting),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
         dead_after_s=snapshot.dead_after_s,
-        container_workers=_live_workers_in(place, snapshot) if place else None,
+        container_workers=container_workers,
         job_id=job.job_id if job else None,
         attempt=job.attempt if job else None,
         phase=job.phase if job else None,
@@ -94,9 +102,11 @@ def _because(unknown: object) -> str | None:
     return unknown.because if isinstance(unknown, Unknown) else None
 
 
-def _live_workers_in(place: ContainerEvidence, snapshot: Snapshot) -> int:
-    sightings = snapshot.workers.workers if snapshot.workers else ()
-    return sum(sighting.alive is True and snapshot.container_of(sighting) is place for sighting in sightings)
+def _live_workers_in(place: ContainerEvidence, workers: WorkerReadings, snapshot: Snapshot) -> int | None:
+    """How many live workers there are in a container; `None` where there may be others than those that are known."""
+    if may_hold_others(place.container, workers, (each.container for each in snapshot.containers)):
+        return None
+    return sum(sighting.alive is True and snapshot.container_of(sighting) is place for sighting in workers.workers)
 
 
 def _driver_pids(snapshot: Snapshot) -> dict[str, list[int] | None] | None:

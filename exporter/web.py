@@ -77,7 +77,8 @@ class Pages:
         else:
             found = testimony.about_server(containers[0], snapshot, now=now)
         if found is None:
-            return _answer(start_response, HTTPStatus.NOT_FOUND, "no such worker is seen on this host\n")
+            what = "worker" if workers else "server"
+            return _answer(start_response, HTTPStatus.NOT_FOUND, f"no such {what} is seen on this host\n")
         start_response("200 OK", [("Content-Type", "application/json")])
         return [facts.render(found).encode()]
 

@@ -62,13 +62,16 @@ class WorkerFacts(ContainerFacts):
     worker: str
     alive: bool | None
     worker_incarnation: str
+    # Null for a heartbeat of another boot, which has no age, and for nothing else.
     heartbeat_age_s: float | None
     # For how long its process has been seen to use no CPU time; for how long its lock has been seen free beside its
-    # files, in one incarnation of its container; and how long a worker that owns a job may go with either.
+    # files and its heartbeat unmoved, in one incarnation of its container; and how long a worker that owns a job may go
+    # with either.
     cpu_still_s: float | None
     dead_s: float | None
     dead_after_s: float
-    # How many live workers there are in it: it can be freed for a worker that has it alone.
+    # How many live workers there are in it, null where there may be others than those that are known: it can be freed
+    # for a worker that has it alone.
     container_workers: int | None
     # The attempt; all null while the worker runs none.
     job_id: int | None
@@ -94,7 +97,8 @@ class ServerFacts(ContainerFacts):
 
     # How it is asked, `http` or `docker`; null where it did not opt in, or what its labels ask for cannot be done.
     probe: str | None
-    # How many workers have files here that name it as theirs, dead ones included; null when that cannot be told.
+    # How many workers have files here that name it as theirs, dead ones included; null when there may be others than
+    # those that are known.
     workers: int | None
     # Whether it has answered in this incarnation, as far as this exporter saw; for how long it has been asked without
     # an answer; and how much of that its owner allows.

@@ -49,6 +49,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ((key, sighting.worker.heartbeat.age_s(snapshot.taken)) for key, sighting in keyed),
     )
     yield gauge(
+        "gpuwarden_worker_heartbeat_other_boot",
+        "1 where the worker's heartbeat was stamped before the last reboot, and so has no age; else 0.",
+        _SLOT,
+        ((key, float(sighting.worker.heartbeat.age_s(snapshot.taken) is None)) for key, sighting in keyed),
+    )
+    yield gauge(
         "gpuwarden_worker_heartbeat_timestamp_seconds",
         "When the worker's process last refreshed its file, Unix time.",
         _SLOT,
@@ -62,7 +68,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_worker_dead_seconds",
-        "For how long the worker's lock has been seen free beside its files, in one incarnation of its container.",
+        "For how long its lock has been seen free and its heartbeat unmoved, in one incarnation of its container.",
         _SLOT,
         ((key, snapshot.dead_s.get(sighting.worker.worker)) for key, sighting in keyed),
     )

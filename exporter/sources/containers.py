@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import docker
 from docker.constants import DEFAULT_DOCKER_API_VERSION
-from docker.errors import APIError
+from requests import RequestException
 
 from exporter import answering
 from exporter.readings import Container, Health, Probe, Server, Unknown
@@ -23,6 +23,13 @@ REFRESH_S: Final = 1.0
 
 TIMEOUT_S: Final = 5
 """How long the daemon may take to answer, seconds."""
+
+INSPECT_S: Final = 1.5
+"""How long the daemon may take to inspect one container, seconds: one that is stuck in it must not hide the others."""
+
+INSPECTIONS_S: Final = 2.0
+"""How long the inspections of those that run may take together, seconds, and again of those that are down; the rest has
+its turn with the next listing."""
 
 FRESH_S: Final = 10.0
 """A listing older than this is no longer believed, seconds."""
@@ -39,7 +46,10 @@ CDI_GPU: Final = "nvidia.com/gpu="
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders."""
+    """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders.
+
+    `taken_s` is when the daemon listed them, before any of them was inspected.
+    """
 
     containers: dict[str, Container]
     taken_s: float
@@ -59,6 +69,7 @@ class DockerContainers:
         self._listing: Listing | None = None
         self._because = "not asked yet"
         self._known: dict[str, tuple[int, int, Container]] = {}
+        self._tried_s: dict[str, float] = {}
         self._asked = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._refresh_on, name="docker", daemon=True)
@@ -92,11 +103,11 @@ class DockerContainers:
                 if client is None:
                     client = _connect(self._base_url)
                 rows = client.containers(all=True)
-                containers, down = self._list(client, rows), self._down(client, rows)
                 taken_s = time.monotonic()
-                self._listing = Listing(
-                    containers=containers, down=down, taken_s=taken_s, duration_s=taken_s - started_s
-                )
+                containers, down = self._list(client, rows), self._down(client, rows)
+                self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
+                duration_s = time.monotonic() - started_s
+                self._listing = Listing(containers=containers, down=down, taken_s=taken_s, duration_s=duration_s)
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:300]
                 if client is not None:
@@ -112,42 +123,66 @@ class DockerContainers:
         A server's health and address change while it runs. One that cannot be inspected is left out; a server stays as
         it was, and its health grows old.
         """
-        known: dict[str, tuple[int, int, Container]] = {}
-        for row in rows:
-            if row.get("State", "running") not in _UP:
-                continue
-            full_id: str = row["Id"]
-            before = self._known.get(full_id)
-            if before is None or f"/{before[2].name}" not in row["Names"] or _ticks(before[0]) != before[1]:
-                try:
-                    fresh = _container(client.inspect_container(full_id), self._directory)
-                except (APIError, LookupError, TypeError, ValueError):
-                    continue
-                ticks = None if fresh is None else _ticks(fresh.pid)
-                if fresh is None or ticks is None:
-                    continue
-                before = (fresh.pid, ticks, fresh)
-            elif before[2].server is not None:
-                with contextlib.suppress(APIError, LookupError, TypeError, ValueError):
-                    fresh = _container(client.inspect_container(full_id), self._directory)
-                    if fresh is not None and fresh.pid == before[0]:
-                        before = (*before[:2], fresh)
-            known[full_id] = before
+        until_s = time.monotonic() + INSPECTIONS_S
+        up = {row["Id"]: row for row in rows if row.get("State", "running") in _UP}
+        known = {full_id: entry for full_id, entry in self._known.items() if full_id in up}
+        # Whose turn is longest ago first, and new ones before all: what hangs holds up the others once a round at most.
+        for full_id in sorted(up, key=lambda each: self._tried_s.get(each, 0.0)):
+            before, names = known.pop(full_id, None), up[full_id]["Names"]
+            if before is not None and (f"/{before[2].name}" not in names or _ticks(before[0]) != before[1]):
+                before = None
+            if before is None or before[2].server is not None:
+                before = self._seen(client, full_id, until_s, before)
+            if before is not None:
+                paused = up[full_id].get("State") == "paused"
+                known[full_id] = (*before[:2], replace(before[2], paused=paused))
         self._known = known
-        return {full_id: entry[2] for full_id, entry in known.items()}
+        return {full_id: known[full_id][2] for full_id in up if full_id in known}
+
+    def _seen(
+        self, client: docker.APIClient, full_id: str, until_s: float, before: tuple[int, int, Container] | None
+    ) -> tuple[int, int, Container] | None:
+        """One that runs, with its first process and when that started; as it was `before` where that is not told."""
+        try:
+            found = self._inspect(client, full_id, until_s)
+            fresh = None if found is None else _container(found, self._directory)
+        except (LookupError, TypeError, ValueError):
+            return before
+        if fresh is None:
+            return before
+        if before is not None:
+            return (*before[:2], fresh) if fresh.pid == before[0] else before
+        ticks = _ticks(fresh.pid)
+        return None if ticks is None else (fresh.pid, ticks, fresh)
+
+    def _inspect(self, client: docker.APIClient, full_id: str, until_s: float) -> dict[str, Any] | None:
+        """What the daemon tells of one container; `None` where it tells nothing, or nothing in time."""
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        self._tried_s[full_id] = time.monotonic()
+        client.timeout = min(INSPECT_S, left_s)  # type: ignore[assignment]  # fractions of a second will do
+        try:
+            found: dict[str, Any] = client.inspect_container(full_id)
+        except RequestException:  # an error it answers with, no answer in time, a broken connection
+            return None
+        finally:
+            client.timeout = TIMEOUT_S
+        return found
 
     def _down(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
         """Those that do not run and hold a worker's folder. Asked each time: one may have run again meanwhile."""
+        until_s = time.monotonic() + INSPECTIONS_S
         holding = [
             row for row in rows if row.get("State", "running") not in _UP and _folders(row, self._directory)
         ]  # the newest first, as Docker lists them
         down: dict[str, Container] = {}
-        for row in holding[:DOWN_MAX]:
+        for row in sorted(holding[:DOWN_MAX], key=lambda each: self._tried_s.get(each["Id"], 0.0)):
             try:
-                found = client.inspect_container(row["Id"])
-                if not found["State"].get("Running"):
+                found = self._inspect(client, row["Id"], until_s)
+                if found is not None and not found["State"].get("Running"):
                     down[found["Id"]] = _identity(found, self._directory)
-            except (APIError, LookupError, TypeError):
+            except (LookupError, TypeError):
                 continue
         return down
 
@@ -198,6 +233,7 @@ def _identity(found: dict[str, Any], directory: str | None) -> Container:
         image=found["Config"].get("Image"),
         folders=_folders(found, directory),
         server=_server(found),
+        paused=bool(state.get("Paused")),
     )
 
 
@@ -215,7 +251,7 @@ def _server(found: dict[str, Any]) -> Server | None:
             "it has no address of its own, in network none or in another container's; gpuwarden.probe=docker needs none"
         )
         probe = Unknown(reason="no_address", because=because)
-    return Server(probe=probe, address=address, health=health, paused=bool(found["State"].get("Paused")))
+    return Server(probe=probe, address=address, health=health)
 
 
 def _address(found: dict[str, Any]) -> str | None:

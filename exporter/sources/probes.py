@@ -1,5 +1,6 @@
-"""Asks servers over HTTP, from this host: each by a thread of its own, so that none delays another or the sampling.
+"""Asks servers over HTTP, from this host: by threads of their own, so that none delays another or the sampling.
 
+There are as many threads as servers up to a bound; past it each server has its turn all the same, only later.
 One asking is a GET that is bounded in time and size; nothing but the status counts, and no redirect is followed. Only
 the addresses that Docker gave its containers are called, never a name.
 """
@@ -9,14 +10,15 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Final
 
 from exporter.answering import Asking, judge
 from exporter.readings import Container, Probe
 from gpuwarden import __version__, clock
 
-SERVERS_MAX: Final = 64
-"""Servers of one host that are asked; the rest are told as too many."""
+THREADS_MAX: Final = 64
+"""Servers of one host that are asked at the same time."""
 
 LINE_MAX: Final = 1024
 """Bytes within which a server's first line must end."""
@@ -29,73 +31,109 @@ GAP_S: Final = 5.0
 
 
 class Prober:
-    """Asks every server that it was last told of, every `interval_s`, and gives each `answer_s` to answer; seconds."""
+    """Asks every server that it was last told of, every `interval_s`, and gives each `answer_s` to answer; seconds.
+
+    Who is due longest is asked first, and again after everybody else who is due: nobody's servers crowd out another's.
+    """
 
     def __init__(self, *, interval_s: float = 5.0, answer_s: float = 3.0) -> None:
         self._interval_s = interval_s
         self._answer_s = answer_s
         self._askers: dict[str, _Asker] = {}
-        self.fresh_s = interval_s + answer_s + GAP_S
+        self._due: SimpleQueue[_Asker | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._clock: threading.Thread | None = None
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+
+    @property
+    def pace_s(self) -> float:
+        """How long it may take to ask each server there is once, seconds: the interval; more if many hang."""
+        return max(self._interval_s, len(self._askers) * self._answer_s / THREADS_MAX)
+
+    @property
+    def fresh_s(self) -> float:
         """What an asking told is believed for this long, seconds."""
+        return self.pace_s + self._answer_s + GAP_S
 
     def tend(self, servers: Iterable[Container]) -> None:
-        """Ask these from now on, by incarnation, and no others. One that is paused is not asked, and not forgotten."""
-        wanted = {each.incarnation: each for each in servers}
-        for incarnation in self._askers.keys() - wanted.keys():
-            self._askers.pop(incarnation).close()
-        for incarnation, server in wanted.items():
-            asker = self._askers.get(incarnation)
-            if asker is not None:
-                asker.server = server
-            elif len(self._askers) < SERVERS_MAX:
-                self._askers[incarnation] = _Asker(server, interval_s=self._interval_s, answer_s=self._answer_s)
+        """Ask these from now on, by incarnation, and no others. One that is paused is not asked, and not forgotten.
 
-    def asking(self, incarnation: str) -> Asking | None:
-        """What has come of asking one; `None` where it is not asked, for there are too many."""
+        Raises:
+            RuntimeError: no thread can be started; who has one is asked on.
+        """
+        wanted = {each.incarnation: each for each in servers}
+        askers = {each: self._askers.get(each) or _Asker(server) for each, server in wanted.items()}
+        for incarnation, server in wanted.items():
+            askers[incarnation].server = server
+        self._askers = askers  # replaced whole: the clock goes through it meanwhile
+        self._changed.set()
+        while len(self._threads) < min(THREADS_MAX, len(askers)):
+            thread = threading.Thread(target=self._ask_on, name=f"probe {len(self._threads)}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        if self._clock is None and askers:
+            clock_thread = threading.Thread(target=self._call_on, name="probes", daemon=True)
+            clock_thread.start()
+            self._clock = clock_thread
+
+    def asking(self, incarnation: str) -> Asking:
+        """What has come of asking one, up to now."""
         asker = self._askers.get(incarnation)
-        return None if asker is None else asker.asking
+        return Asking() if asker is None else asker.asking
 
     def close(self) -> None:
         """Ask nobody any more."""
-        self.tend(())
+        self._askers = {}
+        self._closing.set()
+        self._changed.set()
+        for _ in self._threads:
+            self._due.put(None)
+
+    def _call_on(self) -> None:
+        """Put in line who is due, and sleep until the next one is, or something has changed."""
+        while not self._closing.is_set():
+            self._changed.clear()
+            now_s = time.monotonic()
+            idle = [each for each in self._askers.values() if not each.in_line]
+            for asker in sorted(idle, key=lambda each: each.due_s):
+                if asker.due_s <= now_s:
+                    asker.in_line = True
+                    self._due.put(asker)
+            next_s = min((each.due_s for each in idle if not each.in_line), default=now_s + self._interval_s)
+            self._changed.wait(max(0.0, next_s - now_s))
+
+    def _ask_on(self) -> None:
+        while (asker := self._due.get()) is not None:
+            if self._askers.get(asker.server.incarnation) is asker:
+                asker.ask(answer_s=self._answer_s, gap_max_s=self.pace_s + GAP_S)
+            asker.due_s = max(asker.due_s + self._interval_s, time.monotonic())
+            asker.in_line = False
+            self._changed.set()
 
 
 class _Asker:
-    """The thread that asks one server."""
+    """One server, what has come of asking it, and when it is due again."""
 
-    def __init__(self, server: Container, *, interval_s: float, answer_s: float) -> None:
+    def __init__(self, server: Container) -> None:
         self.server = server
         self.asking = Asking()
-        self._interval_s = interval_s
-        self._answer_s = answer_s
-        self._closing = threading.Event()
-        threading.Thread(target=self._go_on, name=f"probe {server.name}", daemon=True).start()
+        self.due_s = time.monotonic()
+        self.in_line = False
 
-    def close(self) -> None:
-        self._closing.set()
-
-    def _go_on(self) -> None:
-        next_s = time.monotonic()
-        while not self._closing.is_set():
-            self._ask()
-            next_s = max(next_s + self._interval_s, time.monotonic())
-            self._closing.wait(next_s - time.monotonic())
-
-    def _ask(self) -> None:
+    def ask(self, *, answer_s: float, gap_max_s: float) -> None:
+        """Ask it once. Askings further apart than `gap_max_s` prove nothing about the time between."""
         server = self.server.server
-        if server is None or server.paused or server.address is None or not isinstance(server.probe, Probe):
+        if server is None or self.server.paused or server.address is None or not isinstance(server.probe, Probe):
             self.asking = self.asking.forgotten()
             return
         began_s = clock.boottime_s()
-        answered, because = ask(server.address, server.probe.port, server.probe.target, within_s=self._answer_s)
+        answered, because = ask(server.address, server.probe.port, server.probe.target, within_s=answer_s)
         ended_s = clock.boottime_s()
-        now = self.server.server
-        if (now is not None and now.paused) or ended_s - began_s > self._answer_s + GAP_S:
+        if self.server.paused or ended_s - began_s > answer_s + GAP_S:
             self.asking = self.asking.forgotten()  # paused in the middle, or the machine was suspended
             return
-        self.asking = self.asking.then(
-            answered, began_s=began_s, ended_s=ended_s, gap_max_s=self._interval_s + GAP_S, because=because
-        )
+        self.asking = self.asking.then(answered, began_s=began_s, ended_s=ended_s, gap_max_s=gap_max_s, because=because)
 
 
 def ask(address: str, port: int, target: str, *, within_s: float) -> tuple[bool, str]:

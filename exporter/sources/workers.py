@@ -39,37 +39,45 @@ def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
     errors: Counter[str] = Counter()
     kept: dict[str, WorkerSighting] = {}
     duplicates = 0
-    for path in _worker_files(directory, errors):
+    unread: set[str] = set()
+    for path in _worker_files(directory, errors, unread):
         try:
             sighting = _sight(path, proc, errors)
         except StateFileError as error:
             errors[error.reason] += 1
+            unread.add(path.parent.name)
             continue
         except FileNotFoundError:
             continue  # the worker ended, cleanly, since the folder was listed
         except (OSError, ValueError):
             errors["unreadable"] += 1
+            unread.add(path.parent.name)
             continue
         name = sighting.worker.worker
         if name in kept:
             duplicates += 1
-            kept[name] = min(kept[name], sighting, key=lambda each: _precedence(each, proc))
+            kept[name], other = sorted((kept[name], sighting), key=lambda each: _precedence(each, proc))
+            if other.alive is not False:
+                unread.add(other.folder)
         else:
             kept[name] = sighting
-    return WorkerReadings(workers=tuple(kept[name] for name in sorted(kept)), errors=errors, duplicates=duplicates)
+    found = tuple(kept[name] for name in sorted(kept))
+    return WorkerReadings(workers=found, errors=errors, duplicates=duplicates, unread=frozenset(unread))
 
 
-def _worker_files(directory: Path, errors: Counter[str]) -> Iterator[Path]:
+def _worker_files(directory: Path, errors: Counter[str], unread: set[str]) -> Iterator[Path]:
     for folder in sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.is_symlink()):
         try:
             with os.scandir(folder) as entries:
                 names = [entry.name for entry in islice(entries, ENTRIES_MAX)]
         except OSError:
             errors["unreadable"] += 1
+            unread.add(folder.name)
             continue
         found = sorted(name for name in names if name.endswith(statefile.WORKER_SUFFIX) and not name.startswith("."))
         if len(found) > FILES_MAX or len(names) == ENTRIES_MAX:
             errors["too_many"] += 1
+            unread.add(folder.name)
         yield from (folder / name for name in found[:FILES_MAX])
 
 
@@ -78,7 +86,7 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
     base = path.name.removesuffix(statefile.WORKER_SUFFIX)
     if worker.worker != base:
         raise StateFileError("name", f"{path} says it is of worker {worker.worker!r}")
-    alive, pid = _lock(path.with_name(base + statefile.LOCK_SUFFIX))
+    alive, pid = _lock(path.with_name(base + statefile.LOCK_SUFFIX), errors)
     container_id = None
     if pid is not None:
         try:
@@ -119,18 +127,24 @@ def _job(path: Path, worker: WorkerFile, errors: Counter[str]) -> JobFile | None
     return job
 
 
-def _lock(path: Path) -> tuple[bool | None, int | None]:
-    """Whether the lock is held, and by which pid of this namespace; `None` for what cannot be told."""
+def _lock(path: Path, errors: Counter[str]) -> tuple[bool | None, int | None]:
+    """Whether the lock is held, and by which pid of this namespace; `None` for what cannot be told.
+
+    A worker never takes its lock file away: where it is missing somebody else did, and its holder may live.
+    """
     try:
         descriptor = _open(path)
     except FileNotFoundError:
-        return False, None
+        errors["lock_missing"] += 1
+        return None, None
     except (OSError, StateFileError):
+        errors["lock_unreadable"] += 1
         return None, None
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     except OSError:
+        errors["lock_unreadable"] += 1
         return None, None
     finally:
         os.close(descriptor)

@@ -168,7 +168,9 @@ _WORK_COUNTS: Final = frozenset(phase for phase in Phase if phase.counts_work)
 def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
     """No heartbeat, and no CPU time used meanwhile: a long call that holds the interpreter starves one only (A14).
 
-    Or no process at all, for as long as one that comes back by itself may take.
+    Or no process at all, for as long as one that comes back by itself may take. A free lock alone does not tell that: a
+    worker can lose its lock and live. A heartbeat of another boot has no age; then what was seen on this one counts,
+    its lock free and its heartbeat unmoved.
     """
     bound_s = evidence.dead_after_s
     if bound_s <= 0:
@@ -176,11 +178,13 @@ def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
     if not evidence.alive:
         if evidence.dead_s is None:
             return False, "for how long the worker's process has been gone is unknown"
+        age_s = evidence.heartbeat_age_s
+        heartbeat = "before the last reboot" if age_s is None else f"{age_s:.1f} s ago"
         figures = (
             f"its process is gone and its files are left, for {evidence.dead_s:.1f} s of {bound_s:.1f} s allowed, "
-            f"phase {evidence.phase}, step {evidence.step}"
+            f"its last heartbeat {heartbeat}, phase {evidence.phase}, step {evidence.step}"
         )
-        return evidence.dead_s >= bound_s, figures
+        return min(evidence.dead_s, evidence.dead_s if age_s is None else age_s) >= bound_s, figures
     if evidence.heartbeat_age_s is None:
         return False, "the worker's heartbeat is unknown"
     if evidence.cpu_still_s is None:

@@ -395,6 +395,22 @@ FREE_BACKWARDS = f"""\
               min by {SLOT} ({DEAD_FOR}{{container!=""}})
 """
 UNHELD = LOCK.replace("min by", "max by").replace("== 1", "== 0")
+OTHER_BOOT = "gpuwarden_worker_heartbeat_other_boot"
+QUIET = f"""\
+                min by {SLOT} ({HEARTBEAT_AGE})
+                  >=
+                max by {SLOT} ({DEAD_AFTER})
+"""
+REBOOTED = f"""\
+              or
+              min by {SLOT} ({OTHER_BOOT}) == 1
+"""
+BEATLESS = f"""\
+            and on {SLOT} (
+              (
+{QUIET}              )
+{REBOOTED}            )
+"""
 
 
 def of_comparison(
@@ -442,6 +458,51 @@ GONE_MUTANTS: Final = [
         ("the lock accuses the worker's namesakes on other hosts", f"and on {SLOT}", "and on (worker, container)"),
         ("the lock accuses the container's other workers", f"and on {SLOT}", "and on (host, container)"),
         ("the lock accuses the worker in its other containers", f"and on {SLOT}", "and on (host, worker)"),
+    ),
+    *of(
+        GONE,
+        BEATLESS,
+        ("the heartbeat is not looked at", BEATLESS, ""),
+        ("the heartbeat accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
+        ("the heartbeat accuses by its life", f"and on {SLOT}", f"unless on {SLOT}"),
+        ("the heartbeat accuses the worker's namesakes on other hosts", f"and on {SLOT}", "and on (worker, container)"),
+        ("the heartbeat accuses the container's other workers", f"and on {SLOT}", "and on (host, container)"),
+        ("the heartbeat accuses the worker in its other containers", f"and on {SLOT}", "and on (host, worker)"),
+    ),
+    *of(
+        GONE,
+        QUIET,
+        ("the heartbeat must be older than is allowed", ">=", ">"),
+        ("the heartbeat is compared the wrong way round", ">=", "<="),
+        ("the heartbeat is not compared", ">=", ">= 0 *"),
+        ("the heartbeat compares 30 s whatever is allowed", f"({DEAD_AFTER})", f"({DEAD_AFTER} * 0 + 30)"),
+        ("the heartbeat compares the shortest limit", "max by", "min by"),
+        ("the heartbeat is the oldest of two", "min by", "max by"),
+        ("the heartbeat is the mean of two", "min by", "avg by"),
+        ("the heartbeat is joined without aggregation", f"min by {SLOT} ({HEARTBEAT_AGE})", HEARTBEAT_AGE),
+        ("the heartbeat joins a limit without aggregation", f"max by {SLOT} ({DEAD_AFTER})", DEAD_AFTER),
+        ("the heartbeat remembers its oldest", HEARTBEAT_AGE, f"max_over_time({HEARTBEAT_AGE}[5m])"),
+        ("the heartbeat is believed after it has vanished", HEARTBEAT_AGE, f"last_over_time({HEARTBEAT_AGE}[5m])"),
+        ("the heartbeat counts as old where it is unknown", f"({HEARTBEAT_AGE})",
+         f"({HEARTBEAT_AGE} or on {SLOT} {ALIVE} * 0 + 3600)"),
+        ("the heartbeat is not told apart by host", SLOT, "(worker, container)"),
+        ("the heartbeat is not told apart by worker", SLOT, "(host, container)"),
+        ("the heartbeat is not told apart by container", SLOT, "(host, worker)"),
+    ),
+    *of(
+        GONE,
+        REBOOTED,
+        ("after a reboot nobody is accused", REBOOTED, ""),
+        ("the boot must be this one", "== 1", "== 0"),
+        ("the boot may be this one", "== 1", ">= 0"),
+        ("the boot is another when one of two says so", "min by", "max by"),
+        ("the boot is joined without aggregation", f"min by {SLOT} ({OTHER_BOOT})", OTHER_BOOT),
+        ("the boot is believed after it has vanished", OTHER_BOOT, f"last_over_time({OTHER_BOOT}[5m])"),
+        ("the boot remembers that it was another", OTHER_BOOT, f"max_over_time({OTHER_BOOT}[5m])"),
+        ("the boot is needed besides", "or\n", "and\n"),
+        ("the boot is not told apart by host", SLOT, "(worker, container)"),
+        ("the boot is not told apart by worker", SLOT, "(host, container)"),
+        ("the boot is not told apart by container", SLOT, "(host, worker)"),
     ),
     *of_identity(GONE, "the time since it was seen dead"),
     *of_file(GONE, DEAD_AFTER),

@@ -6,6 +6,7 @@ import re
 import signal
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
@@ -211,14 +212,13 @@ def test_a_server_without_an_address_of_its_own_cannot_be_asked_by_url(mode: str
 
 
 def test_its_own_health_check_is_read_with_how_long_its_newest_result_can_stand() -> None:
-    found = server_of(labels=OWN, health=UNHEALTHY, check={"Interval": 10 * 10**9, "Timeout": 0}, paused=True)
+    found = server_of(labels=OWN, health=UNHEALTHY, check={"Interval": 10 * 10**9, "Timeout": 0})
 
     assert found is not None
     assert found.probe == build.probe(kind="docker", port=0, target="")
     assert found.health == Health(
         status="unhealthy", failing_streak=4, newest="2024-05-01T10:01:00Z", passed=False, fresh_s=90.0
     )
-    assert found.paused
 
 
 def test_a_health_check_without_a_result_yet_starts() -> None:
@@ -308,6 +308,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(containers, "REFRESH_S", 0.02)
     monkeypatch.setattr(containers, "FRESH_S", 0.5)
+    monkeypatch.setattr(containers, "INSPECT_S", 0.1)
+    monkeypatch.setattr(containers, "INSPECTIONS_S", 0.15)
 
 
 def because_of(source: DockerContainers) -> str:
@@ -323,6 +325,12 @@ def listing_of(source: DockerContainers) -> Listing | None:
     with suppress(OSError):
         return source.latest()
     return None
+
+
+def listing_after(source: DockerContainers, seconds: float) -> Callable[[], Listing | None]:
+    """The first listing that was taken so long after now."""
+    from_s = time.monotonic() + seconds
+    return lambda: found if (found := listing_of(source)) and found.taken_s > from_s else None
 
 
 def a_daemon(*rows: dict[str, Any], inspect: Any = None) -> Answer:
@@ -473,6 +481,94 @@ def test_a_container_that_cannot_be_inspected_costs_itself_only(
         found = eventually(lambda: listing_of(source))
 
     assert [container.name for container in found.containers.values()] == ["good"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_containers_whose_inspection_hangs_cost_themselves_only_and_the_listing_stays_fresh(
+    short_path: Path, house: Path, start_worker: StartWorker
+) -> None:
+    silence = threading.Event()
+    good, stuck, down = "aa" * 32, ["bb" * 32, "cc" * 32, "dd" * 32], "ee" * 32
+    mounts = [{"Source": str(house / "w9")}]
+    told = {
+        good: inspected(pid=start_worker("w0").pid) | {"Id": good, "Name": "/good"},
+        down: inspected(running=False, pid=0, mounts=mounts) | {"Id": down},
+    }
+
+    def inspect(full_id: str) -> Any:
+        return told[full_id] if full_id in told else silence.wait(20)
+
+    rows = [*(row(each, f"stuck-{each[:2]}") for each in stuck), row(good, "good")]
+    answer = a_daemon(*rows, {**row(down, "down"), "State": "exited", "Mounts": mounts}, inspect=inspect)
+    with daemon(short_path, answer) as url, asked(url, house) as source:
+        eventually(lambda: (found := listing_of(source)) and found.containers.keys() == {good}, "the good one is seen")
+        later = eventually(listing_after(source, 1.0))
+        missing = because_of(source)
+        silence.set()
+
+    assert missing == ""
+    assert (set(later.containers), set(later.down)) == ({good}, {down})
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_whose_inspection_hangs_stays_as_it_was(short_path: Path) -> None:
+    silence, hang, hung = threading.Event(), threading.Event(), threading.Event()
+
+    def inspect(_: str) -> Any:
+        if hang.is_set():
+            hung.set()
+            silence.wait(20)
+        return inspected(pid=os.getpid(), labels=OWN, health=UNHEALTHY)
+
+    with daemon(short_path, a_daemon(row(), inspect=inspect)) as url, asked(url) as source:
+        before = eventually(lambda: found if (found := listing_of(source)) and found.containers else None)
+        hang.set()
+        assert hung.wait(10)
+        after = eventually(listing_after(source, 1.0))
+        silence.set()
+
+    assert after.containers == before.containers
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_listing_is_as_old_as_the_daemons_answer_and_not_as_the_last_inspection(short_path: Path) -> None:
+    times: dict[str, float] = {}
+
+    def inspect(_: str) -> Any:
+        times["inspected"] = time.monotonic()
+        return inspected(pid=os.getpid())
+
+    with daemon(short_path, a_daemon(row(), inspect=inspect)) as url, asked(url) as source:
+        first = source._listing
+
+    assert first is not None
+    assert first.taken_s < times["inspected"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_container_that_is_paused_is_seen_so_without_another_inspection(short_path: Path) -> None:
+    inspections: list[str] = []
+    state = ["running"]
+
+    def answer(path: str) -> Any:
+        def inspect(full_id: str) -> Any:
+            inspections.append(full_id)
+            return inspected(pid=os.getpid())
+
+        return a_daemon({**row(), "State": state[0]}, inspect=inspect)(path)
+
+    def paused() -> bool | None:
+        found = listing_of(source)
+        return found.containers[build.DOCKER_ID].paused if found and found.containers else None
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        eventually(lambda: paused() is False)
+        state[0] = "paused"
+        eventually(paused)
+        state[0] = "running"
+        eventually(lambda: paused() is False)
+
+    assert len(inspections) == 1
 
 
 @pytest.mark.usefixtures("impatient")

@@ -17,6 +17,7 @@ from exporter.evidence import (
     without_figures,
 )
 from exporter.readings import (
+    Container,
     ContainerEvidence,
     CpuUse,
     Gpu,
@@ -24,6 +25,7 @@ from exporter.readings import (
     GpuShare,
     ProcessWork,
     Unknown,
+    WorkerReadings,
     WorkerSighting,
 )
 from gpuwarden.job import Phase
@@ -542,9 +544,91 @@ def test_a_worker_is_dead_for_as_long_as_its_lock_was_seen_free(
     history, now_s, found_s = DeathHistory(THRESHOLDS), 1000.0, 0.0
     for gap_s, place in looks:
         now_s += gap_s
-        found_s = history.observe(place, now_s=now_s)
+        found_s = history.observe(place, build.ago(2), now_s=now_s)
 
     assert found_s == pytest.approx(dead_s)
+
+
+@pytest.mark.parametrize("boot_id", [build.BOOT, "of a sandbox's own kernel"])
+def test_a_worker_whose_lock_is_free_and_whose_heartbeat_moves_is_not_dead(boot_id: str) -> None:
+    history = DeathHistory(THRESHOLDS)
+    beats = [build.ago(age_s, boot_id=boot_id) for age_s in (9, 9, 4, 4, 4)]
+
+    dead_s = [history.observe("c@1", beat, now_s=1000.0 + number) for number, beat in enumerate(beats)]
+
+    assert dead_s == [0.0, 1.0, 0.0, 1.0, 2.0]
+
+
+# Whether workers may live in a container beside those that are known to
+
+
+HOLDS = build.container(folders=("f0",))
+OTHER = build.container(id="cd" * 32, folders=("f1",))
+BARE = build.container(kind="process", id="process:9:1", pid=9)
+
+
+def unplaced(folder: str = "f0", **changes: object) -> WorkerSighting:
+    """A worker that lives somewhere: nobody can tell in what."""
+    return build.sighting(**{"folder": folder, "pid": None, "container_id": None, **changes})
+
+
+@pytest.mark.parametrize(
+    ("sighting", "place", "may"),
+    [
+        pytest.param(unplaced(), HOLDS, True, id="its holder's pid is unknown, and its folder is there"),
+        pytest.param(unplaced(alive=None), HOLDS, True, id="its lock cannot be tested, and its folder is there"),
+        pytest.param(unplaced(alive=None, container_id=HOLDS.id), HOLDS, True, id="the same where it once was"),
+        pytest.param(unplaced("f1"), HOLDS, False, id="its folder is another container's"),
+        pytest.param(unplaced("f9"), HOLDS, False, id="nothing has its folder, but this one has one of its own"),
+        pytest.param(unplaced("f1"), BARE, False, id="its folder is a container's, and this one is none"),
+        pytest.param(unplaced("f9"), BARE, True, id="nothing has its folder, and this one none of its own"),
+        pytest.param(unplaced(pid=8), HOLDS, True, id="its process is in no tree that is known"),
+        pytest.param(unplaced("f9", pid=9), BARE, False, id="its process is in a tree that is known"),
+        pytest.param(unplaced(container_id=OTHER.id), HOLDS, False, id="it lives in another container"),
+        pytest.param(unplaced(container_id="ef" * 32), HOLDS, False, id="it lives in one that nobody lists"),
+        pytest.param(unplaced(alive=False), HOLDS, False, id="it is dead"),
+    ],
+)
+def test_who_cannot_be_placed_or_tested_may_live_where_its_folder_is(
+    sighting: WorkerSighting, place: Container, may: bool
+) -> None:
+    workers = WorkerReadings(workers=(sighting,))
+
+    assert evidence.may_hold_others(place, workers, [HOLDS, OTHER, BARE]) is may
+
+
+def test_who_is_left_out_may_live_where_its_folder_is_and_nowhere_else() -> None:
+    workers = WorkerReadings(workers=(), unread=frozenset({"f0", "f9"}))
+
+    assert [evidence.may_hold_others(each, workers, [HOLDS, OTHER, BARE]) for each in (HOLDS, OTHER, BARE)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+# A container that is paused
+
+
+def test_what_is_paused_has_no_durations_and_they_start_anew_when_it_goes_on() -> None:
+    history = ContainerHistory(THRESHOLDS)
+
+    def observe(number: int, *, paused: bool) -> ContainerEvidence:
+        work = WorkUse(processes={1: ProcessWork(start_ticks=5, io_bytes=0, faults=0, cpu_s=0.0)})
+        return history.observe(build.container(paused=paused), use(0.0), ram(7), work, now_s=1000.0 + number)
+
+    def durations(found: ContainerEvidence) -> tuple[float | None, float | None, float | None]:
+        return found.gpu_idle_s, found.ram_still_s, found.work_still_s
+
+    before = [observe(number, paused=False) for number in range(4)][-1]
+    asleep = [observe(number, paused=True) for number in range(4, 8)][-1]
+    after = [durations(observe(number, paused=False)) for number in (8, 9)]
+
+    assert durations(before) == (3.0, 3.0, 3.0)
+    assert durations(asleep) == (None, None, None)
+    assert (asleep.gpu_unknown, asleep.ram_unknown, asleep.work_unknown) == (evidence.PAUSED,) * 3
+    assert asleep.ram_bytes == 7
+    assert after == [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0)]
 
 
 # CPU time, and the worker that uses none: A14, with 30 s of silence

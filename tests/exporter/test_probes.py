@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 import exporter.sources.probes
-from exporter.readings import Container, Unknown, WorkerReadings
-from exporter.servers import Servers
+from exporter.answering import Asking
+from exporter.readings import Container
 from exporter.sources.probes import BODY_MAX, Prober, ask
 from gpuwarden import clock
 from tests.exporter import builders as build
@@ -175,14 +175,13 @@ def prober() -> Iterator[Prober]:
     found.close()
 
 
-def server(peer: Peer, name: str = "llm", **changes: object) -> Container:
+def server(peer: Peer, name: str = "llm", *, paused: bool = False) -> Container:
     known = build.server(probe=build.probe(port=peer.port))
-    return build.container(name=name, incarnation=f"{name}@1", server=replace(known, **changes))  # type: ignore[arg-type]
+    return build.container(name=name, incarnation=f"{name}@1", server=known, paused=paused)
 
 
 def unanswered_s(prober: Prober, name: str = "llm") -> float | None:
-    asking = prober.asking(f"{name}@1")
-    return None if asking is None else asking.unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
+    return prober.asking(f"{name}@1").unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
 
 
 def test_a_server_that_stops_to_answer_is_silent_for_longer_and_longer_until_it_answers(
@@ -195,7 +194,6 @@ def test_a_server_that_stops_to_answer_is_silent_for_longer_and_longer_until_it_
     eventually(lambda: (unanswered_s(prober) or 0) > 0.5, "it is silent")
 
     asking = prober.asking("llm@1")
-    assert asking is not None
     assert asking.answered
     assert asking.because == "it closed the connection without a word"
     peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
@@ -219,9 +217,8 @@ def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prob
     prober.tend([server(peer, paused=True)])
     eventually(lambda: unanswered_s(prober) is None, "it is unknown")
 
-    asking, asked = prober.asking("llm@1"), len(peer.asked)
-    assert asking is not None
-    assert asking.answered
+    asked = len(peer.asked)
+    assert prober.asking("llm@1").answered
     assert not threading.Event().wait(0.2)
     assert len(peer.asked) - asked <= 1
     prober.tend([server(peer)])
@@ -238,7 +235,7 @@ def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, p
 
     eventually(lambda: unanswered_s(prober) is None, "it is unknown")
 
-    assert prober.asking("llm@1") is not None
+    assert prober.asking("llm@1").answered
 
 
 def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer: Peer, prober: Prober) -> None:
@@ -248,24 +245,44 @@ def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer:
 
     prober.tend([replace(server(peer), incarnation="llm@2")])
 
-    eventually(lambda: (found := prober.asking("llm@2")) and found.told_s, "it is asked")
-    reborn = prober.asking("llm@2")
-    assert reborn is not None
-    assert not reborn.answered
-    assert prober.asking("llm@1") is None
+    eventually(lambda: prober.asking("llm@2").told_s, "it is asked")
+    assert not prober.asking("llm@2").answered
+    assert prober.asking("llm@1") == Asking()
 
 
-def test_more_servers_than_can_be_asked_are_told_so_and_those_before_them_stay(
+def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(
     peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporter.sources.probes, "SERVERS_MAX", 2)
-    known = [server(peer, name) for name in ("b", "c")]
-    prober.tend(known)
+    monkeypatch.setattr(exporter.sources.probes, "THREADS_MAX", 2)
+    hanging = Peer()
+    hanging.behaves = hangs(hanging)
+    dummies = [server(hanging, f"dummy{number}") for number in range(6)]
+    before = set(threading.enumerate())
 
-    prober.tend([server(peer, "a"), *known])
+    prober.tend(dummies)
+    prober.tend([*dummies, server(peer)])
 
-    assert prober.asking("a@1") is None
-    assert prober.asking("b@1") is not None
-    found = Servers(prober).look([server(peer, "a"), *known], WorkerReadings(workers=()), now_s=clock.boottime_s())
-    assert isinstance(found[0].probe, Unknown)
-    assert found[0].probe.reason == "too_many"
+    eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
+    eventually(
+        lambda: all((unanswered_s(prober, each.name) or 0) > 0 for each in dummies), "and so is each", within_s=10
+    )
+    assert len({each for each in set(threading.enumerate()) - before if each.name.startswith("probe ")}) == 2
+    assert prober.pace_s == pytest.approx(7 * 0.3 / 2)
+    hanging.close()
+
+
+def test_after_a_thread_could_not_be_started_those_there_are_ask_on(
+    peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            prober.tend([server(peer), server(peer, "other")])
+
+    eventually(lambda: unanswered_s(prober, "other") == 0.0, "the other is asked too")

@@ -396,6 +396,7 @@ def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> N
     for folder in ("a", "b"):
         (house / folder).mkdir()
         (house / folder / "w0.worker.json").write_text(statefile.render(build.worker_file()))
+        (house / folder / "w0.lock").touch()
 
     sampler(house).sample()
 

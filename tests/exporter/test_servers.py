@@ -76,10 +76,8 @@ def test_what_was_not_looked_at_once_begins_unarmed(servers: Servers) -> None:
 
 def test_a_paused_server_is_unknown(servers: Servers) -> None:
     look(servers, by_health())
-    asleep = by_health(newest="2")
-    assert asleep.server is not None
 
-    found = look(servers, replace(asleep, server=replace(asleep.server, paused=True)), now_s=101.0)
+    found = look(servers, replace(by_health(newest="2"), paused=True), now_s=101.0)
 
     assert (found.answered, found.unanswered_s) == (True, None)
     assert found.unknown == Unknown(reason="paused", because="the container is paused")
@@ -104,6 +102,39 @@ def test_a_container_in_which_a_worker_lives_or_died_is_the_workers(servers: Ser
 
 def test_whether_workers_live_in_it_is_unknown_where_their_files_cannot_be_read(servers: Servers) -> None:
     assert look(servers, by_health(), workers=None).workers is None
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(None, id="none of their files can be read"),
+        pytest.param(WorkerReadings(workers=(), unread=frozenset({"f0"})), id="one file of its folder cannot"),
+        pytest.param(
+            WorkerReadings(workers=(build.sighting(alive=None, container_id=None, folder="f0"),)),
+            id="a lock of its folder cannot be tested",
+        ),
+    ],
+)
+def test_a_server_in_which_a_worker_may_live_is_not_accused(servers: Servers, workers: WorkerReadings | None) -> None:
+    failing = replace(by_health(passed=False, newest="2", failing_streak=1), folders=("f0",))
+    look(servers, replace(by_health(), folders=("f0",)))
+
+    found = look(servers, failing, now_s=130.0, workers=workers)
+    known = look(servers, failing, now_s=131.0)
+
+    assert (found.workers, found.answered, found.unanswered_s) == (None, True, None)
+    assert found.unknown.reason == "workers_unknown"
+    assert (known.workers, known.unanswered_s, known.unknown) == (0, 0.0, None)
+
+
+def test_a_health_check_that_tells_nothing_any_more_is_an_asking_that_is_overdue(servers: Servers) -> None:
+    look(servers, by_health())
+    silent = by_health()
+    assert silent.server is not None
+
+    found = look(servers, replace(silent, server=replace(silent.server, health=None)), now_s=101.0)
+
+    assert (found.answered, found.unanswered_s, found.unknown.reason) == (True, None, "not_asked")
 
 
 def test_labels_that_cannot_be_used_are_told_once_and_accuse_nobody(servers: Servers, logged: LogCapture) -> None:
@@ -151,6 +182,30 @@ def test_a_sample_holds_the_servers_and_counts_what_is_unknown_of_them(house: Pa
     assert snapshot.servers is not None
     assert [each.container.name for each in snapshot.servers] == ["llm"]
     assert snapshot.unknown["llm", "probe", "not_asked"] == 1
+
+
+def test_servers_that_cannot_be_looked_at_cost_themselves_only_and_are_counted(
+    house: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sampler = Sampler(
+        host="box-1", directory=house, containers=Docker(by_health()), gpus=None, thresholds=Thresholds(),
+        servers=servers,
+    )  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr(servers, "look", refuse)
+        snapshot = sampler.sample()
+
+    assert snapshot.servers is None
+    assert [each.container.name for each in snapshot.containers] == ["llm"]
+    assert {each.source: each.success for each in snapshot.sources} == {
+        "workers": True,
+        "docker": True,
+        "servers": False,
+    }
+    assert sampler.sample().servers is not None
 
 
 def test_without_a_listing_nothing_is_known_of_servers_and_what_was_is_kept(house: Path, servers: Servers) -> None:

@@ -102,6 +102,15 @@ def test_a_page_answers(path: str, status: int, says: str) -> None:
     assert says in text
 
 
+def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testimony, "about_server", lambda *_, **__: None)
+
+    with served(live(build.sighting())) as port:
+        found, text, _ = get(port, "/evidence?container=llm")
+
+    assert (found, text) == (404, "no such server is seen on this host\n")
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/healthz", "/"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
 def test_nothing_but_get_is_answered(method: str, path: str) -> None:

@@ -212,6 +212,46 @@ def test_a_container_that_was_started_since_begins_the_wait_anew(house: Path, mo
     assert place(started) == ("worker-0", REBORN.incarnation)
 
 
+def test_a_worker_in_a_paused_container_is_neither_dead_nor_still_and_starts_anew_when_it_goes_on(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
+    still = [look(found, monkeypatch, LIVES) for _ in range(3)][-1]
+    docker.running = replace(HERE, paused=True)
+    asleep, frozen = look(found, monkeypatch, DIED), look(found, monkeypatch, LIVES)
+    docker.running = HERE
+
+    assert (told(waited).dead_s or 0.0) > 0.0
+    assert told(still).cpu_still_s is not None
+    assert (told(asleep).dead_s, told(frozen).cpu_still_s) == (None, None)
+    assert frozen.unknown["worker-0", "death", "paused"] == 1
+    assert frozen.unknown["worker-0", "cpu", "paused"] == 1
+    assert told(look(found, monkeypatch, DIED)).dead_s == 0.0
+    assert told(look(found, monkeypatch, LIVES)).cpu_still_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(build.sighting(worker=build.worker_file(worker="w1"), folder="f0", alive=None), id="untested"),
+        pytest.param(
+            build.sighting(worker=build.worker_file(worker="w1"), folder="f0", pid=None, container_id=None),
+            id="in another pid namespace",
+        ),
+    ],
+)
+def test_how_many_live_in_a_container_is_unknown_where_another_may(
+    other: WorkerSighting, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(HERE))
+
+    assert told(look(found, monkeypatch, LIVES)).container_workers == 1
+    assert told(look(found, monkeypatch, LIVES, other)).container_workers is None
+    assert told(look(found, monkeypatch, DIED, other)).container_workers is None
+
+
 @pytest.mark.parametrize(
     ("docker", "found"),
     [

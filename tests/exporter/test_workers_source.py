@@ -24,9 +24,10 @@ def read(house: Path) -> WorkerReadings:
 
 
 def leave(house: Path, name: str, *, folder: str | None = None, text: str | None = None) -> Path:
-    """A worker file without a living worker."""
+    """A worker file and a free lock, without a living worker."""
     path = house / (folder or name) / f"{name}.worker.json"
     path.parent.mkdir(exist_ok=True)
+    path.with_name(f"{name}.lock").touch()
     path.write_text(statefile.render(build.worker_file(worker=name)) if text is None else text)
     return path
 
@@ -72,10 +73,33 @@ def test_looking_does_not_take_the_lock_away(house: Path, start_worker: StartWor
     assert [read(house).workers[0].alive for _ in range(3)] == [True, True, True]
 
 
-def test_a_worker_file_without_a_lock_file_is_of_a_dead_worker(house: Path) -> None:
-    leave(house, "w0")
-
+def test_without_its_lock_file_whether_a_worker_lives_is_unknown(house: Path) -> None:
+    path = leave(house, "w0")
     assert read(house).workers[0].alive is False
+
+    path.with_name("w0.lock").unlink()
+
+    found = read(house)
+    assert found.workers[0].alive is None
+    assert dict(found.errors) == {"lock_missing": 1}
+
+
+def test_a_folder_is_told_in_which_a_worker_may_live_that_is_left_out(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(house, "stale", folder="free")
+    half(leave(house, "bad", folder="spoilt"))
+    monkeypatch.setattr(workers, "FILES_MAX", 2)
+    for number in range(3):
+        leave(house, f"x{number}", folder="greedy")
+    for folder in ("one", "two"):
+        start_worker("w0", folder=folder)
+    leave(house, "w0", folder="free")
+
+    found = read(house)
+
+    kept = next(each.folder for each in found.workers if each.worker.worker == "w0")
+    assert found.unread == {"spoilt", "greedy", "one", "two"} - {kept}
 
 
 # One bad file costs its own worker only
@@ -214,15 +238,19 @@ def test_a_lock_that_is_no_file_tells_nothing_and_does_not_hold_us_up(
     spoil: Callable[[Path], None], house: Path
 ) -> None:
     lock = leave(house, "w0").with_name("w0.lock")
-    lock.touch()
     spoil(lock)
 
-    assert read(house).workers[0].alive is None
+    found = read(house)
+
+    assert found.workers[0].alive is None
+    assert dict(found.errors) == {"lock_unreadable": 1}
 
 
 def test_a_lock_behind_a_link_tells_nothing(house: Path, start_worker: StartWorker) -> None:
     start_worker("other")
-    leave(house, "w0").with_name("w0.lock").symlink_to(house / "other/other.lock")
+    lock = leave(house, "w0").with_name("w0.lock")
+    lock.unlink()
+    lock.symlink_to(house / "other/other.lock")
 
     assert {each.worker.worker: each.alive for each in read(house).workers} == {"other": True, "w0": None}
 
@@ -365,7 +393,7 @@ def test_a_folder_that_may_not_be_read_is_counted_and_costs_itself_only(public_h
 
 def test_a_lock_that_may_not_be_read_tells_nothing(public_house: Path) -> None:
     lock = leave(public_house, "w0").with_name("w0.lock")
-    lock.touch(mode=0)
+    lock.chmod(0)
 
     with unprivileged():
         found = workers.read(public_house)

@@ -142,7 +142,17 @@ CONFIRM_DEAD: dict[str, tuple[dict[str, Any], bool, str]] = {
     "its process has been gone for as long as is allowed": (
         {"alive": False, "dead_s": 30.0, "heartbeat_age_s": None, "cpu_still_s": None},
         True,
-        "its process is gone and its files are left, for 30.0 s of 30.0 s allowed, phase step, step 5",
+        "files are left, for 30.0 s of 30.0 s allowed, its last heartbeat before the last reboot, phase step, step 5",
+    ),
+    "its lock is free and its heartbeat as old as is allowed": (
+        {"alive": False, "dead_s": 31.0, "heartbeat_age_s": 30.0},
+        True,
+        "its last heartbeat 30.0 s ago",
+    ),
+    "it lost its lock and beats": (
+        {"alive": False, "dead_s": 900.0, "heartbeat_age_s": 29.9},
+        False,
+        "its last heartbeat 29.9 s ago",
     ),
     "it may come back by itself yet": ({"alive": False, "dead_s": 29.9}, False, "for 29.9 s of 30.0 s allowed"),
     "it came back": ({"alive": True, "dead_s": 900.0, "heartbeat_age_s": 1.0}, False, "no heartbeat for 1.0 s"),
