@@ -222,7 +222,7 @@ class Executor:
         """
         self._look_on()
         self._collect()
-        while self._ledger.take_new(self._host, now=time.time()):
+        while self._ledger.take_new(self._host, now=self._ledger.now()):
             pass
         episodes = self._ledger.open_episodes(self._host)
         left = self._ledger.unsettled_elsewhere(self._host) if self._ledger.shared else []
@@ -294,7 +294,7 @@ class Executor:
             started_at=self._started_at,
             errors=self._errors,
             workers=self._workers,
-            now=time.time(),
+            now=self._ledger.now(),
         )
 
     def _say_what_acts(self, orders: Orders) -> None:
@@ -370,7 +370,7 @@ class Executor:
         if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
             return step
         handle = step.container_handle if isinstance(step, plan.Begin) else ""
-        safeguards, now = self._pace.safeguards, time.time()
+        safeguards, now = self._pace.safeguards, self._ledger.now()
         orders, recent = self._ledger.standing(safeguards, host=self._host, handle=handle, now=now)
         return safety.hold(step, facts, orders, recent, safeguards, now=now)
 
@@ -414,7 +414,9 @@ class Executor:
         if self._waits.get(episode.episode_id) != step.reason:
             self._waits[episode.episode_id] = step.reason
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
-            self._ledger.record(episode.episode_id, "decided", f"wait: {step.reason}", step.because, now=time.time())
+            self._ledger.record(
+                episode.episode_id, "decided", f"wait: {step.reason}", step.because, now=self._ledger.now()
+            )
 
     # --- facts
 
@@ -521,13 +523,13 @@ class Executor:
         log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.because)
         match step:
             case plan.Close(outcome=outcome, because=because):
-                self._ledger.close_episode(episode.episode_id, outcome, because, now=time.time())
+                self._ledger.close_episode(episode.episode_id, outcome, because, now=self._ledger.now())
             case plan.WouldAct(because=because):
-                self._ledger.would_act(episode.episode_id, because, now=time.time())
+                self._ledger.would_act(episode.episode_id, because, now=self._ledger.now())
             case plan.Begin():
                 self._begin(episode, step)
             case plan.Withdraw(because=because):
-                self._ledger.withdraw(episode.episode_id, because, now=time.time())
+                self._ledger.withdraw(episode.episode_id, because, now=self._ledger.now())
             case plan.Advance(kind=kind, stage=stage, because=because):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
@@ -542,7 +544,7 @@ class Executor:
                 raise AssertionError("a wait is not performed")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
-        instead = self._ledger.begin(episode, step, safeguards=self._pace.safeguards, now=time.time())
+        instead = self._ledger.begin(episode, step, safeguards=self._pace.safeguards, now=self._ledger.now())
         if isinstance(instead, plan.Close):
             self._perform(episode, instead)
         elif isinstance(instead, plan.Wait):
@@ -647,7 +649,7 @@ class Executor:
             act=act,
             step=step,
             because=because,
-            now=time.time(),
+            now=self._ledger.now(),
             for_s=self._act_s(intent.kind),
             data=data,
         )
@@ -662,7 +664,7 @@ class Executor:
         return "did", f"took {time.monotonic() - started_s:.1f} s"
 
     def _tell(self, episode: Episode, step: str, act: str, because: str) -> None:
-        self._ledger.record(episode.episode_id, act, step, because, now=time.time())
+        self._ledger.record(episode.episode_id, act, step, because, now=self._ledger.now())
         if act == "failed":
             log.warning("act failed", episode=episode.episode_id, step=step, because=because)
             self._closing.wait(self._pace.look_again_s)

@@ -147,6 +147,14 @@ class Ledger:
         """
         return cls(open_database(url, LEDGER, migrate=migrate), host=host)
 
+    def now(self) -> float:
+        """The time that the ledger goes by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
+
+        Raises:
+            DatabaseError: the server's time is not known.
+        """
+        return self._clock.now()
+
     def close(self) -> None:
         """Let go of every connection."""
         self._engine.dispose()

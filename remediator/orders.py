@@ -36,7 +36,7 @@ def arm(argv: list[str]) -> int:
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
-        order = _order(Act.ARM, wanted, remedy=wanted.remedy)
+        order = _order(Act.ARM, ledger, wanted, remedy=wanted.remedy)
         for line in preview(ledger, order):
             print(line)
         if not wanted.yes and not _agreed(f"arm {order.scope}?"):
@@ -54,7 +54,7 @@ def disarm(argv: list[str]) -> int:
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
-        order = _order(Act.DISARM, wanted, remedy=wanted.remedy)
+        order = _order(Act.DISARM, ledger, wanted, remedy=wanted.remedy)
         ledger.order(order)
         begun = [each for each in _open(ledger, order) if each.free is not None]
     print(f"disarmed: {order.scope}, by {order.who}; it is a dry run within a second")
@@ -76,7 +76,7 @@ def pause(argv: list[str]) -> int:
         parser.error(f"a pause ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
-        order = _order(Act.PAUSE, wanted, until=until)
+        order = _order(Act.PAUSE, ledger, wanted, until=until)
         ledger.order(order)
         begun = [each for each in _open(ledger, order) if each.free is not None]
     print(f"paused: {order.host or 'every host'} until {when(until)}, by {order.who}; nothing new is begun")
@@ -90,13 +90,13 @@ def resume(argv: list[str]) -> int:
     wanted = _parser("resume", "End a pause before its time.").parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
-        pauses = ledger.orders().pauses(host=wanted.host, now=time.time())
+        pauses = ledger.orders().pauses(host=wanted.host, now=ledger.now())
         ending = [each for each in pauses if wanted.host in (None, each.host)]
         if not ending:
             everywhere = "; every host is paused: resume without --host" if pauses else ""
             print(f"gpuwarden resume: {wanted.host or 'no host'} is not paused by itself{everywhere}", file=sys.stderr)
             return 1
-        order = _order(Act.RESUME, wanted)
+        order = _order(Act.RESUME, ledger, wanted)
         ledger.order(order)
     print(f"resumed: {order.host or 'every host'}, by {order.who}")
     return 0
@@ -118,7 +118,7 @@ def brake(argv: list[str]) -> int:
         if latched is None:
             print("gpuwarden brake: it is not latched", file=sys.stderr)
             return 1
-        order = Order(act=Act.RELEASE, at=time.time(), who=who(), because=wanted.because)
+        order = Order(act=Act.RELEASE, at=ledger.now(), who=who(), because=wanted.because)
         ledger.order(order)
         waiting = [each for each in ledger.held() if each.reason == "brake"]
     print(f"released, by {order.who}; it was latched {ago(order.at - latched.at)} ago: {plain(latched.because)}")
@@ -156,9 +156,11 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _order(act: Act, wanted: argparse.Namespace, *, remedy: str | None = None, until: float | None = None) -> Order:
+def _order(
+    act: Act, ledger: Ledger, wanted: argparse.Namespace, *, remedy: str | None = None, until: float | None = None
+) -> Order:
     return Order(
-        act=act, at=time.time(), who=who(), because=wanted.because, host=wanted.host, remedy=remedy, until=until
+        act=act, at=ledger.now(), who=who(), because=wanted.because, host=wanted.host, remedy=remedy, until=until
     )
 
 

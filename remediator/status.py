@@ -150,6 +150,7 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
     report = Report(at=now)
     try:
         with closing(existing(wanted.ledger)) as ledger:
+            report.at = ledger.now()
             _read_ledger(report, ledger, wanted)
     except GpuwardenError as error:
         report.parts.append(_unwell("ledger", wanted.ledger, error))
