@@ -709,3 +709,28 @@ def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
             real.remove(force=True)
 
     assert found.container.id == real.id
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    with asked(engine.base_url) as source:
+        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+
+        def still_s(*, paused: bool) -> float | None:
+            found = [each for each in sampler.sample().containers if each.container.id == real.id]
+            assert all(each.ram_still_s is None for each in found if each.container.paused)
+            return next((each.ram_still_s or 0.0 for each in found if each.container.paused is paused), None)
+
+        try:
+            eventually(lambda: (still_s(paused=False) or 0.0) > 0.5)
+            real.pause()
+            eventually(lambda: still_s(paused=True) is not None)
+            real.unpause()
+            first_s = eventually(lambda: None if (found := still_s(paused=False)) is None else (found,))
+        finally:
+            real.remove(force=True)
+
+    assert first_s == (0.0,)

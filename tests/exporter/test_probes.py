@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -208,6 +208,15 @@ def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
 
     eventually(lambda: len(peer.asked) >= 5, "the other is asked at its pace", within_s=5)
     hanging.close()
+
+
+def test_a_server_is_asked_at_its_pace_and_no_faster(peer: Peer) -> None:
+    with closing(Prober(interval_s=0.3, answer_s=0.3)) as prober:
+        started_s = time.monotonic()
+        prober.tend([server(peer)])
+        eventually(lambda: len(peer.asked) >= 4, "it is asked again and again")
+
+        assert time.monotonic() - started_s > 0.85
 
 
 def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prober) -> None:
