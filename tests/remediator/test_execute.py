@@ -850,7 +850,7 @@ class Crash(BaseException):
     """The process ended here."""
 
 
-UNCOUNTED = frozenset({"orders", "standing"})
+UNCOUNTED = frozenset({"now", "orders", "standing"})
 """What is only read from the ledger before an act: to end there is to end before the act."""
 
 
