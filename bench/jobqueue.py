@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.figures import BenchError, Figure, Place, figure, progress
 from deploy.postgres import NoPostgres, postgres
-from gpuwarden.jobstore import JobStore, Submission
+from gpuwarden.queue import JobStore, Submission
 
 JOBS: Final = 400
 PROCESSES: Final = (1, 4)

@@ -16,7 +16,7 @@ from deploy.engine import Engine, NoEngine
 from deploy.fleet import QUEUE, Database, DockerFleet, Fleet, Ground, Habits, ProcessFleet
 from deploy.simulator import SimulatedGpus, Slot
 from gpuwarden.job import JobClass, JobId
-from gpuwarden.jobstore import JobStore, Submission
+from gpuwarden.queue import JobStore, Submission
 from remediator.ledger import Entry, Ledger
 from remediator.witness import Witness, WitnessError
 

@@ -1,6 +1,6 @@
 """What a job may become, and what it may cost: states, legal moves, fencing, classes, budgets and caps.
 
-Pure: no clock, no database. The queue (`gpuwarden.jobstore`) takes every state it writes from `MOVES`, so that a move
+Pure: no clock, no database. The queue (`gpuwarden.queue`) takes every state it writes from `MOVES`, so that a move
 which is not listed here cannot be made anywhere. `docs/identity.md` explains the words.
 """
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from gpuwarden.jobstore import JobStore, is_gpu
+from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.reporter import host_key, state_directory
 
 

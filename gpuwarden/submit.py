@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpuwarden.job import ATTEMPTS_MAX, JobClass, State
-from gpuwarden.jobstore import PRIORITY, JobStore, Submission
+from gpuwarden.queue import PRIORITY, JobStore, Submission
 
 
 def command(argv: list[str]) -> int:

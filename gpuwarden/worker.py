@@ -37,7 +37,7 @@ from gpuwarden import clock, logs
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
-from gpuwarden.jobstore import Job, JobStore, ReplacedError, is_gpu
+from gpuwarden.queue import Job, JobStore, ReplacedError, is_gpu
 from gpuwarden.reporter import Reporter, host_key, state_directory
 
 Body = Callable[[Job, Reporter], Callable[[], None]]

@@ -22,7 +22,7 @@ from gpuwarden.database import Changes, DatabaseError, LockHeldElsewhereError, P
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
-from gpuwarden.jobstore import Slot
+from gpuwarden.queue import Slot
 from remediator import plan, safety, summary
 from remediator.actuators import Actuator
 from remediator.holder import Holder

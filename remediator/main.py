@@ -16,7 +16,7 @@ from pydantic_settings import CliApp
 
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints
 from remediator.actuators import Actuator

@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.database import DatabaseError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.jobstore import JobStore, Quarantine
+from gpuwarden.queue import JobStore, Quarantine
 from remediator.ledger import Executing, Held, Ledger
 from remediator.plan import Outcome
 from remediator.remedies import REMEDIES

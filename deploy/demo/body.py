@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.jobstore import Job
+from gpuwarden.queue import Job
 from gpuwarden.reporter import Reporter
 
 CHUNK_BYTES: Final = 2**20

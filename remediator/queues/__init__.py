@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpuwarden.job import Trip
-from gpuwarden.jobstore import Slot
+from gpuwarden.queue import Slot
 from remediator.plan import JobFacts
 
 

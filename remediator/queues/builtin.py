@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuwarden.job import HEARTBEAT_S, JobId, Trip
-from gpuwarden.jobstore import JobStore, Slot, UnknownJobError
+from gpuwarden.queue import JobStore, Slot, UnknownJobError
 from remediator.plan import JobFacts
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S

@@ -27,7 +27,7 @@ from deploy.simulator import SimulatedGpus, Slot
 from gpuwarden import statefile
 from gpuwarden.database import reading
 from gpuwarden.job import JobId, State
-from gpuwarden.jobstore import JobStore, Submission
+from gpuwarden.queue import JobStore, Submission
 from remediator import status
 from remediator.ledger import Ledger
 from remediator.plan import Outcome

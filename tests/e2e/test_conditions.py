@@ -23,7 +23,7 @@ from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import JobClass, JobId, State
-from gpuwarden.jobstore import Submission
+from gpuwarden.queue import Submission
 from remediator.ledger import Story
 from tests.waiting import eventually
 

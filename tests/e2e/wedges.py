@@ -29,7 +29,7 @@ from deploy.simulator import SimulatedGpus, Slot
 from gpuwarden.database import reading
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import FINAL, JobId, Trip
-from gpuwarden.jobstore import Job, JobStore, Submission
+from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
 from remediator.ledger import Ledger, Story
 from remediator.remedies.restart_worker import confirm

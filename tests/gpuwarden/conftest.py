@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from deploy.postgres import Postgres
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 
 
 @pytest.fixture

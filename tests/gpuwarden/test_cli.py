@@ -11,7 +11,7 @@ import pytest
 from gpuwarden import __version__, cli
 from gpuwarden.cli import main
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "gpuwarden.submit", raising=False)
-    monkeypatch.setitem(sys.modules, "gpuwarden.jobstore", None)
+    monkeypatch.setitem(sys.modules, "gpuwarden.queue", None)
 
     code, _, err = run(capsys, "jobs")
 

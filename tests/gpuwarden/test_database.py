@@ -46,7 +46,7 @@ from gpuwarden.database import (
     watch,
     writing,
 )
-from gpuwarden.jobstore import JobStore, Submission
+from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
 from tests.waiting import eventually
 
@@ -746,7 +746,7 @@ def test_who_only_asks_changes_no_tables(empty_url: str) -> None:
 OPENER = """
 import sys, time
 from pathlib import Path
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 (folder / f"{name}.ready").touch()
 while not (folder / "go").exists():

@@ -17,7 +17,7 @@ from gpuwarden import worker as worker_module
 from gpuwarden.cli import main
 from gpuwarden.database import DatabaseError, NoAnswerError
 from gpuwarden.job import JobId, State, Trip
-from gpuwarden.jobstore import Job, JobStore, ReplacedError, Submission
+from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker import BodyError, DisownedError, Settings, Stop, Worker, WorkerStopping, find_body, gpus_named
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gpuwarden.database import DatabaseClock, DatabaseError
 from gpuwarden.job import JobClass, State
-from gpuwarden.jobstore import JobStore, Submission, SubmissionError
+from gpuwarden.queue import JobStore, Submission, SubmissionError
 from remediator.alert import Alert
 from remediator.ledger import Ledger
 from tests.races.clocks import DATABASE, Clocks

@@ -11,10 +11,9 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import and_, select, true, update
 
-from gpuwarden import jobstore
 from gpuwarden.database import writing
 from gpuwarden.job import MOVES, Move, State, Trip
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore, statements
 from gpuwarden.schema import JOBS, WORKERS
 from remediator import execute, ledger, safety
 from remediator.execute import Executor
@@ -88,7 +87,7 @@ def _fence_any_attempt(
 def attempt_not_checked_by_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result or a renewal is accepted whoever sends it, as long as the job runs."""
     monkeypatch.setattr(
-        jobstore, "_held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING)
+        statements, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING)
     )
 
 
@@ -100,7 +99,7 @@ def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         replaced = WORKERS.c.incarnation != incarnation
         return select(replaced | retired).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
-    monkeypatch.setattr(jobstore, "_is_over", over)
+    monkeypatch.setattr(statements, "is_over", over)
 
 
 def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +108,9 @@ def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_worker(host: str, worker: str, _: str) -> Any:
         return update(WORKERS).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
-    monkeypatch.setattr(jobstore, "_of_worker", of_worker)
+    monkeypatch.setattr(statements, "of_worker", of_worker)
     monkeypatch.setattr(
-        jobstore, "_is_over", lambda host, worker, _: select(WORKERS.c.host != host).where(WORKERS.c.worker == worker)
+        statements, "is_over", lambda host, worker, _: select(WORKERS.c.host != host).where(WORKERS.c.worker == worker)
     )
 
 
@@ -192,15 +191,15 @@ def lease_on_intents_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is claimed as it was read, whoever has claimed it since."""
-    move = jobstore._move
+    move = statements.transition
 
     def careless(kind: Move, *where: Any, **values: Any) -> Any:
         if kind is not Move.CLAIM:
             return move(kind, *where, **values)
         return update(JOBS).where(*where).values(state=State.RUNNING, **values)
 
-    monkeypatch.setattr(jobstore, "_move", careless)
-    monkeypatch.setattr(jobstore, "MOVES", {**MOVES, Move.CLAIM: MOVES[Move.CANCEL]})
+    monkeypatch.setattr(statements, "transition", careless)
+    monkeypatch.setattr(statements, "MOVES", {**MOVES, Move.CLAIM: MOVES[Move.CANCEL]})
 
 
 def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +208,7 @@ def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     def reclaim(self: JobStore, *, now: float, among: Any = None) -> list[Any]:
         with writing(self._engine) as connection:
             where = true() if among is None else JOBS.c.job_id.in_(sorted(among))
-            return jobstore._give_away(connection, Move.RECLAIM, where, "lease expired", now)
+            return statements.give_away(connection, Move.RECLAIM, where, "lease expired", now)
 
     monkeypatch.setattr(JobStore, "reclaim_expired", reclaim)
 
@@ -229,11 +228,11 @@ def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def in_two(self: JobStore, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(jobstore, "_give_away", lambda *_: [])
+            inner.setattr(statements, "give_away", lambda *_: [])
             register(self, queue, host=host, worker=worker, incarnation=incarnation, **how)
         held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
         with writing(self._engine) as connection:
-            return jobstore._give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
+            return statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
 
     monkeypatch.setattr(JobStore, "register", in_two)
 

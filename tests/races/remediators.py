@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from gpuwarden.database import DatabaseError
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
 from remediator.alert import Alert, admit

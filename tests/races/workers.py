@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from gpuwarden.database import DatabaseError
 from gpuwarden.job import HEARTBEAT_S
-from gpuwarden.jobstore import JobStore, ReplacedError
+from gpuwarden.queue import JobStore, ReplacedError
 from tests.races.judge import Judge
 from tests.races.points import Killed, Points, Trouble
 from tests.races.world import Does, Process, World

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from deploy.postgres import Postgres
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
 from tests.remediator.builders import HOST
 

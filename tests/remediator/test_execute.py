@@ -23,7 +23,7 @@ from sqlalchemy import text
 import gpuwarden.database
 from gpuwarden.database import DatabaseError
 from gpuwarden.job import JobClass, State, Trip
-from gpuwarden.jobstore import JobStore, Submission
+from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
 from remediator import plan
 from remediator.execute import FACTS_S, STEPS_MAX, AlreadyExecutingError, Executor, ExecutorLock, Hands, Pace, _Watch

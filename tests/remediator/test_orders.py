@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from gpuwarden.cli import main
 from gpuwarden.job import State
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator import orders
 from remediator.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.job import FENCE_S, State
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator.execute import PAUSE_MAX_S, Executor
 from remediator.ledger import Ledger
 from remediator.remedies.restart_worker import decide

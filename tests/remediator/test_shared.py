@@ -12,7 +12,7 @@ import pytest
 
 from deploy.postgres import Postgres
 from gpuwarden.job import State
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.execute import AlreadyExecutingError, Executor, ExecutorLock
 from remediator.holder import Holder

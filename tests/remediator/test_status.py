@@ -15,7 +15,7 @@ import pytest
 
 import gpuwarden.database
 from gpuwarden.cli import main
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator import status, whereabouts
 from remediator.ledger import Ledger
 from remediator.plan import Outcome

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuwarden.cli import main
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 from remediator import summary
 from remediator.ledger import Ledger, Story
 from remediator.plan import Outcome

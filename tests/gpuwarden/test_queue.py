@@ -40,7 +40,7 @@ from gpuwarden.job import (
     Trip,
     after,
 )
-from gpuwarden.jobstore import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError
+from gpuwarden.queue import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError
 from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, WORKERS
 from remediator.queues.builtin import RENEWAL_S
 from tests.waiting import eventually
@@ -170,7 +170,7 @@ def test_an_empty_queue_and_another_queue_give_nothing(store: JobStore) -> None:
 CLAIMER = """
 import sys, time
 from pathlib import Path
-from gpuwarden.jobstore import JobStore
+from gpuwarden.queue import JobStore
 url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 store = JobStore.open(url)
 (folder / f"{name}.ready").touch()
@@ -1006,7 +1006,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
 
 
 def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuwarden.jobstore.SWEEP_MAX", 2)
+    monkeypatch.setattr("gpuwarden.queue.statements.SWEEP_MAX", 2)
     ids = [submit(store) for _ in range(3)]
     for n in range(3):
         claim(store, f"i{n}")

@@ -1,0 +1,143 @@
+"""What a worker does: register, claim, renew, and bring a result."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import and_, delete, insert, not_, select, update
+
+from gpuwarden.database import reading, writing
+from gpuwarden.job import LEASE_S, JobId, Move, Trip
+from gpuwarden.queue import statements
+from gpuwarden.queue.records import Job, ReplacedError, to_job
+from gpuwarden.queue.room import Room
+from gpuwarden.schema import JOBS, WORKER_GPUS, WORKERS
+
+
+class Claims(Room):
+    """A worker's moves: each names its attempt and its incarnation, and is refused once either has changed."""
+
+    def register(
+        self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Sequence[str] = ()
+    ) -> list[JobId]:
+        """A new incarnation of a worker begins, and what the one before it held is settled; the ids of those jobs.
+
+        It must hold the slot's lock already: that is what proves that the one before it in the same state folder is
+        over. Nothing proves it of a worker of that name in another folder of the host, which would be ended, as this
+        one would by its next start. A job of the incarnation before that still runs is queued again, at no cost of a
+        retry; one that is fenced stays with whoever settles it.
+        """
+        with writing(self._engine) as connection:
+            statements.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
+            slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
+            connection.execute(delete(WORKER_GPUS).where(slot))
+            if gpus:
+                rows = [{"host": host, "worker": worker, "gpu": gpu} for gpu in sorted(set(gpus))]
+                connection.execute(insert(WORKER_GPUS), rows)
+            held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
+            return statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
+
+    def claim(
+        self, queue: str, *, host: str, worker: str, incarnation: str, now: float, lease_s: float = LEASE_S
+    ) -> Job | None:
+        """Take the queue's next job for this incarnation, raising its attempt; `None` when there is none for it.
+
+        There is none for a worker whose GPU is in quarantine, and a job is left to others for a while by the GPUs it
+        was taken from. A slot that nobody has registered for is registered by its first claim. An incarnation has one
+        job at a time: the one that it holds already, of a claim whose answer was lost, is given to it again.
+
+        Raises:
+            ReplacedError: this incarnation is over.
+        """
+        job = JOBS.alias("job")
+        next_job = (
+            select(job.c.job_id)
+            .where(job.c.queue == queue, statements.from_sources(Move.CLAIM, job))
+            .where(
+                not_(statements.in_quarantine(host, worker)), not_(statements.better_elsewhere(job, host, worker, now))
+            )
+            .order_by(job.c.priority, job.c.job_id)
+            .limit(1)
+        )
+        take = statements.transition(
+            Move.CLAIM,
+            JOBS.c.job_id == next_job.with_for_update(skip_locked=True).scalar_subquery(),
+            attempt=JOBS.c.attempt + 1,
+            claimed_by=incarnation,
+            host=host,
+            worker=worker,
+            claimed_at=now,
+            lease_expires_at=now + lease_s,
+            because=None,
+        ).returning(JOBS)
+        mine = statements.running_with(host, worker, incarnation)
+        take_again = update(JOBS).where(mine).values(lease_expires_at=now + lease_s).returning(JOBS)
+        over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
+        # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
+        with reading(self._engine) as connection:
+            if connection.scalar(statements.is_over(host, worker, incarnation)):
+                raise over
+            if connection.scalar(select(JOBS.c.job_id).where(mine)) is None and connection.scalar(next_job) is None:
+                return None
+        with writing(self._engine) as connection:
+            # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
+            if not statements.touch_worker(connection, host, worker, queue, incarnation, now):
+                raise over
+            # Looked for behind that row's lock: a commit that was still on its way when its answer was given up for
+            # lost is done by now.
+            row = connection.execute(take_again).one_or_none() or connection.execute(take).one_or_none()
+            if row is None:
+                return None
+            statements.touch_worker(connection, host, worker, queue, incarnation, now, model=row.model or row.job_class)
+            return to_job(row)
+
+    def heartbeat(self, *, host: str, worker: str, queue: str, incarnation: str, model: str | None, now: float) -> bool:
+        """Refresh the worker's row; `model` is what it holds now, `None` while it holds nothing.
+
+        False when this incarnation is over, and then the worker must stop.
+        """
+        with writing(self._engine) as connection:
+            return statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model)
+
+    def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
+        """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
+        lengthen = (
+            update(JOBS).where(statements.held(job_id, attempt, incarnation)).values(lease_expires_at=now + lease_s)
+        )
+        with writing(self._engine) as connection:
+            return connection.execute(lengthen).rowcount == 1
+
+    def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
+        """Whether the attempt still holds its job; a read, cheap enough for every second."""
+        with reading(self._engine) as connection:
+            return (
+                connection.scalar(select(JOBS.c.job_id).where(statements.held(job_id, attempt, incarnation)))
+                is not None
+            )
+
+    def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
+        """The attempt finished its work; false when it no longer held the job, and nothing was written."""
+        done = statements.transition(
+            Move.COMPLETE, statements.held(job_id, attempt, incarnation), ended_at=now, **statements.UNCLAIMED
+        )
+        with writing(self._engine) as connection:
+            return connection.execute(done).rowcount == 1
+
+    def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
+        """The job's own code failed: terminal, with its `failed` event. False when the job was no longer held."""
+        held = statements.held(job_id, attempt, incarnation)
+        with writing(self._engine) as connection:
+            return statements.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, attempt, because, now)
+
+    def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
+        """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
+        held = statements.held(job_id, attempt, incarnation)
+        with writing(self._engine) as connection:
+            return bool(statements.give_away(connection, Move.RELEASE, held, "released by its worker", now))
+
+    def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:
+        """The trip for which this incarnation's job was taken; `None` where none was, or its replacement is there."""
+        trip = select(WORKERS.c.retired_for).where(
+            WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired == incarnation
+        )
+        with reading(self._engine) as connection:
+            found = connection.scalar(trip)
+        return None if found is None else Trip(found)

@@ -1,0 +1,141 @@
+"""What goes into the queue and comes out of it: submissions, jobs, slots, quarantines; and what is refused."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import Row
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import ATTEMPTS_MAX, JobClass, JobId, State
+from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
+
+PRIORITY: Final = 100
+"""A job's priority when its submitter names none; lower runs sooner."""
+
+COUNT_MAX: Final = 2**31
+"""Whole numbers stay below this: it is what the databases' integers hold."""
+
+
+class SubmissionError(GpuwardenError):
+    """A submission asks for what no worker could report and no rule could police."""
+
+
+class UnknownJobError(GpuwardenError):
+    """No job has that id."""
+
+
+class ReplacedError(GpuwardenError):
+    """This incarnation of a worker is over: a newer one has registered, or its process is being ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job to be done. Unset budgets and timeouts come from its class."""
+
+    queue: str
+    job_class: JobClass = JobClass.GPU
+    model: str | None = None
+    reports_steps: bool = True
+    payload: dict[str, Any] = field(default_factory=dict)
+    run_id: str | None = None
+    priority: int = PRIORITY
+    steps_total: int | None = None
+    budget_s: float | None = None
+    stall_timeout_s: float | None = None
+    attempts_max: int = ATTEMPTS_MAX
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "model", "run_id"):
+            text = getattr(self, name)
+            if text is not None and not is_text(text):
+                raise SubmissionError(f"{name} {text[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+        for name in ("budget_s", "stall_timeout_s"):
+            figure = getattr(self, name)
+            if figure is not None and not 0 <= figure < SECONDS_MAX:
+                raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
+        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX)):
+            count = getattr(self, name)
+            if count is not None and not least <= count < COUNT_MAX:
+                raise SubmissionError(f"{name} {count} will not do: a whole number from {least}, below {COUNT_MAX}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as the queue knows it."""
+
+    job_id: JobId
+    run_id: str | None
+    queue: str
+    job_class: JobClass
+    model: str | None
+    payload: dict[str, Any]
+    budget_s: float
+    stall_timeout_s: float
+    steps_total: int | None
+    state: State
+    priority: int
+    attempt: int
+    attempts_max: int
+    watchdog_retries: int
+    reclaims: int
+    claimed_by: str | None
+    host: str | None
+    worker: str | None
+    lease_expires_at: float | None
+    because: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One worker's place: what a requeued job stays away from. Its GPUs are UUIDs, as far as they are known."""
+
+    host: str
+    worker: str
+    gpus: tuple[str, ...] = ()
+
+
+def is_gpu(name: str) -> bool:
+    """Whether this names a GPU, or a part of one, by UUID, as `nvidia-smi -L` does; a number is no identity."""
+    return name.startswith(("GPU-", "MIG-")) and is_text(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A GPU that nobody uses, since when (Unix seconds) and why. `worker` is the slot that held it."""
+
+    gpu: str
+    host: str
+    worker: str | None
+    since: float
+    because: str
+
+
+def to_quarantine(row: Row[Any]) -> Quarantine:
+    """A row of the table as a value."""
+    return Quarantine(gpu=row.gpu, host=row.host, worker=row.worker or None, since=row.since, because=row.because)
+
+
+def to_job(row: Row[Any]) -> Job:
+    """A row of the table as a value."""
+    return Job(
+        job_id=JobId(row.job_id),
+        run_id=row.run_id,
+        queue=row.queue,
+        job_class=JobClass(row.job_class),
+        model=row.model,
+        payload=row.payload,
+        budget_s=float(row.budget_s),
+        stall_timeout_s=float(row.stall_timeout_s),
+        steps_total=row.steps_total,
+        state=State(row.state),
+        priority=row.priority,
+        attempt=row.attempt,
+        attempts_max=row.attempts_max,
+        watchdog_retries=row.watchdog_retries,
+        reclaims=row.reclaims,
+        claimed_by=row.claimed_by,
+        host=row.host,
+        worker=row.worker,
+        lease_expires_at=row.lease_expires_at,
+        because=row.because,
+    )

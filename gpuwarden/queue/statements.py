@@ -1,0 +1,215 @@
+"""The statements that several moves share. Every state is written by `transition`, and by nothing else."""
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Update,
+    and_,
+    case,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
+
+from gpuwarden.database import tell, upsert
+from gpuwarden.job import FRESH_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Move, State
+from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
+
+GHOST_AGE_S: Final = 100.0
+"""How far into the past a killed worker's last-seen time is set (A12), seconds."""
+
+SWEEP_MAX: Final = 1000
+"""How many jobs one sweep of leases gives away; the next sweep takes up the rest."""
+
+UNCLAIMED: Final[dict[str, None]] = {"claimed_by": None, "host": None, "worker": None, "lease_expires_at": None}
+
+
+def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:
+    """Whether a job is in a state from which this move starts."""
+    return job.c.state.in_(sorted(MOVES[move].sources))
+
+
+def transition(move: Move, *where: ColumnElement[bool], **values: Any) -> Update:
+    """The one way a job's state is written: compare with the move's sources, set its target."""
+    return update(JOBS).where(from_sources(move), *where).values(state=MOVES[move].target, **values)
+
+
+def held(job_id: int, attempt: int, incarnation: str) -> ColumnElement[bool]:
+    """The claim stands, so that a renewal or a result may be accepted.
+
+    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped.
+    """
+    return and_(
+        JOBS.c.job_id == job_id,
+        JOBS.c.attempt == attempt,
+        JOBS.c.claimed_by == incarnation,
+        JOBS.c.state == State.RUNNING,
+    )
+
+
+def running_with(host: str, worker: str, incarnation: str) -> ColumnElement[bool]:
+    """The job that this incarnation runs."""
+    return and_(
+        JOBS.c.host == host,
+        JOBS.c.worker == worker,
+        JOBS.c.claimed_by == incarnation,
+        JOBS.c.state == State.RUNNING,
+    )
+
+
+def least(column: ColumnElement[int], bound: int) -> ColumnElement[int]:
+    """The lesser of the two."""
+    return case((column < bound, column), else_=bound)
+
+
+def end_failed(
+    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, attempt: int, because: str, now: float
+) -> bool:
+    """End a job for good, with its `failed` event; false when it was not in such a state."""
+    ended = connection.execute(
+        transition(move, where, because=because, ended_at=now, **UNCLAIMED).returning(JOBS.c.run_id)
+    ).one_or_none()
+    if ended is None:
+        return False
+    connection.execute(
+        insert(DISPATCH_EVENTS).values(
+            kind="failed", job_id=job_id, attempt=attempt, run_id=ended.run_id, written_at=now
+        )
+    )
+    return True
+
+
+def locked(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:
+    """Lock these jobs, lowest id first, so that two who change many of them never wait for one another in a circle."""
+    return jobs.order_by(JOBS.c.job_id).with_for_update(skip_locked=skip)
+
+
+def give_away(connection: Connection, move: Move, where: ColumnElement[bool], why: str, now: float) -> list[JobId]:
+    """Queue jobs again that their attempt did not finish, or fail those at a cap; the ids touched.
+
+    A reclaim and the registration of a new incarnation are one kind of loss, and share a cap (A13).
+    """
+    lost = move in (Move.RECLAIM, Move.SUPERSEDE)
+    found = locked(select(JOBS).where(where, from_sources(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
+    back: list[JobId] = []
+    spent: list[JobId] = []
+    for row in connection.execute(found).all():
+        if row.attempt >= row.attempts_max:
+            used = f"all {row.attempts_max} attempts"
+        elif lost and row.reclaims >= RECLAIMS_MAX:
+            used = f"all {RECLAIMS_MAX} reclaims"
+        else:
+            back.append(row.job_id)
+            continue
+        spent.append(row.job_id)
+        this, because = JOBS.c.job_id == row.job_id, f"{why}, and {used} are used"
+        end_failed(connection, Move.EXHAUST, this, row.job_id, row.attempt, because, now)
+    # A fenced job keeps the reason of its fence.
+    fenced = JOBS.c.state == State.FENCING
+    because_of = case((fenced, JOBS.c.because + ", and nobody settled it in time"), else_=why)
+    values: dict[str, Any] = {"because": because_of, **UNCLAIMED}
+    if lost:
+        values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
+    if back:
+        connection.execute(transition(move, JOBS.c.job_id.in_(back), **values))
+        tell(connection, QUEUE.channel)
+    return sorted(back + spent)
+
+
+def retired(incarnation: str, now: float) -> dict[str, Any]:
+    """What the row of a worker says whose process is being ended."""
+    return {"current_model": None, "last_seen_at": now - GHOST_AGE_S, "retired": incarnation}
+
+
+def of_worker(host: str, worker: str, incarnation: str) -> Update:
+    """A change of a worker's row, by incarnation."""
+    return update(WORKERS).where(
+        WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation
+    )
+
+
+def is_over(host: str, worker: str, incarnation: str) -> Select[Any]:
+    """Whether an incarnation was replaced or retired; nothing for a slot without a row."""
+    over = or_(WORKERS.c.incarnation != incarnation, func.coalesce(WORKERS.c.retired == incarnation, false()))
+    return select(over).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
+
+
+def see_worker(
+    connection: Connection, host: str, worker: str, queue: str, incarnation: str, now: float, *, model: str | None
+) -> None:
+    """Make this incarnation the one that the worker's row is of."""
+    row = {"queue": queue, "incarnation": incarnation, "current_model": model, "last_seen_at": now}
+    connection.execute(
+        upsert(connection, WORKERS)
+        .values(host=host, worker=worker, **row)
+        .on_conflict_do_update(index_elements=[WORKERS.c.host, WORKERS.c.worker], set_=row)
+    )
+
+
+def touch_worker(
+    connection: Connection,
+    host: str,
+    worker: str,
+    queue: str,
+    incarnation: str,
+    now: float,
+    *,
+    model: str | None = None,
+) -> bool:
+    """Refresh the row of this incarnation; false when it is over: replaced, or retired."""
+    row = {"queue": queue, "current_model": model, "last_seen_at": now}
+    alive = or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != incarnation)
+    if connection.execute(of_worker(host, worker, incarnation).where(alive).values(**row)).rowcount == 1:
+        return True
+    first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
+    inserted = first.on_conflict_do_nothing().returning(WORKERS.c.worker)  # an insert's rowcount is not always told
+    return connection.scalar(inserted) is not None
+
+
+Name = ColumnElement[str] | str
+
+
+def gpus_of(host: Name, worker: Name) -> Select[tuple[str]]:
+    """The GPUs that a worker registered."""
+    its = select(WORKER_GPUS.c.gpu).where(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
+    return its.correlate_except(WORKER_GPUS)
+
+
+def quarantined_for(host: Name, worker: Name) -> ColumnElement[bool]:
+    """The quarantines that keep a worker from claiming."""
+    held = and_(QUARANTINED_GPUS.c.host == host, QUARANTINED_GPUS.c.worker == worker)
+    return or_(held, QUARANTINED_GPUS.c.gpu.in_(gpus_of(host, worker)))
+
+
+def in_quarantine(host: Name, worker: Name) -> ColumnElement[bool]:
+    """Whether any does."""
+    return exists().where(quarantined_for(host, worker)).correlate_except(QUARANTINED_GPUS)
+
+
+def better_elsewhere(job: FromClause, host: str, worker: str, now: float) -> ColumnElement[bool]:
+    """Whether a job avoids this worker, and another that it does not avoid is there to take it."""
+    other = WORKERS.alias("other")
+    there = exists().where(
+        other.c.queue == job.c.queue,
+        other.c.last_seen_at > now - FRESH_S,
+        or_(other.c.retired.is_(None), other.c.retired != other.c.incarnation),
+        not_(avoids(job, other.c.host, other.c.worker, now)),
+        not_(in_quarantine(other.c.host, other.c.worker)),
+    )
+    return and_(avoids(job, host, worker, now), there.correlate_except(other))
+
+
+def avoids(job: FromClause, host: Name, worker: Name, now: float) -> ColumnElement[bool]:
+    """Whether a job is to stay away from a worker for now."""
+    slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
+    here = or_(slot, AVOIDED.c.gpu.in_(gpus_of(host, worker)))
+    return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)

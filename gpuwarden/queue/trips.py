@@ -1,0 +1,92 @@
+"""What a remediator does about a trip: fence, then requeue or fail; and the worker that is ended."""
+
+from sqlalchemy import and_, case, delete, select, update
+
+from gpuwarden.database import tell, upsert, writing
+from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
+from gpuwarden.queue import statements
+from gpuwarden.queue.records import Slot
+from gpuwarden.queue.room import Room
+from gpuwarden.schema import AVOIDED, JOBS, QUEUE, WORKERS
+
+
+class Trips(Room):
+    """A trip's moves: each names the attempt."""
+
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+        """Take the job from an attempt: from now on nothing of that attempt is accepted and nobody claims the job.
+
+        The worker's incarnation claims nothing more either, and its row stops advertising a model (A12). False unless
+        `incarnation` holds the job: what a worker's state files say of another worker's job moves nothing.
+        """
+        held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
+        take = statements.transition(Move.FENCE, held, because=f"{trip}: fenced", lease_expires_at=now + FENCE_S)
+        with writing(self._engine) as connection:
+            slot = connection.execute(select(JOBS.c.host, JOBS.c.worker).where(held)).one_or_none()
+            if slot is None:
+                return False
+            # The worker's row before the job's, as a registration takes them: else the two could wait for one another.
+            its_row = and_(WORKERS.c.host == slot.host, WORKERS.c.worker == slot.worker)
+            connection.execute(select(WORKERS.c.incarnation).where(its_row).with_for_update())
+            if connection.execute(take).rowcount != 1:
+                return False
+            retire = statements.of_worker(slot.host, slot.worker, incarnation)
+            connection.execute(retire.values(**statements.retired(incarnation, now), retired_for=trip))
+            tell(connection, QUEUE.channel)
+            return True
+
+    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Lengthen a fence, as whoever owes the settle does; false when the job is no longer fenced."""
+        fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.state == State.FENCING)
+        with writing(self._engine) as connection:
+            longer = update(JOBS).where(fenced).values(lease_expires_at=now + FENCE_S)
+            return connection.execute(longer).rowcount == 1
+
+    def requeue(
+        self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
+    ) -> bool:
+        """Queue a fenced job again (A9): claim cleared, sooner than most, one watchdog retry more. No event.
+
+        For `avoid_s` it is left to workers other than the slot `avoid`, and to other GPUs, while there are any. False,
+        and nothing written, when it is no longer fenced or has no attempt left: see `Job.attempts_max`.
+        """
+        back = statements.transition(
+            Move.REQUEUE,
+            JOBS.c.job_id == job_id,
+            JOBS.c.attempt == attempt,
+            JOBS.c.attempt < JOBS.c.attempts_max,
+            priority=statements.least(JOBS.c.priority, REQUEUE_PRIORITY),
+            watchdog_retries=JOBS.c.watchdog_retries + 1,
+            because=f"{trip}: requeued",
+            **statements.UNCLAIMED,
+        )
+        with writing(self._engine) as connection:
+            if connection.execute(back).rowcount != 1:
+                return False
+            connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
+            if avoid is not None and avoid_s > 0:
+                for gpu in {"", *avoid.gpus}:
+                    row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
+                    kept = upsert(connection, AVOIDED).values(**row, until=now + avoid_s)
+                    keys = [AVOIDED.c.job_id, AVOIDED.c.host, AVOIDED.c.worker, AVOIDED.c.gpu]
+                    connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": now + avoid_s}))
+            tell(connection, QUEUE.channel)
+            return True
+
+    def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
+        """End a fenced job for good (A10): the terminal mark and its `failed` event, in one transaction."""
+        fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
+        with writing(self._engine) as connection:
+            return statements.end_failed(connection, Move.FAIL, fenced, job_id, attempt, because, now)
+
+    def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
+        """A worker whose process is being ended claims nothing more and stops advertising a model (A12).
+
+        By incarnation, so that its replacement is free. False when the row is absent or already replaced.
+        """
+        with writing(self._engine) as connection:
+            trip = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
+            retire = statements.of_worker(host, worker, incarnation).values(
+                **statements.retired(incarnation, now), retired_for=trip
+            )
+            return connection.execute(retire).rowcount == 1
