@@ -1,14 +1,16 @@
 """What a worker does: register, claim, renew, and bring a result."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import and_, delete, insert, not_, select, update
+from sqlalchemy import ColumnElement, Executable, Select, and_, delete, insert, not_, select, update
 
 from gpuwarden.database import reading, writing
-from gpuwarden.job import LEASE_S, JobId, Move, Trip
+from gpuwarden.job import FRESH_S, LEASE_S, JobId, Move, Trip
 from gpuwarden.queue import statements
 from gpuwarden.queue.records import Job, ReplacedError, to_job
 from gpuwarden.queue.room import Room
+from gpuwarden.queue.statements import Prepared
 from gpuwarden.schema import JOBS, WORKER_GPUS, WORKERS
 
 
@@ -47,35 +49,17 @@ class Claims(Room):
         Raises:
             ReplacedError: this incarnation is over.
         """
-        job = JOBS.alias("job")
-        next_job = (
-            select(job.c.job_id)
-            .where(job.c.queue == queue, statements.from_sources(Move.CLAIM, job))
-            .where(
-                not_(statements.in_quarantine(host, worker)), not_(statements.better_elsewhere(job, host, worker, now))
-            )
-            .order_by(job.c.priority, job.c.job_id)
-            .limit(1)
-        )
-        take = statements.transition(
-            Move.CLAIM,
-            JOBS.c.job_id == next_job.with_for_update(skip_locked=True).scalar_subquery(),
-            attempt=JOBS.c.attempt + 1,
-            claimed_by=incarnation,
-            host=host,
-            worker=worker,
-            claimed_at=now,
-            lease_expires_at=now + lease_s,
-            because=None,
-        ).returning(JOBS)
-        mine = statements.running_with(host, worker, incarnation)
-        take_again = update(JOBS).where(mine).values(lease_expires_at=now + lease_s).returning(JOBS)
+        slot = {"host": host, "worker": worker}
+        mine = {**slot, "incarnation": incarnation}
+        until = now + lease_s
+        # What is there for it depends on who else is there.
+        looks = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
         # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
         with reading(self._engine) as connection:
-            if connection.scalar(statements.is_over(host, worker, incarnation)):
+            if connection.scalar(*_is_over(**mine)):
                 raise over
-            if connection.scalar(select(JOBS.c.job_id).where(mine)) is None and connection.scalar(next_job) is None:
+            if connection.scalar(*_mine(**mine)) is None and connection.scalar(*_next_job(**looks)) is None:
                 return None
         with writing(self._engine) as connection:
             # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
@@ -83,7 +67,9 @@ class Claims(Room):
                 raise over
             # Looked for behind that row's lock: a commit that was still on its way when its answer was given up for
             # lost is done by now.
-            row = connection.execute(take_again).one_or_none() or connection.execute(take).one_or_none()
+            row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
+            if row is None:
+                row = connection.execute(*_take(**looks, incarnation=incarnation, until=until)).one_or_none()
             if row is None:
                 return None
             statements.touch_worker(connection, host, worker, queue, incarnation, now, model=row.model or row.job_class)
@@ -99,27 +85,20 @@ class Claims(Room):
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
-        lengthen = (
-            update(JOBS).where(statements.held(job_id, attempt, incarnation)).values(lease_expires_at=now + lease_s)
-        )
+        claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
         with writing(self._engine) as connection:
-            return connection.execute(lengthen).rowcount == 1
+            return connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1
 
     def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
         """Whether the attempt still holds its job; a read, cheap enough for every second."""
         with reading(self._engine) as connection:
-            return (
-                connection.scalar(select(JOBS.c.job_id).where(statements.held(job_id, attempt, incarnation)))
-                is not None
-            )
+            return connection.scalar(*_owned(job_id=job_id, attempt=attempt, incarnation=incarnation)) is not None
 
     def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """The attempt finished its work; false when it no longer held the job, and nothing was written."""
-        done = statements.transition(
-            Move.COMPLETE, statements.held(job_id, attempt, incarnation), ended_at=now, **statements.UNCLAIMED
-        )
+        claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
         with writing(self._engine) as connection:
-            return connection.execute(done).rowcount == 1
+            return connection.execute(*_complete(**claim, now=now)).rowcount == 1
 
     def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
         """The job's own code failed: terminal, with its `failed` event. False when the job was no longer held."""
@@ -141,3 +120,71 @@ class Claims(Room):
         with reading(self._engine) as connection:
             found = connection.scalar(trip)
         return None if found is None else Trip(found)
+
+
+@Prepared
+def _is_over(**its: ColumnElement[Any]) -> Executable:
+    return statements.is_over(its["host"], its["worker"], its["incarnation"])
+
+
+@Prepared
+def _mine(**its: ColumnElement[Any]) -> Executable:
+    return select(JOBS.c.job_id).where(statements.running_with(its["host"], its["worker"], its["incarnation"]))
+
+
+@Prepared
+def _next_job(**its: ColumnElement[Any]) -> Executable:
+    return _next(its)
+
+
+@Prepared
+def _take(**its: ColumnElement[Any]) -> Executable:
+    return statements.transition(
+        Move.CLAIM,
+        JOBS.c.job_id == _next(its).with_for_update(skip_locked=True).scalar_subquery(),
+        attempt=JOBS.c.attempt + 1,
+        claimed_by=its["incarnation"],
+        host=its["host"],
+        worker=its["worker"],
+        claimed_at=its["now"],
+        lease_expires_at=its["until"],
+        because=None,
+    ).returning(JOBS)
+
+
+@Prepared
+def _take_again(**its: ColumnElement[Any]) -> Executable:
+    mine = statements.running_with(its["host"], its["worker"], its["incarnation"])
+    return update(JOBS).where(mine).values(lease_expires_at=its["until"]).returning(JOBS)
+
+
+@Prepared
+def _renew(**its: ColumnElement[Any]) -> Executable:
+    return update(JOBS).where(_held(its)).values(lease_expires_at=its["until"])
+
+
+@Prepared
+def _owned(**its: ColumnElement[Any]) -> Executable:
+    return select(JOBS.c.job_id).where(_held(its))
+
+
+@Prepared
+def _complete(**its: ColumnElement[Any]) -> Executable:
+    return statements.transition(Move.COMPLETE, _held(its), ended_at=its["now"], **statements.UNCLAIMED)
+
+
+def _held(its: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
+    return statements.held(its["job_id"], its["attempt"], its["incarnation"])
+
+
+def _next(its: Mapping[str, ColumnElement[Any]]) -> Select[tuple[int]]:
+    """The first job of its queue that a worker may have."""
+    job, host, worker = JOBS.alias("job"), its["host"], its["worker"]
+    elsewhere = statements.better_elsewhere(job, host, worker, its["now"], its["fresh_since"])
+    return (
+        select(job.c.job_id)
+        .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job))
+        .where(not_(statements.in_quarantine(host, worker)), not_(elsewhere))
+        .order_by(job.c.priority, job.c.job_id)
+        .limit(1)
+    )

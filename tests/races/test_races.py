@@ -93,6 +93,7 @@ def test_they_hold_on_postgresql_too(postgresql: Databases) -> None:
 
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_the_machine_catches(bug: str, sqlite: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    statements.Prepared.forget()
     MUTANTS[bug].plant(monkeypatch)
 
     with pytest.raises(BrokenError) as found:
