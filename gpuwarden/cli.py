@@ -19,8 +19,7 @@ GROUP: Final = "gpuwarden.commands"
 
 _OWN: Final[Mapping[str, str]] = {
     "worker": "gpuwarden.worker:command",
-    "submit": "gpuwarden.submit:command",
-    "jobs": "gpuwarden.submit:jobs_command",
+    "job": "gpuwarden.jobs:command",
     "gpu": "gpuwarden.quarantine:command",
 }
 _HELP: Final[Mapping[str, str]] = {
@@ -34,9 +33,8 @@ _HELP: Final[Mapping[str, str]] = {
     "resume": "end a pause",
     "brake": "release the storm brake",
     "gpu": "take a GPU out of use, put it back, list those out of use",
-    "submit": "put a job in a queue",
-    "jobs": "list the queue's jobs",
-    "worker": "claim jobs from a queue and run them, one at a time",
+    "job": "put jobs in the queue, see what becomes of them, end, hold or repeat them",
+    "worker": "claim jobs and run them; or list, lock, unlock, drain workers",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
 }

@@ -26,7 +26,7 @@ RUNS = Table(
     "runs",
     METADATA,
     Column("run_id", String, primary_key=True),
-    Column("state", String, nullable=False),  # running | failed
+    Column("state", String, nullable=False),  # running | failed | cancelled
     Column("submitted_at", Float, nullable=False),
     Column("ended_at", Float),
 )
@@ -77,6 +77,26 @@ WORKERS = Table(
     # An incarnation whose process is being ended: it claims nothing more. The next one is another.
     Column("retired", String),
     Column("retired_for", String),  # the trip its job was taken for; null where it held none, or was started anew
+    # An incarnation that ends once it has finished what it runs.
+    Column("draining", String),
+    # A person's lock is of the slot, whoever is in it: nothing is claimed while it stands.
+    Column("locked_at", Float),
+    Column("locked_by", String),
+    Column("locked_because", String),
+)
+
+# A worker that was found dead while it held a job, for whoever on its host restarts it: stamped anew while that lasts,
+# and gone with its first sign of life.
+DEAD_WORKERS = Table(
+    "dead_workers",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("worker", String, primary_key=True),
+    Column("queue", String, nullable=False),
+    Column("incarnation", String, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("stamped_at", Float, nullable=False),
+    Column("because", String, nullable=False),
 )
 
 # Which GPUs a worker has, as far as it knows itself; by UUID.

@@ -33,11 +33,11 @@ from typing import Final, TypeVar
 
 import structlog
 
-from gpuwarden import clock, logs
+from gpuwarden import clock, logs, workers
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
-from gpuwarden.queue import Job, JobStore, ReplacedError, is_gpu
+from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, is_gpu
 from gpuwarden.reporter import Reporter, host_key, state_directory
 
 Body = Callable[[Job, Reporter], Callable[[], None]]
@@ -144,6 +144,7 @@ class Worker:
             WorkerStopping: told to stop; the job it held is given back.
             DisownedError: told to stop, and the job it held was not its own any more.
             ReplacedError: this incarnation is over.
+            DrainedError: a person asked it to end once it has nothing to do.
             DatabaseError: the queue would not take a result.
         """
         settings, done = self._settings, 0
@@ -449,7 +450,9 @@ def find_body(target: str) -> Body:
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden worker`."""
+    """`gpuwarden worker`: runs one, or looks after those there are."""
+    if argv[:1] and argv[0] in ("list", "lock", "unlock", "drain", "dead"):
+        return workers.command(argv)
     parser = _parser()
     arguments = parser.parse_args(argv)
     if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
@@ -474,6 +477,9 @@ def command(argv: list[str]) -> int:
     except DisownedError as error:
         log.error("stopping", worker=arguments.name, because=str(error), exit_code=error.exit_code)  # noqa: TRY400 - its end is orderly
         return error.exit_code
+    except DrainedError as error:
+        log.info("drained: stopping", worker=arguments.name, because=str(error))
+        return 0
     except ReplacedError as error:
         because = str(error)
         log.error("this worker is over: stopping", worker=arguments.name, because=because, exit_code=EXIT_DISOWNED)  # noqa: TRY400 - its end is orderly

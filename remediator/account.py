@@ -7,9 +7,9 @@ import time
 from dataclasses import asdict
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.text import duration_s, plain, when
 from remediator import summary
 from remediator.ledger import Entry, Ledger, Story
-from remediator.text import duration_s, plain, when
 from remediator.whereabouts import add_ledger, existing
 
 

@@ -4,10 +4,7 @@ Every executor that works the ledger obeys at its next look, within a second: no
 """
 
 import argparse
-import getpass
-import os
 import re
-import socket
 import sys
 import time
 from contextlib import closing
@@ -15,11 +12,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.text import ago, duration_s, plain, when, who
 from remediator.ledger import Held, Ledger
 from remediator.plan import Episode
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order
-from remediator.text import ago, duration_s, plain, when
 from remediator.whereabouts import add_ledger, existing
 
 PAUSE_MAX_S: Final = 31 * 86400.0
@@ -143,17 +140,6 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
         ends = "without end" if pause_.until is None else f"until {when(pause_.until)}"
         lines.append(f"{pause_.host or 'every host'} is paused {ends}, by {plain(pause_.who)}")
     return lines
-
-
-def who() -> str:
-    """Who gives an order: the account, also behind sudo, and the machine it was given on."""
-    user = os.environ.get("SUDO_USER")
-    if not user:
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):  # an account without a name, as in a container
-            user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _order(

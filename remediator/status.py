@@ -23,11 +23,11 @@ from sqlalchemy.exc import ArgumentError
 from gpuwarden.database import DatabaseError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore, Quarantine
+from gpuwarden.text import ago, plain, when
 from remediator.ledger import Executing, Held, Ledger
 from remediator.plan import Outcome
 from remediator.remedies import REMEDIES
 from remediator.safety import Order, Orders, Safeguards
-from remediator.text import ago, plain, when
 from remediator.whereabouts import add_ledger, existing, queue_url
 
 TIMEOUT_S: Final = 3.0

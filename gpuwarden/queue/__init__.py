@@ -7,6 +7,8 @@ Unix seconds by the queue's own clock, `JobStore.now`, passed in by the caller.
 
 from gpuwarden.queue.records import (
     PRIORITY,
+    DeadWorker,
+    DrainedError,
     Job,
     Quarantine,
     ReplacedError,
@@ -14,12 +16,15 @@ from gpuwarden.queue.records import (
     Submission,
     SubmissionError,
     UnknownJobError,
+    WorkerRow,
     is_gpu,
 )
 from gpuwarden.queue.store import JobStore
 
 __all__ = [
     "PRIORITY",
+    "DeadWorker",
+    "DrainedError",
     "Job",
     "JobStore",
     "Quarantine",
@@ -28,5 +33,6 @@ __all__ = [
     "Submission",
     "SubmissionError",
     "UnknownJobError",
+    "WorkerRow",
     "is_gpu",
 ]

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, delete, insert, not_, select, update
+from sqlalchemy import ColumnElement, Executable, Select, and_, delete, exists, insert, not_, select, update
 
 from gpuwarden.database import reading, writing
 from gpuwarden.job import FRESH_S, LEASE_S, JobId, Move, Trip
 from gpuwarden.queue import statements
-from gpuwarden.queue.records import Job, ReplacedError, to_job
+from gpuwarden.queue.records import DrainedError, Job, ReplacedError, to_job
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
-from gpuwarden.schema import JOBS, WORKER_GPUS, WORKERS
+from gpuwarden.schema import DEAD_WORKERS, JOBS, WORKER_GPUS, WORKERS
 
 
 class Claims(Room):
@@ -29,6 +29,7 @@ class Claims(Room):
         """
         with writing(self._engine) as connection:
             statements.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
+            connection.execute(*_unflag(host=host, worker=worker))
             slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
             connection.execute(delete(WORKER_GPUS).where(slot))
             if gpus:
@@ -48,6 +49,7 @@ class Claims(Room):
 
         Raises:
             ReplacedError: this incarnation is over.
+            DrainedError: it was asked to end once it has nothing to do.
         """
         slot = {"host": host, "worker": worker}
         mine = {**slot, "incarnation": incarnation}
@@ -59,6 +61,8 @@ class Claims(Room):
         with reading(self._engine) as connection:
             if connection.scalar(*_is_over(**mine)):
                 raise over
+            if connection.scalar(*_is_drained(**mine)):
+                raise DrainedError(f"worker {host}/{worker} was asked to end, and has nothing to do")
             if connection.scalar(*_mine(**mine)) is None and connection.scalar(*_next_job(**looks)) is None:
                 return None
         with writing(self._engine) as connection:
@@ -81,7 +85,10 @@ class Claims(Room):
         False when this incarnation is over, and then the worker must stop.
         """
         with writing(self._engine) as connection:
-            return statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model)
+            accepted = statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model)
+            if accepted:
+                connection.execute(*_unflag(host=host, worker=worker))
+            return accepted
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
@@ -123,8 +130,23 @@ class Claims(Room):
 
 
 @Prepared
+def _unflag(**its: ColumnElement[Any]) -> Executable:
+    """A sign of life: it is not dead, or not any more."""
+    return delete(DEAD_WORKERS).where(DEAD_WORKERS.c.host == its["host"], DEAD_WORKERS.c.worker == its["worker"])
+
+
+@Prepared
 def _is_over(**its: ColumnElement[Any]) -> Executable:
     return statements.is_over(its["host"], its["worker"], its["incarnation"])
+
+
+@Prepared
+def _is_drained(**its: ColumnElement[Any]) -> Executable:
+    """Whether it is asked to end, and holds nothing of a claim whose answer was lost."""
+    held = exists().where(statements.running_with(its["host"], its["worker"], its["incarnation"]))
+    drained = WORKERS.c.draining == its["incarnation"]
+    slot = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
+    return select(WORKERS.c.worker).where(slot, drained, not_(held))
 
 
 @Prepared
@@ -184,6 +206,7 @@ def _next(its: Mapping[str, ColumnElement[Any]]) -> Select[tuple[int]]:
     return (
         select(job.c.job_id)
         .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job))
+        .where(not_(statements.is_locked(host, worker)))
         .where(not_(statements.in_quarantine(host, worker)), not_(elsewhere))
         .order_by(job.c.priority, job.c.job_id)
         .limit(1)

@@ -1,5 +1,6 @@
 """What goes into the queue and comes out of it: submissions, jobs, slots, quarantines; and what is refused."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ class SubmissionError(GpuwardenError):
 
 class UnknownJobError(GpuwardenError):
     """No job has that id."""
+
+
+class DrainedError(GpuwardenError):
+    """A person asked this incarnation of a worker to end once it has nothing to do; it has."""
 
 
 class ReplacedError(GpuwardenError):
@@ -108,6 +113,57 @@ class Quarantine:
     worker: str | None
     since: float
     because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRow:
+    """One worker's slot as the queue knows it. Times are Unix seconds; `alive` is: seen lately, and not over."""
+
+    host: str
+    worker: str
+    queue: str
+    incarnation: str
+    alive: bool
+    last_seen_at: float
+    job_id: JobId | None
+    current_model: str | None
+    gpus: tuple[str, ...]
+    draining: bool
+    locked_at: float | None
+    locked_by: str | None
+    locked_because: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadWorker:
+    """A worker that was found dead while it held a job, since when, and when that was last seen, Unix seconds."""
+
+    host: str
+    worker: str
+    queue: str
+    incarnation: str
+    since: float
+    stamped_at: float
+    because: str
+
+
+def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> WorkerRow:
+    """A row of the table as a value."""
+    return WorkerRow(
+        host=row.host,
+        worker=row.worker,
+        queue=row.queue,
+        incarnation=row.incarnation,
+        alive=row.last_seen_at > fresh_since and row.retired != row.incarnation,
+        last_seen_at=row.last_seen_at,
+        job_id=None if row.job_id is None else JobId(row.job_id),
+        current_model=row.current_model,
+        gpus=tuple(gpus),
+        draining=row.draining == row.incarnation,
+        locked_at=row.locked_at,
+        locked_by=row.locked_by,
+        locked_because=row.locked_because,
+    )
 
 
 def to_quarantine(row: Row[Any]) -> Quarantine:

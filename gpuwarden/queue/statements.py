@@ -219,6 +219,13 @@ def _touch(**its: ColumnElement[Any]) -> Executable:
     return of_worker(its["host"], its["worker"], its["incarnation"]).where(alive).values(**row)
 
 
+def is_locked(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a person keeps a worker from claiming."""
+    row = WORKERS.alias("locked")
+    locked = exists().where(row.c.host == host, row.c.worker == worker, row.c.locked_at.is_not(None))
+    return locked.correlate_except(row)
+
+
 def gpus_of(host: Value[str], worker: Value[str]) -> Select[tuple[str]]:
     """The GPUs that a worker registered."""
     its = select(WORKER_GPUS.c.gpu).where(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
@@ -245,6 +252,8 @@ def better_elsewhere(
         other.c.queue == job.c.queue,
         other.c.last_seen_at > fresh_since,
         or_(other.c.retired.is_(None), other.c.retired != other.c.incarnation),
+        other.c.locked_at.is_(None),
+        or_(other.c.draining.is_(None), other.c.draining != other.c.incarnation),
         not_(avoids(job, other.c.host, other.c.worker, now)),
         not_(in_quarantine(other.c.host, other.c.worker)),
     )

@@ -8,13 +8,14 @@ from gpuwarden.database import Changes, open_database, reading, tell, upsert, wa
 from gpuwarden.job import JobId, State, stall_timeout_s
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.gpus import Gpus
+from gpuwarden.queue.people import People
 from gpuwarden.queue.records import Job, Submission, SubmissionError, UnknownJobError, to_job
 from gpuwarden.queue.sweeps import Sweeps
 from gpuwarden.queue.trips import Trips
 from gpuwarden.schema import DISPATCH_EVENTS, JOBS, QUEUE, RUNS
 
 
-class JobStore(Claims, Trips, Gpus, Sweeps):
+class JobStore(Claims, Trips, People, Gpus, Sweeps):
     """The queue in one database. Safe to share between threads."""
 
     @classmethod

@@ -1,13 +1,21 @@
 """What a remediator does about a trip: fence, then requeue or fail; and the worker that is ended."""
 
-from sqlalchemy import and_, case, delete, select, update
+from typing import Final
 
-from gpuwarden.database import tell, upsert, writing
+from sqlalchemy import Connection, and_, case, delete, select, update
+
+from gpuwarden.database import reading, tell, upsert, writing
 from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
 from gpuwarden.queue import statements
-from gpuwarden.queue.records import Slot
+from gpuwarden.queue.records import DeadWorker, Slot
 from gpuwarden.queue.room import Room
-from gpuwarden.schema import AVOIDED, JOBS, QUEUE, WORKERS
+from gpuwarden.schema import AVOIDED, DEAD_WORKERS, JOBS, QUEUE, WORKERS
+
+STAMP_S: Final = 30.0
+"""The flag of a dead worker is stamped anew at most this often, seconds (A14)."""
+
+FLAG_FRESH_S: Final = 90.0
+"""A flag that was stamped longer ago is no flag any more, seconds (A14)."""
 
 
 class Trips(Room):
@@ -22,7 +30,7 @@ class Trips(Room):
         held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
         take = statements.transition(Move.FENCE, held, because=f"{trip}: fenced", lease_expires_at=now + FENCE_S)
         with writing(self._engine) as connection:
-            slot = connection.execute(select(JOBS.c.host, JOBS.c.worker).where(held)).one_or_none()
+            slot = connection.execute(select(JOBS.c.host, JOBS.c.worker, JOBS.c.queue).where(held)).one_or_none()
             if slot is None:
                 return False
             # The worker's row before the job's, as a registration takes them: else the two could wait for one another.
@@ -32,15 +40,27 @@ class Trips(Room):
                 return False
             retire = statements.of_worker(slot.host, slot.worker, incarnation)
             connection.execute(retire.values(**statements.retired(incarnation, now), retired_for=trip))
+            if trip is Trip.DEAD_WORKER:
+                _flag(
+                    connection, slot.host, slot.worker, slot.queue, incarnation, f"job {job_id} was taken from it", now
+                )
             tell(connection, QUEUE.channel)
             return True
 
     def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
-        """Lengthen a fence, as whoever owes the settle does; false when the job is no longer fenced."""
+        """Lengthen a fence, as whoever owes the settle does; false when the job is no longer fenced.
+
+        The flag of the worker that was found dead with it is stamped anew, where there is one and it is old enough.
+        """
         fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.state == State.FENCING)
         with writing(self._engine) as connection:
             longer = update(JOBS).where(fenced).values(lease_expires_at=now + FENCE_S)
-            return connection.execute(longer).rowcount == 1
+            holder = connection.execute(longer.returning(JOBS.c.claimed_by)).one_or_none()
+            if holder is None:
+                return False
+            its = and_(DEAD_WORKERS.c.incarnation == holder.claimed_by, DEAD_WORKERS.c.stamped_at <= now - STAMP_S)
+            connection.execute(update(DEAD_WORKERS).where(its).values(stamped_at=now))
+            return True
 
     def requeue(
         self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
@@ -79,6 +99,17 @@ class Trips(Room):
         with writing(self._engine) as connection:
             return statements.end_failed(connection, Move.FAIL, fenced, job_id, attempt, because, now)
 
+    def dead_workers(self, *, now: float, host: str | None = None, queue: str | None = None) -> list[DeadWorker]:
+        """The workers that were found dead and have not come back, stamped within `FLAG_FRESH_S` (A14)."""
+        found = select(DEAD_WORKERS).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
+        if host is not None:
+            found = found.where(DEAD_WORKERS.c.host == host)
+        if queue is not None:
+            found = found.where(DEAD_WORKERS.c.queue == queue)
+        with reading(self._engine) as connection:
+            rows = connection.execute(found.order_by(DEAD_WORKERS.c.host, DEAD_WORKERS.c.worker))
+            return [DeadWorker(**row._asdict()) for row in rows]
+
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
         """A worker whose process is being ended claims nothing more and stops advertising a model (A12).
 
@@ -90,3 +121,12 @@ class Trips(Room):
                 **statements.retired(incarnation, now), retired_for=trip
             )
             return connection.execute(retire).rowcount == 1
+
+
+def _flag(
+    connection: Connection, host: str, worker: str, queue: str, incarnation: str, because: str, now: float
+) -> None:
+    row = {"queue": queue, "incarnation": incarnation, "since": now, "stamped_at": now, "because": because}
+    flag = upsert(connection, DEAD_WORKERS).values(host=host, worker=worker, **row)
+    keys = [DEAD_WORKERS.c.host, DEAD_WORKERS.c.worker]
+    connection.execute(flag.on_conflict_do_update(index_elements=keys, set_=row))

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from deploy.postgres import Postgres
+from gpuwarden.queue import statements
 from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import BrokenError, totals

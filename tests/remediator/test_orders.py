@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 from gpuwarden.cli import main
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
+from gpuwarden.text import ago, duration_s, plain
 from remediator import orders
 from remediator.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
 from remediator.remedies.restart_worker import decide
 from remediator.safety import Act, Order, Safeguards
-from remediator.text import ago, duration_s, plain
 from tests.remediator.builders import HOST, NOW, alert
 from tests.remediator.test_execute import (
     BOUNDLESS,

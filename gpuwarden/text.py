@@ -1,7 +1,10 @@
-"""How the commands word what the ledger holds, and read what people write, at a terminal."""
+"""How the commands word what they found, and read what people write, at a terminal."""
 
 import argparse
+import getpass
+import os
 import re
+import socket
 import time
 from typing import Final
 
@@ -34,3 +37,14 @@ def duration_s(text: str) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration: 90s, 30m, 2h, 1d and 1h30m are")
     return float(sum(int(number) * _UNITS_S[unit] for number, unit in parts))
+
+
+def who() -> str:
+    """Who gives an order: the account, also behind sudo, and the machine it was given on."""
+    user = os.environ.get("SUDO_USER")
+    if not user:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # an account without a name, as in a container
+            user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

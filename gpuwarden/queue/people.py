@@ -1,0 +1,95 @@
+"""What a person does: end, hold and free jobs; lock, unlock and drain workers."""
+
+from sqlalchemy import ColumnElement, and_, select, update
+
+from gpuwarden.database import reading, tell, writing
+from gpuwarden.job import FRESH_S, JobId, Move, State
+from gpuwarden.queue import statements
+from gpuwarden.queue.records import WorkerRow, to_worker
+from gpuwarden.queue.room import Room
+from gpuwarden.schema import JOBS, QUEUE, RUNS, WORKER_GPUS, WORKERS
+
+
+class People(Room):
+    """Moves that a person makes by hand: each is refused from a state that it does not start from."""
+
+    def cancel(self, job_id: int, *, because: str, now: float) -> bool:
+        """End a job that is not over; its worker stops itself within a second. False when it was over."""
+        with writing(self._engine) as connection:
+            ended = {"because": because, "ended_at": now, **statements.UNCLAIMED}
+            done = connection.execute(statements.transition(Move.CANCEL, JOBS.c.job_id == job_id, **ended)).rowcount
+            tell(connection, QUEUE.channel)
+            return done == 1
+
+    def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
+        """End a run: nothing is added to it any more, and its jobs that are not over are; the ids of those."""
+        with writing(self._engine) as connection:
+            over = update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.state == "running")
+            connection.execute(over.values(state="cancelled", ended_at=now))
+            its = and_(JOBS.c.run_id == run_id, statements.from_sources(Move.CANCEL))
+            ids = [JobId(each) for each in connection.scalars(statements.locked(select(JOBS.c.job_id).where(its)))]
+            ended = {"because": because, "ended_at": now, **statements.UNCLAIMED}
+            connection.execute(statements.transition(Move.CANCEL, JOBS.c.job_id.in_(ids), **ended))
+            tell(connection, QUEUE.channel)
+            return ids
+
+    def block(self, job_id: int, *, because: str) -> bool:
+        """Nobody claims the job until it is unblocked (B9); false unless it waits."""
+        with writing(self._engine) as connection:
+            held = statements.transition(Move.BLOCK, JOBS.c.job_id == job_id, because=because)
+            return connection.execute(held).rowcount == 1
+
+    def unblock(self, job_id: int) -> bool:
+        """Let a blocked job be claimed again; false unless it is blocked."""
+        with writing(self._engine) as connection:
+            freed = statements.transition(Move.UNBLOCK, JOBS.c.job_id == job_id, because=None)
+            done = connection.execute(freed).rowcount == 1
+            tell(connection, QUEUE.channel)
+            return done
+
+    def workers(self, *, now: float) -> list[WorkerRow]:
+        """Every slot that has ever registered, by host and name, with the job it runs."""
+        job = select(JOBS.c.job_id).where(
+            JOBS.c.host == WORKERS.c.host, JOBS.c.worker == WORKERS.c.worker, JOBS.c.state == State.RUNNING
+        )
+        found = select(WORKERS, job.limit(1).scalar_subquery().label("job_id"))
+        with reading(self._engine) as connection:
+            gpus: dict[tuple[str, str], list[str]] = {}
+            for row in connection.execute(select(WORKER_GPUS).order_by(WORKER_GPUS.c.gpu)):
+                gpus.setdefault((row.host, row.worker), []).append(row.gpu)
+            rows = connection.execute(found.order_by(WORKERS.c.host, WORKERS.c.worker)).all()
+        return [to_worker(row, gpus.get((row.host, row.worker), ()), fresh_since=now - FRESH_S) for row in rows]
+
+    def lock(self, *, host: str, worker: str, who: str, because: str, now: float) -> bool:
+        """Have a worker claim nothing until it is unlocked, however often it is started anew (B9).
+
+        What it runs already, it finishes. False when there is no such worker.
+        """
+        with writing(self._engine) as connection:
+            locked = update(WORKERS).where(_slot(host, worker))
+            row = {"locked_at": now, "locked_by": who, "locked_because": because}
+            return connection.execute(locked.values(**row)).rowcount == 1
+
+    def unlock(self, *, host: str, worker: str) -> bool:
+        """Let a worker claim again; false unless it was locked."""
+        with writing(self._engine) as connection:
+            locked = update(WORKERS).where(_slot(host, worker), WORKERS.c.locked_at.is_not(None))
+            row = dict.fromkeys(("locked_at", "locked_by", "locked_because"))
+            done = connection.execute(locked.values(**row)).rowcount == 1
+            tell(connection, QUEUE.channel)
+            return done
+
+    def drain(self, *, host: str, worker: str) -> bool:
+        """Have a worker end once what it runs is finished; false when there is no such worker.
+
+        The one that is started after it is another, and claims.
+        """
+        with writing(self._engine) as connection:
+            drained = update(WORKERS).where(_slot(host, worker)).values(draining=WORKERS.c.incarnation)
+            done = connection.execute(drained).rowcount == 1
+            tell(connection, QUEUE.channel)
+            return done
+
+
+def _slot(host: str, worker: str) -> ColumnElement[bool]:
+    return and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
