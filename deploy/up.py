@@ -51,7 +51,7 @@ in the data directory:
   log/PART.log, .1 to .3                     what each part says, as JSON lines; 10 MiB each
   token (0600)                               what Alertmanager shows the remediator
 
-then, in another terminal: `gpuwarden ledger list`, `gpuwarden jobs`, with the addresses that `up` prints.
+then, in another terminal: `gpuwarden ledger list`, `gpuwarden job list`, with the addresses that `up` prints.
 To run the parts under systemd instead, beside a Prometheus of your own: gpuwarden init --help
 """
 

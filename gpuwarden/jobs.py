@@ -22,13 +22,15 @@ _Act = Callable[[JobStore, argparse.Namespace], int]
 def command(argv: list[str]) -> int:
     """`gpuwarden job`."""
     arguments = _parser().parse_args(argv)
+    if arguments.act is _submit:
+        arguments.submission = _submission(arguments)  # what will not do is told without a queue
     with closing(JobStore.open(arguments.store)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 
 
-def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
-    submission = Submission(
+def _submission(arguments: argparse.Namespace) -> Submission:
+    return Submission(
         queue=arguments.queue,
         job_class=JobClass(arguments.job_class),
         model=arguments.model,
@@ -41,7 +43,10 @@ def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
         stall_timeout_s=arguments.stall_timeout_s,
         attempts_max=arguments.attempts_max,
     )
-    print(store.submit(submission, now=store.now()))
+
+
+def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
+    print(store.submit(arguments.submission, now=store.now()))
     return 0
 
 

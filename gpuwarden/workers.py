@@ -28,7 +28,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
     found = [each for each in store.workers(now=now) if arguments.host in (None, each.host)]
     if not arguments.json and found:
-        print(f"{'WORKER':20} {'HOST':16} {'QUEUE':12} {'STATE':10} {'JOB':>6} {'SEEN':12} {'MODEL':16} GPUS")
+        print(f"{'WORKER':20} {'HOST':16} {'QUEUE':12} {'STATE':10} {'JOB':>6} {'SEEN':11} {'MODEL':16} GPUS")
     for each in found:
         if arguments.json:
             print(json.dumps(asdict(each)))
@@ -36,8 +36,8 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         job = "-" if each.job_id is None else str(each.job_id)
         seen = ago(now - each.last_seen_at) if each.alive else f"({ago(now - each.last_seen_at)})"
         print(
-            f"{plain(each.worker):20} {plain(each.host):16} {plain(each.queue):12} {_state(each):10} {job:>6} {seen:12} "
-            f"{plain(each.current_model or '-'):16} {', '.join(each.gpus) or '-'}"
+            f"{plain(each.worker):20} {plain(each.host):16} {plain(each.queue):12} {_state(each):10} {job:>6} "
+            f"{seen:11} {plain(each.current_model or '-'):16} {', '.join(each.gpus) or '-'}"
         )
         if each.locked_at is not None:
             because = f": {plain(each.locked_because)}" if each.locked_because else ""

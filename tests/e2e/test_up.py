@@ -84,7 +84,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
     ports = free_ports()
     with up(tmp_path, ports, "--host", "box1") as run:
         run.ready()
-        ask("submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
+        ask("job", "submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
         episode = eventually(lambda: run.accuse() and episodes(run), "an alert opens an episode", log=run.said)
         sample = eventually(lambda: run.sample(time.time()), "a scrape is stored", within_s=30)
         left = run.pids()
@@ -100,7 +100,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
 
         assert "host box1" in run.said()
         assert episodes(run) == episode
-        assert '"model": "kept"' in ask("jobs", "--store", f"sqlite:///{run.data}/queue/queue.db", "--json")
+        assert '"model": "kept"' in ask("job", "list", "--store", f"sqlite:///{run.data}/queue/queue.db", "--json")
         assert run.sample(sample) == sample
         assert run.stop() == 0
 

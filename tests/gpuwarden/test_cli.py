@@ -35,7 +35,7 @@ def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[st
 
     assert (code, out) == (2, "")
     assert "commands:" in err
-    for command in ("worker", "submit", "jobs", "gpu"):
+    for command in ("worker", "job", "gpu"):
         assert f"\n  {command} " in err
 
 
@@ -52,10 +52,10 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "submit", "--help")
+    code, out, _ = run(capsys, "job", "submit", "--help")
 
     assert code == 0
-    assert out.startswith("usage: gpuwarden submit")
+    assert out.startswith("usage: gpuwarden job submit")
 
 
 def test_a_missing_package_names_the_extra_that_brings_it(
@@ -78,10 +78,10 @@ def test_a_missing_package_names_the_extra_that_brings_it(
 def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "gpuwarden.submit", raising=False)
+    monkeypatch.delitem(sys.modules, "gpuwarden.jobs", raising=False)
     monkeypatch.setitem(sys.modules, "gpuwarden.queue", None)
 
-    code, _, err = run(capsys, "jobs")
+    code, _, err = run(capsys, "job", "list")
 
     assert code == 1
     assert "pip install 'gpuwarden[worker]'" in err
@@ -93,13 +93,13 @@ def test_programs_register_their_commands_without_the_library_importing_them() -
 
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
 
-    assert {"exporter", "remediator", "worker", "submit", "jobs"} <= set(json.loads(told.stdout.replace("'", '"')))
+    assert {"exporter", "remediator", "worker", "job"} <= set(json.loads(told.stdout.replace("'", '"')))
 
 
 @pytest.mark.parametrize(
     ("raised", "code", "says"),
     [
-        pytest.param(GpuwardenError("no host key"), 1, "gpuwarden jobs: no host key\n", id="our own error"),
+        pytest.param(GpuwardenError("no host key"), 1, "gpuwarden job: no host key\n", id="our own error"),
         pytest.param(KeyboardInterrupt(), 130, "", id="Ctrl-C"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_command_that_ends_early_is_one_line_and_a_code(
 
     monkeypatch.setattr(cli, "_load", lambda _target: command)
 
-    assert run(capsys, "jobs") == (code, "", says)
+    assert run(capsys, "job") == (code, "", says)
 
 
 def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,18 +121,18 @@ def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_load", lambda _target: command)
 
     with pytest.raises(ZeroDivisionError):
-        main(["jobs"])
+        main(["job"])
 
 
 def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
     for _ in range(2):
-        assert main(["submit", "--store", url]) == 0
+        assert main(["job", "submit", "--store", url]) == 0
     read_end, write_end = os.pipe()
     os.close(read_end)
 
     told = subprocess.run(
-        [sys.executable, "-u", "-m", "gpuwarden", "jobs", "--store", url], stdout=write_end, stderr=subprocess.PIPE,
-        check=False,
+        [sys.executable, "-u", "-m", "gpuwarden", "job", "list", "--store", url],
+        stdout=write_end, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
     os.close(write_end)
 
@@ -145,10 +145,10 @@ def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
 def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
     options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
     figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
-    assert run(capsys, "submit", "--store", url, *options, *figures) == (0, "1\n", "")
-    assert run(capsys, "submit", "--store", url) == (0, "2\n", "")
+    assert run(capsys, "job", "submit", "--store", url, *options, *figures) == (0, "1\n", "")
+    assert run(capsys, "job", "submit", "--store", url) == (0, "2\n", "")
 
-    code, out, _ = run(capsys, "jobs", "--store", url, "--json")
+    code, out, _ = run(capsys, "job", "list", "--store", url, "--json")
 
     first, second = (json.loads(line) for line in out.splitlines())
     assert code == 0
@@ -163,9 +163,9 @@ def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str)
 
 
 def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    run(capsys, "submit", "--store", url, "--no-steps")
+    run(capsys, "job", "submit", "--store", url, "--no-steps")
 
-    _, out, _ = run(capsys, "jobs", "--store", url)
+    _, out, _ = run(capsys, "job", "list", "--store", url)
 
     heading, line = out.splitlines()
     assert heading.split() == ["JOB", "STATE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "BECAUSE"]
@@ -174,14 +174,14 @@ def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
-    assert run(capsys, "jobs", "--store", url, *options) == (0, "", "")
+    assert run(capsys, "job", "list", "--store", url, *options) == (0, "", "")
 
 
 def test_jobs_are_chosen_by_state(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    run(capsys, "submit", "--store", url)
+    run(capsys, "job", "submit", "--store", url)
 
-    assert run(capsys, "jobs", "--store", url, "--json", "--state", "failed", "--state", "running")[1] == ""
-    assert len(run(capsys, "jobs", "--store", url, "--json", "--state", "failed", "--state", "queued")[1]) > 1
+    assert run(capsys, "job", "list", "--store", url, "--json", "--state", "failed", "--state", "running")[1] == ""
+    assert len(run(capsys, "job", "list", "--store", url, "--json", "--state", "failed", "--state", "queued")[1]) > 1
 
 
 def test_the_store_may_come_from_the_environment(
@@ -189,7 +189,7 @@ def test_the_store_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_STORE", url)
 
-    assert run(capsys, "submit") == (0, "1\n", "")
+    assert run(capsys, "job", "submit") == (0, "1\n", "")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_submission_that_will_not_do_says_why(
 ) -> None:
     monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
 
-    ended, out, err = run(capsys, "submit", *options)
+    ended, out, err = run(capsys, "job", "submit", *options)
 
     assert (ended, out) == (code, "")
     assert says in err

@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 from gpuwarden.cli import main
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
-from gpuwarden.text import ago, duration_s, plain
-from remediator import orders
+from gpuwarden.text import ago, duration_s, plain, who
 from remediator.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
 from remediator.remedies.restart_worker import decide
@@ -510,14 +509,14 @@ def test_durations_are_read_as_people_write_them(given: str, seconds: float) -> 
 
 
 def test_who_is_the_account_behind_sudo_or_a_number_where_it_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert orders.who().startswith("ann@")
+    assert who().startswith("ann@")
     monkeypatch.delenv("SUDO_USER")
 
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr("getpass.getuser", nameless)
-    assert orders.who().startswith("uid ")
+    assert who().startswith("uid ")
 
 
 @pytest.mark.parametrize(
