@@ -62,6 +62,7 @@ def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: 
         submit(store, run_id="r1")
 
 
+@pytest.mark.behaviour("B9")
 def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStore) -> None:
     held, next_one = submit(store, priority=1), submit(store)
     assert store.block(held, because="blocked by ann")
@@ -82,6 +83,7 @@ def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStor
 # --- workers
 
 
+@pytest.mark.behaviour("B9")
 @pytest.mark.parametrize("again", [False, True], ids=["it", "the next one in its place"])
 def test_a_locked_worker_claims_nothing_until_it_is_unlocked_and_finishes_what_it_runs(
     store: JobStore, *, again: bool
