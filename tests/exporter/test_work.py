@@ -14,6 +14,7 @@ from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, 
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
+from gpuwarden import cgroup
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -155,6 +156,12 @@ def place(snapshot: Snapshot) -> tuple[str | None, str | None]:
 def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
     house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    group = house / "group"
+    group.mkdir()
+    for name, text in (("cgroup.procs", f"{os.getpid()}\n"), ("memory.current", "7\n"), ("memory.stat", "anon 7\n")):
+        (group / name).write_text(text)
+    for name in ("directory", "memory_directory"):
+        monkeypatch.setattr(cgroup, name, lambda *_: group)
     found = sampler(house, Docker(replace(HERE, folders=())))
 
     assert place(look(found, monkeypatch, LIVES)) == ("worker-0", HERE.incarnation)

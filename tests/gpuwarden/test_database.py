@@ -736,7 +736,7 @@ def test_who_only_asks_changes_no_tables(empty_url: str) -> None:
     with pytest.raises(DatabaseError, match="has no tables: start this version's programs first"):
         open_database(empty_url, QUEUE, migrate=False)
     first_version(empty_url)
-    with pytest.raises(DatabaseError, match=r"has (no tables|tables of another version .revision 0001; this"):
+    with pytest.raises(DatabaseError, match=r"has (no tables|tables of another version)"):
         open_database(empty_url, QUEUE, migrate=False)
     open_database(empty_url, QUEUE).dispose()
 
