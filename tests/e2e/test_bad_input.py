@@ -17,7 +17,17 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
 MANAGED, UNMANAGED = "gpuwarden-bad-managed", "gpuwarden-bad-unmanaged"
-WEDGE = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+# Without Python's lock: one that held it might hold the queue's as well, and nobody ends the one that did not opt in.
+WEDGE = Script(
+    picture="wedge",
+    load_s=0.5,
+    load_mib=8,
+    steps=4,
+    step_s=0.2,
+    wedge_attempts=1,
+    wedge_after_step=2,
+    wedge_with_gil=False,
+)
 
 
 @pytest.fixture(scope="module")

@@ -197,7 +197,7 @@ def reads(scene: Scene) -> None:
 
 def reader(scene: Scene) -> int:
     """The pid of what reads, by the host's numbers."""
-    rows = scene.fleet.container(worker_of("warm")).top()
+    rows = scene.fleet.container(worker_of("warm")).top(ps_args="-ww -eo pid,args")  # whole, whatever $COLUMNS says
     at = rows["Titles"].index("PID")
     (pid,) = [int(row[at]) for row in rows["Processes"] if "time.sleep" in row[-1]]  # never 0, which is everybody
     return pid
