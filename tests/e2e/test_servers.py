@@ -331,9 +331,12 @@ def test_what_docker_restarts_by_itself_is_not_restarted_again(freed: Scene) -> 
 
 
 def test_what_is_restarted_for_its_health_check_first_is_not_restarted_again(freed: Scene) -> None:
-    assert freed.happened("healed") == ["start", "die", "stop", "start", "restart"]
+    freed.until(lambda: freed.answers("healed"), "it answers")
+    happened = freed.happened("healed")
+    healed = happened.count("restart")  # a slow machine may look unhealthy once more
+    assert healed >= 1
+    assert happened == ["start", *["die", "stop", "start", "restart"] * healed], "each stop and start is a restart's"
     assert {story.outcome for story in freed.stories("healed")} <= {"superseded"}
-    assert freed.answers("healed")
 
 
 def test_what_a_person_stopped_stays_down(freed: Scene) -> None:
