@@ -1,8 +1,9 @@
 """Asks servers over HTTP, from this host: by threads of their own, so that none delays another or the sampling.
 
 There are as many threads as servers up to a bound; past it each server has its turn all the same, only later.
-One asking is a GET that is bounded in time and size; nothing but the status counts, and no redirect is followed. Only
-the addresses that Docker gave its containers are called, never a name.
+One asking is a GET that is bounded in time and size; nothing but the status counts, and no redirect is followed. It is
+made by hand because `http.client` bounds each read and not the whole: a server that drips would be waited for. Only the
+addresses that Docker gave its containers are called, never a name.
 """
 
 import socket

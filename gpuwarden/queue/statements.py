@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, Union
+from typing import Any, Final, TypeAlias, TypeVar, Union
 
 from sqlalchemy import (
     ColumnElement,
@@ -49,12 +49,9 @@ class Prepared:
     time of a claim.
     """
 
-    made: ClassVar[list["Prepared"]] = []
-
     def __init__(self, build: Callable[..., Executable]) -> None:
         self._build = build
         self.statement: Executable | None = None
-        self.made.append(self)
         functools.update_wrapper(self, build)
 
     def __call__(self, **values: object) -> tuple[Executable, dict[str, object]]:
@@ -62,12 +59,6 @@ class Prepared:
         if self.statement is None:
             self.statement = self._build(**{name: bindparam(f"p_{name}") for name in values})
         return self.statement, {f"p_{name}": value for name, value in values.items()}
-
-    @classmethod
-    def forget(cls) -> None:
-        """Put every statement together anew at its next use."""
-        for each in cls.made:
-            each.statement = None
 
 
 def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:

@@ -1,7 +1,6 @@
 """A person's hand on the queue: jobs ended, held and repeated; workers locked, drained, and found dead."""
 
 import json
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 
 from gpuwarden.cli import main
 from gpuwarden.job import JobClass, State, Trip
-from gpuwarden.queue import DrainedError, Job, JobStore, Submission, SubmissionError
+from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError
+from gpuwarden.reporter import Reporter
 from tests.gpuwarden.test_queue import NOW
 from tests.waiting import eventually
 
@@ -140,8 +140,6 @@ def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: Jo
     job_id = submit(store)
     claim(store)
     store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    from gpuwarden.queue import Slot  # noqa: PLC0415
-
     store.requeue(job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=Slot(host=HOST, worker="w1"), avoid_s=600)
     register(store, incarnation="i1b")
 
@@ -257,8 +255,6 @@ def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Calla
 def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(
     store: JobStore, cli: Callable[..., tuple[int, str, str]], host_dir: Path
 ) -> None:
-    from gpuwarden.reporter import Reporter  # noqa: PLC0415
-
     job_id = submit(store, model="sd-xl", steps_total=20)
     _, waits, _ = cli("job", "show", str(job_id))
     with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
@@ -342,4 +338,3 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
     assert "drained: stopping" in log.read_text()
     assert store.job(running).state is State.COMPLETED
     assert [job.state for job in store.jobs()] == [State.COMPLETED, State.QUEUED]
-    assert process.returncode != -signal.SIGTERM

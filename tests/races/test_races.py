@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from deploy.postgres import Postgres
-from gpuwarden.queue import statements
+from gpuwarden.queue import claims, statements
 from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import BrokenError, totals
@@ -92,9 +92,17 @@ def test_they_hold_on_postgresql_too(postgresql: Databases) -> None:
     assert [what for what in ("fence", "stop", "start", "trip queued", "trouble") if not happened.get(what)] == []
 
 
+def put_together_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept statements take no part in a mutation, and keep nothing of one when the test is over."""
+    for module in (claims, statements):
+        for kept in vars(module).values():
+            if isinstance(kept, statements.Prepared):
+                monkeypatch.setattr(kept, "statement", None)
+
+
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_the_machine_catches(bug: str, sqlite: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    statements.Prepared.forget()
+    put_together_anew(monkeypatch)
     MUTANTS[bug].plant(monkeypatch)
 
     with pytest.raises(BrokenError) as found:
