@@ -7,7 +7,7 @@ is started and left alone. Many mends go on at once.
 import random
 import subprocess
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,12 +95,14 @@ Endings = dict[Mend, Future[Mended]]
 
 @pytest.fixture(scope="module")
 def endings(work: Path, engine: Engine) -> Iterator[Endings]:
-    """Every mend, some of them at a time."""
+    """Every mend, some of them at a time; all are over before the first is judged.
+
+    Between two tests pytest changes the environment, which those that start programs read meanwhile.
+    """
     with room(work, engine, list(WORKERS.values())) as shared, ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            yield {mend: pool.submit(_play, shared, mend) for mend in WORKERS}
-        finally:
-            pool.shutdown(cancel_futures=True)
+        started = {mend: pool.submit(_play, shared, mend) for mend in WORKERS}
+        wait(started.values())
+        yield started
 
 
 every_mend = pytest.mark.parametrize("mend", WORKERS, ids=str)

@@ -93,7 +93,7 @@ def hosts(work: Path, engine: Engine, postgres: Postgres) -> Iterator[Hosts]:
         right.fleet.start(HEIR)
         with ExitStack() as ledger:
             with locked(database, "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE", wedged):
-                until(lambda: "begin" in [entry.step for entry in left.stage.account(WEDGED)], "it began", left)
+                until(lambda: waits_for_a_lock(database), "it is about to fence", left)
                 ledger.enter_context(locked(database, "SELECT 1 FROM episodes WHERE worker = %s FOR UPDATE", WEDGED))
             until(lambda: left.stage.store.job(wedged).state is State.FENCING, "the job is fenced", left)
             left.stage.chain.kill("execute")
@@ -128,6 +128,15 @@ def locked(database: Database, rows: LiteralString, which: int | str) -> Iterato
     with closing(psycopg.connect(database.url.replace("+psycopg", ""))) as connection:
         connection.execute(rows, [which])
         yield
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    with closing(psycopg.connect(database.url.replace("+psycopg", ""))) as connection:
+        waiting = connection.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = %s",
+            [database.name],
+        ).fetchone()
+        return waiting is not None and waiting[0] > 0
 
 
 def test_a_job_whose_hosts_remediator_died_after_the_fence_is_settled_by_the_other_host_after_the_bound(
