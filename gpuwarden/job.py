@@ -47,9 +47,18 @@ HEARTBEAT_S: Final = 10.0
 """How often a worker renews its lease and refreshes its row and its files (A12, A13), seconds."""
 
 
+LOST_S: Final = 180.0
+"""A host that was silent for longer has its running jobs marked as node lost (D4), seconds."""
+
+AFFINITY_S: Final = 300.0
+"""For how long a job at the head of its queue may be overtaken by others of its priority whose model a worker has
+loaded, seconds: then it goes first."""
+
+
 class State(StrEnum):
     """Where a job stands. `completed`, `failed` and `cancelled` are final."""
 
+    WAITING = "waiting"
     QUEUED = "queued"
     RUNNING = "running"
     FENCING = "fencing"
@@ -63,6 +72,7 @@ class State(StrEnum):
 class Move(StrEnum):
     """Each way a job changes state. The name is also what logs and the ledger call it."""
 
+    READY = "ready"
     CLAIM = "claim"
     COMPLETE = "complete"
     FAIL_BY_WORKER = "fail_by_worker"
@@ -77,6 +87,7 @@ class Move(StrEnum):
     RETURN = "return"
     BLOCK = "block"
     UNBLOCK = "unblock"
+    DEFER = "defer"
     CANCEL = "cancel"
 
 
@@ -93,18 +104,21 @@ def _legal(target: State, *sources: State) -> Legal:
 
 
 MOVES: Final[Mapping[Move, Legal]] = {
+    # The last job that it needs has completed.
+    Move.READY: _legal(State.QUEUED, State.WAITING),
     # A worker's own moves: each is accepted only from the incarnation and attempt that hold the claim.
     Move.CLAIM: _legal(State.RUNNING, State.QUEUED),
     Move.COMPLETE: _legal(State.COMPLETED, State.RUNNING),
     Move.FAIL_BY_WORKER: _legal(State.FAILED, State.RUNNING),
     Move.RELEASE: _legal(State.QUEUED, State.RUNNING),
-    # The lease gives away what nobody renews. A fence has one too: whoever owes the settle renews it.
-    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING, State.FENCING),
+    # The lease gives away what nobody renews. A fence has one too: whoever owes the settle renews it. A job whose host
+    # is lost has one only where its queue says for how long it is to be held (D4).
+    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST),
     # A new incarnation of the worker has registered, so the one that held the job is over. A fenced job's settle is
     # owed already, and stays so.
-    Move.SUPERSEDE: _legal(State.QUEUED, State.RUNNING),
+    Move.SUPERSEDE: _legal(State.QUEUED, State.RUNNING, State.NODE_LOST),
     # What would queue the job once more finds a cap used up.
-    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING),
+    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING, State.NODE_LOST),
     # A trip: fence first, so that neither the old attempt nor a new claim can move the job; then settle.
     Move.FENCE: _legal(State.FENCING, State.RUNNING, State.NODE_LOST),
     Move.REQUEUE: _legal(State.QUEUED, State.FENCING),
@@ -113,12 +127,28 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.LOSE: _legal(State.NODE_LOST, State.RUNNING),
     Move.RETURN: _legal(State.RUNNING, State.NODE_LOST),
     # A person, or a rule about the whole job.
-    Move.BLOCK: _legal(State.BLOCKED, State.QUEUED),
+    Move.BLOCK: _legal(State.BLOCKED, State.WAITING, State.QUEUED),
     Move.UNBLOCK: _legal(State.QUEUED, State.BLOCKED),
-    Move.CANCEL: _legal(State.CANCELLED, State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST, State.BLOCKED),
+    # Unblocked while a job that it needs is not done.
+    Move.DEFER: _legal(State.WAITING, State.BLOCKED),
+    Move.CANCEL: _legal(
+        State.CANCELLED,
+        *(State.WAITING, State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST, State.BLOCKED),
+    ),
 }
 
 FINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class Kind(StrEnum):
+    """What a dispatch event tells of: a job that ended, or with it its run."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_CANCELLED = "run_cancelled"
 
 
 class IllegalMoveError(GpuwardenError):
@@ -145,13 +175,14 @@ class JobClass(StrEnum):
     GPU_VIDEO = "gpu_video"
     INGEST_FETCH = "ingest_fetch"
     INGEST_LOAD = "ingest_load"
+    INGEST = "ingest"
     INPUT = "input"
     CPU = "cpu"
 
     @property
-    def budget_s(self) -> float:
-        """The default wall-clock budget of one attempt, seconds (A1)."""
-        return _BUDGET_S[self]
+    def budget_s(self) -> float | None:
+        """The default wall-clock budget of one attempt, seconds (A1); `None` where its queue has to say."""
+        return _BUDGET_S.get(self)
 
     @property
     def uses_gpu(self) -> bool:
@@ -161,8 +192,25 @@ class JobClass(StrEnum):
     @property
     def retried(self) -> bool:
         """Whether a trip requeues such a job; an ingest job is failed at once (A17)."""
-        return self not in (JobClass.INGEST_FETCH, JobClass.INGEST_LOAD)
+        return not self.ingests
 
+    @property
+    def ingests(self) -> bool:
+        """Whether such a job brings data in for all runs, and belongs to none (A17)."""
+        return self in INGEST
+
+
+INGEST: Final = frozenset({JobClass.INGEST_FETCH, JobClass.INGEST_LOAD, JobClass.INGEST})
+"""Sweeps that bring data in, and belong to no run (A17). The last is of the queues that a host defines itself."""
+
+QUEUE_CLASSES: Final[Mapping[str, JobClass]] = {
+    "gpu": JobClass.GPU,
+    "cpu": JobClass.CPU,
+    "fetch": JobClass.INGEST_FETCH,
+    "load": JobClass.INGEST_LOAD,
+    "__input__": JobClass.INPUT,
+}
+"""What a job is when its submitter does not say, by the queue it is for; in any other queue a GPU job."""
 
 _BUDGET_S: Final[Mapping[JobClass, float]] = {
     JobClass.GPU: 8100.0,

@@ -12,12 +12,18 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    text,
 )
 
 from gpuwarden.database import Schema
 from gpuwarden.job import ATTEMPTS_MAX
 
 METADATA = MetaData()
+
+
+def _partial(name: str, *columns: str, where: str) -> Index:
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
 
 # SQLite numbers rows by itself only where the key is called INTEGER, which has 64 bits there.
 ID = BigInteger().with_variant(Integer, "sqlite")
@@ -26,9 +32,22 @@ RUNS = Table(
     "runs",
     METADATA,
     Column("run_id", String, primary_key=True),
-    Column("state", String, nullable=False),  # running | failed | cancelled
+    Column("state", String, nullable=False),  # running | completed | failed | cancelled
     Column("submitted_at", Float, nullable=False),
     Column("ended_at", Float),
+)
+
+# What a queue's owner has set; a queue without a row goes by what its name and its jobs' classes say.
+QUEUES = Table(
+    "queues",
+    METADATA,
+    Column("queue", String, primary_key=True),
+    Column("job_class", String),
+    Column("budget_s", Float),
+    # How long a job of a lost host is held before it is given away; null: until the host is back, or a person ends it.
+    Column("lost_hold_s", Float),
+    Column("set_at", Float, nullable=False),
+    Column("set_by", String, nullable=False),
 )
 
 JOBS = Table(
@@ -40,7 +59,8 @@ JOBS = Table(
     Column("job_class", String, nullable=False),
     Column("model", String),
     Column("payload", JSON, nullable=False),
-    Column("budget_s", Float, nullable=False),
+    Column("asked_budget_s", Float),  # as submitted; null: by queue or class, looked up at each claim
+    Column("budget_s", Float, nullable=False),  # of the attempt
     Column("stall_timeout_s", Float, nullable=False),
     Column("steps_total", Integer),
     Column("state", String, nullable=False),
@@ -50,6 +70,9 @@ JOBS = Table(
     Column("watchdog_retries", Integer, nullable=False),
     Column("reclaims", Integer, nullable=False),
     Column("submitted_at", Float, nullable=False),
+    Column("queued_at", Float),  # since when it may be claimed, or could when it was
+    Column("needs", Integer, nullable=False, server_default="0"),  # jobs that must have completed before it is queued
+    Column("pending", Integer, nullable=False, server_default="0"),  # those of them that have not
     # The claim: who holds the attempt, and until when without a renewal; of a fenced job, until when its settle may
     # take before any sweep gives it away. Null while nobody holds it.
     Column("claimed_by", String),
@@ -60,9 +83,28 @@ JOBS = Table(
     # Why the attempt was taken from its worker, or why the job ended as it did.
     Column("because", String),
     Column("ended_at", Float),
-    Index("jobs_claimable", "queue", "state", "priority", "job_id"),
-    Index("jobs_by_lease", "lease_expires_at"),
-    Index("jobs_by_worker", "host", "worker"),
+    Column("result", JSON(none_as_null=True)),
+    # Each holds only the jobs that are looked for by it, so that a claim costs the same whatever else is there.
+    _partial("jobs_claimable", "queue", "priority", "job_id", where="state = 'queued'"),
+    _partial("jobs_by_model", "queue", "model", "priority", "job_id", where="state = 'queued' AND model IS NOT NULL"),
+    _partial("jobs_by_lease", "lease_expires_at", where="lease_expires_at IS NOT NULL"),
+    _partial("jobs_by_worker", "host", "worker", where="worker IS NOT NULL"),
+    _partial("jobs_by_run", "run_id", "state", where="run_id IS NOT NULL"),
+    _partial(
+        "jobs_at_work",
+        *("state", "queue"),
+        where="state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')",
+    ),
+    _partial("jobs_tried_again", "queue", where="watchdog_retries > 0 OR reclaims > 0"),
+)
+
+# Which jobs a job needs: it is queued once all of them have completed. Both are of one run.
+DEPENDENCIES = Table(
+    "dependencies",
+    METADATA,
+    Column("job_id", ForeignKey("jobs.job_id"), primary_key=True),
+    Column("needs_job_id", ForeignKey("jobs.job_id"), primary_key=True),
+    Index("dependencies_by_needed", "needs_job_id"),
 )
 
 WORKERS = Table(
@@ -73,6 +115,7 @@ WORKERS = Table(
     Column("queue", String, nullable=False),
     Column("incarnation", String, nullable=False),
     Column("current_model", String),  # held while a job runs; a busy gauge counts fresh rows that hold one
+    Column("loaded_model", String),  # kept loaded between jobs; jobs that want it come first
     Column("last_seen_at", Float, nullable=False),
     # An incarnation whose process is being ended: it claims nothing more. The next one is another.
     Column("retired", String),
@@ -131,18 +174,73 @@ QUARANTINED_GPUS = Table(
     Column("because", String, nullable=False),
 )
 
-# The outbox: written in the transaction that ends a job, consumed at least once, by whoever comes first.
+# The outbox: written in the transaction that ends a job, or its run, and read at least once by each of its consumers.
 DISPATCH_EVENTS = Table(
     "dispatch_events",
     METADATA,
     Column("event_id", ID, primary_key=True),
-    Column("kind", String, nullable=False),  # failed
+    Column("kind", String, nullable=False),  # completed | failed | cancelled; run_ before each where a run ended
     Column("job_id", ForeignKey("jobs.job_id"), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("run_id", String),
+    Column("queue", String),
+    Column("job_class", String),
+    Column("waited_s", Float),  # from when the last attempt could be claimed until it was
+    Column("ran_s", Float),  # from its claim to its end
     Column("written_at", Float, nullable=False),
-    Column("consumed_at", Float),
+    # Its place in the order in which all consumers see them; given to it by the first that looks, because on
+    # PostgreSQL a later number of an event may be seen before an earlier one.
+    Column("position", BigInteger),
+    Column("consumed_at", Float),  # of a failed one: when its run was failed for it
     UniqueConstraint("job_id", "kind", name="one_event_of_a_kind_per_job"),
+    Index("dispatch_events_in_order", "position", unique=True),
+    _partial("dispatch_events_unplaced", "event_id", where="position IS NULL"),
+    _partial("dispatch_events_unheeded", "event_id", where="consumed_at IS NULL AND kind = 'failed'"),
+)
+
+# How far each reader of the outbox has come.
+CONSUMERS = Table(
+    "consumers",
+    METADATA,
+    Column("consumer", String, primary_key=True),
+    Column("position", BigInteger, nullable=False),
+    Column("moved_at", Float, nullable=False),
+)
+
+# What is to be done in a run besides its jobs, piece by piece: the frames of a render. Its jobs share them.
+ITEMS = Table(
+    "items",
+    METADATA,
+    Column("run_id", ForeignKey("runs.run_id"), primary_key=True),
+    Column("item", String, primary_key=True),
+    Column("place", Integer, nullable=False),  # in which order they are taken
+    Column("state", String, nullable=False),  # pending | taken | done | failed
+    # The attempt that took it. One that is over holds nothing: what it took is pending again.
+    Column("job_id", ForeignKey("jobs.job_id")),
+    Column("attempt", Integer),
+    Column("host", String),
+    Column("worker", String),
+    Column("changed_at", Float, nullable=False),
+    Column("because", String),
+    Column("result", JSON(none_as_null=True)),
+    Index("items_in_order", "run_id", "state", "place"),
+)
+
+# Every time an item was done or failed, and by whom: what the wrangling of workers and jobs goes by (B).
+ITEM_OUTCOMES = Table(
+    "item_outcomes",
+    METADATA,
+    Column("outcome_id", ID, primary_key=True),
+    Column("run_id", String, nullable=False),
+    Column("item", String, nullable=False),
+    Column("outcome", String, nullable=False),  # done | failed
+    Column("job_id", ForeignKey("jobs.job_id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("host", String, nullable=False),
+    Column("worker", String, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("because", String),
+    Index("item_outcomes_by_worker", "run_id", "host", "worker"),
 )
 
 QUEUE = Schema(name="queue", tables=METADATA, migrations="gpuwarden:migrations", first="jobs")

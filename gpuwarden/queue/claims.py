@@ -1,17 +1,38 @@
 """What a worker does: register, claim, renew, and bring a result."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, delete, exists, insert, not_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Executable,
+    Row,
+    Select,
+    Update,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+    update,
+)
 
-from gpuwarden.database import reading, writing
-from gpuwarden.job import FRESH_S, LEASE_S, JobId, Move, Trip
-from gpuwarden.queue import statements
-from gpuwarden.queue.records import DrainedError, Job, ReplacedError, to_job
+from gpuwarden.database import at_once, reading, writing
+from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, Move, State, Trip
+from gpuwarden.queue import runs, statements
+from gpuwarden.queue.records import DrainedError, Job, ReplacedError, Result, check_result, to_job
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
-from gpuwarden.schema import DEAD_WORKERS, JOBS, WORKER_GPUS, WORKERS
+from gpuwarden.schema import DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUEUES, WORKER_GPUS, WORKERS
+
+_Its: TypeAlias = Mapping[str, ColumnElement[Any]]
 
 
 class Claims(Room):
@@ -38,14 +59,30 @@ class Claims(Room):
             held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
             return statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        # Whose last claim was answered: only after such a one may a claim be made in one statement.
+        self._answered: set[str] = set()
+
     def claim(
-        self, queue: str, *, host: str, worker: str, incarnation: str, now: float, lease_s: float = LEASE_S
+        self,
+        queue: str,
+        *,
+        host: str,
+        worker: str,
+        incarnation: str,
+        now: float,
+        lease_s: float = LEASE_S,
+        loaded: str | None = None,
     ) -> Job | None:
         """Take the queue's next job for this incarnation, raising its attempt; `None` when there is none for it.
 
-        There is none for a worker whose GPU is in quarantine, and a job is left to others for a while by the GPUs it
-        was taken from. A slot that nobody has registered for is registered by its first claim. An incarnation has one
-        job at a time: the one that it holds already, of a claim whose answer was lost, is given to it again.
+        The next is the one of the lowest priority, and of those the oldest; but one that wants the model `loaded` comes
+        before others of its priority, as long as none of them has been overtaken for `AFFINITY_S`. There is none for a
+        worker whose GPU is in quarantine, or is another's whose host seems lost, and a job is left to others for a
+        while by the GPUs it was taken from. A slot that nobody has registered for is registered by its first claim. An
+        incarnation has one job at a time: the one that it holds already, of a claim whose answer was lost, is given to
+        it again.
 
         Raises:
             ReplacedError: this incarnation is over.
@@ -55,7 +92,32 @@ class Claims(Room):
         mine = {**slot, "incarnation": incarnation}
         until = now + lease_s
         # What is there for it depends on who else is there.
-        looks = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
+        looks: dict[str, Any] = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
+        if loaded is not None:
+            looks |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
+        if incarnation in self._answered:
+            self._answered.discard(incarnation)
+            row = self._claim_at_once({**looks, "incarnation": incarnation, "until": until})
+            if row.alive:
+                self._answered.add(incarnation)
+                return None if row.job_id is None else to_job(row)
+        job = self._claim_in_steps(mine, looks, until)
+        if self.shared:
+            self._answered.add(incarnation)
+        return job
+
+    def _claim_at_once(self, looks: dict[str, Any]) -> Row[Any]:
+        """One statement for the one case that matters: a worker that is there, and holds nothing.
+
+        What it finds is read before it waits for the worker's row: so it must not follow a claim that was not answered.
+        """
+        with at_once(self._engine) as connection:
+            return connection.execute(*(_take_at_once_by_model if "loaded" in looks else _take_at_once)(**looks)).one()
+
+    def _claim_in_steps(self, mine: dict[str, str], looks: dict[str, Any], until: float) -> Job | None:
+        host, worker, incarnation = mine["host"], mine["worker"], mine["incarnation"]
+        queue, now, loaded = looks["queue"], looks["now"], looks.get("loaded")
+        next_job, take = (_next_job, _take) if loaded is None else (_next_job_by_model, _take_by_model)
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
         # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
         with reading(self._engine) as connection:
@@ -63,29 +125,45 @@ class Claims(Room):
                 raise over
             if connection.scalar(*_is_drained(**mine)):
                 raise DrainedError(f"worker {host}/{worker} was asked to end, and has nothing to do")
-            if connection.scalar(*_mine(**mine)) is None and connection.scalar(*_next_job(**looks)) is None:
+            if connection.scalar(*_mine(**mine)) is None and connection.scalar(*next_job(**looks)) is None:
                 return None
         with writing(self._engine) as connection:
             # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
-            if not statements.touch_worker(connection, host, worker, queue, incarnation, now):
+            if not statements.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
                 raise over
             # Looked for behind that row's lock: a commit that was still on its way when its answer was given up for
             # lost is done by now.
             row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
             if row is None:
-                row = connection.execute(*_take(**looks, incarnation=incarnation, until=until)).one_or_none()
+                row = connection.execute(*take(**looks, incarnation=incarnation, until=until)).one_or_none()
+            elif statements.come_back(connection, row.job_id, row.attempt, incarnation):
+                row = connection.execute(*_take_again(**mine, until=until)).one()
             if row is None:
                 return None
-            statements.touch_worker(connection, host, worker, queue, incarnation, now, model=row.model or row.job_class)
+            model = row.model or row.job_class
+            statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             return to_job(row)
 
-    def heartbeat(self, *, host: str, worker: str, queue: str, incarnation: str, model: str | None, now: float) -> bool:
-        """Refresh the worker's row; `model` is what it holds now, `None` while it holds nothing.
+    def heartbeat(
+        self,
+        *,
+        host: str,
+        worker: str,
+        queue: str,
+        incarnation: str,
+        model: str | None,
+        now: float,
+        loaded: str | None = None,
+    ) -> bool:
+        """Refresh the worker's row; `model` is what it works with now, `None` while it has nothing to do.
 
-        False when this incarnation is over, and then the worker must stop.
+        `loaded` is what it keeps loaded for the jobs to come. False when this incarnation is over, and then the worker
+        must stop.
         """
         with writing(self._engine) as connection:
-            accepted = statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model)
+            accepted = statements.touch_worker(
+                connection, host, worker, queue, incarnation, now, model=model, loaded=loaded
+            )
             if accepted:
                 connection.execute(*_unflag(host=host, worker=worker))
             return accepted
@@ -94,29 +172,58 @@ class Claims(Room):
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
         with writing(self._engine) as connection:
-            return connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1
+            if connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1:
+                return True
+            if not statements.come_back(connection, job_id, attempt, incarnation):
+                return False
+            connection.execute(*_renew(**claim, until=now + lease_s))
+            return True
 
     def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
-        """Whether the attempt still holds its job; a read, cheap enough for every second."""
+        """Whether the attempt still has its job; a read, cheap enough for every second."""
         with reading(self._engine) as connection:
             return connection.scalar(*_owned(job_id=job_id, attempt=attempt, incarnation=incarnation)) is not None
 
-    def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
-        """The attempt finished its work; false when it no longer held the job, and nothing was written."""
+    def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float, result: Result = None) -> bool:
+        """The attempt finished its work; false when it no longer held the job, and nothing was written.
+
+        With it go its `completed` event, what waited for this job alone, and, where it was the last of its run, the
+        run. `result` is kept with the job, for whoever asks and for the jobs that need it.
+
+        Raises:
+            ResultError: the result cannot be kept: it is no JSON, or too long.
+        """
+        check_result(result)
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+        if self.shared:
+            with at_once(self._engine) as connection:
+                if connection.scalar(*_complete_at_once(**claim, now=now, result=result)):
+                    return True
         with writing(self._engine) as connection:
-            return connection.execute(*_complete(**claim, now=now)).rowcount == 1
+            run_id = runs.lock_run_of(connection, job_id)
+            done = _complete(**claim, now=now, result=result)
+            if connection.execute(*done).rowcount != 1 and not (
+                statements.come_back(connection, job_id, attempt, incarnation)
+                and connection.execute(*done).rowcount == 1
+            ):
+                return False
+            connection.execute(*statements.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
+            if run_id is not None:
+                runs.go_on(connection, run_id, job_id, now)
+            return True
 
     def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
         """The job's own code failed: terminal, with its `failed` event. False when the job was no longer held."""
         held = statements.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            return statements.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, attempt, because, now)
+            statements.come_back(connection, job_id, attempt, incarnation)
+            return statements.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, because, now)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
         held = statements.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
+            statements.come_back(connection, job_id, attempt, incarnation)
             return bool(statements.give_away(connection, Move.RELEASE, held, "released by its worker", now))
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:
@@ -156,22 +263,87 @@ def _mine(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _next_job(**its: ColumnElement[Any]) -> Executable:
-    return _next(its)
+    return select(_next(its))
+
+
+@Prepared
+def _next_job_by_model(**its: ColumnElement[Any]) -> Executable:
+    return select(_next(its))
 
 
 @Prepared
 def _take(**its: ColumnElement[Any]) -> Executable:
+    return _claim_of(its, _next(its, lock=True)).returning(JOBS)
+
+
+@Prepared
+def _take_by_model(**its: ColumnElement[Any]) -> Executable:
+    return _claim_of(its, _next(its, lock=True)).returning(JOBS)
+
+
+@Prepared
+def _take_at_once(**its: ColumnElement[Any]) -> Executable:
+    return _at_once(its)
+
+
+@Prepared
+def _take_at_once_by_model(**its: ColumnElement[Any]) -> Executable:
+    return _at_once(its)
+
+
+def _claim_of(its: _Its, job_id: ColumnElement[Any], *where: ColumnElement[bool]) -> Update:
     return statements.transition(
         Move.CLAIM,
-        JOBS.c.job_id == _next(its).with_for_update(skip_locked=True).scalar_subquery(),
+        JOBS.c.job_id == job_id,
+        *where,
         attempt=JOBS.c.attempt + 1,
         claimed_by=its["incarnation"],
         host=its["host"],
         worker=its["worker"],
         claimed_at=its["now"],
         lease_expires_at=its["until"],
+        budget_s=_budget_s(),
         because=None,
-    ).returning(JOBS)
+    )
+
+
+def _budget_s() -> ColumnElement[float]:
+    """What an attempt may take that begins now: as submitted, else as its queue says, else as its class does (A1)."""
+    of_queue = select(QUEUES.c.budget_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
+    by_class = {each: budget_s for each in JobClass if (budget_s := each.budget_s) is not None}
+    of_class = case(by_class, value=JOBS.c.job_class, else_=JOBS.c.budget_s)
+    return func.coalesce(JOBS.c.asked_budget_s, of_queue, of_class)
+
+
+def _at_once(its: _Its) -> Executable:
+    """The worker's row, then the job, then what the row shows: as in steps, and in that order."""
+    of_worker = (WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
+    is_there = and_(
+        *of_worker,
+        WORKERS.c.incarnation == its["incarnation"],
+        statements.not_retired(its["incarnation"]),
+        or_(WORKERS.c.draining.is_(None), WORKERS.c.draining != its["incarnation"]),
+        not_(exists().where(statements.running_with(its["host"], its["worker"], its["incarnation"]))),
+    )
+    there = select(WORKERS.c.worker).where(is_there).cte("there")
+    # Locked only where there is something to take: a lock is a write.
+    found = select(_next(its)).subquery("found")
+    mine = select(WORKERS.c.worker).where(is_there, exists(select(found.c[0]).where(found.c[0].is_not(None))))
+    row = mine.with_for_update().cte("mine")
+    taken = _claim_of(its, _next(its, exists(select(row.c.worker)), lock=True)).returning(JOBS).cte("taken")
+    shows = (
+        update(WORKERS)
+        .where(*of_worker, exists(select(taken.c.job_id)))
+        .values(
+            queue=its["queue"],
+            current_model=select(func.coalesce(taken.c.model, taken.c.job_class)).scalar_subquery(),
+            loaded_model=its.get("loaded"),
+            last_seen_at=its["now"],
+        )
+        .cte("shows")
+    )
+    one = select(exists(select(there.c.worker)).label("alive")).subquery("one")
+    return select(one.c.alive, *taken.c).select_from(one.outerjoin(taken, true())).add_cte(shows)
 
 
 @Prepared
@@ -187,27 +359,66 @@ def _renew(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _owned(**its: ColumnElement[Any]) -> Executable:
-    return select(JOBS.c.job_id).where(_held(its))
+    claimed = statements.claimed(its["job_id"], its["attempt"], its["incarnation"])
+    return select(JOBS.c.job_id).where(claimed, statements.is_in({State.RUNNING, State.NODE_LOST}))
 
 
 @Prepared
 def _complete(**its: ColumnElement[Any]) -> Executable:
-    return statements.transition(Move.COMPLETE, _held(its), ended_at=its["now"], **statements.UNCLAIMED)
+    return _completion(its)
 
 
-def _held(its: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
+@Prepared
+def _complete_at_once(**its: ColumnElement[Any]) -> Executable:
+    """Of a job without a run, which nothing waits for."""
+    done = _completion(its, JOBS.c.run_id.is_(None)).returning(JOBS).cte("done")
+    told = statements.events_of(done, kind=literal(Kind.COMPLETED), now=its["now"])
+    event = insert(DISPATCH_EVENTS).from_select(statements.EVENT, told).returning(DISPATCH_EVENTS.c.job_id)
+    return select(event.cte("event").c.job_id)
+
+
+def _completion(its: _Its, *where: ColumnElement[bool]) -> Update:
+    ended = {"ended_at": its["now"], "result": its["result"], **statements.UNCLAIMED}
+    return statements.transition(Move.COMPLETE, _held(its), *where, **ended)
+
+
+def _held(its: _Its) -> ColumnElement[bool]:
     return statements.held(its["job_id"], its["attempt"], its["incarnation"])
 
 
-def _next(its: Mapping[str, ColumnElement[Any]]) -> Select[tuple[int]]:
-    """The first job of its queue that a worker may have."""
-    job, host, worker = JOBS.alias("job"), its["host"], its["worker"]
+def _next(its: _Its, *where: ColumnElement[bool], lock: bool = False) -> ColumnElement[Any]:
+    """The first job of its queue that a worker may have; one that wants what it has loaded before its equals."""
+    if "loaded" not in its:
+        first = _claimable(its, JOBS.alias("job"), *where)
+        return _the_id(first.with_for_update(skip_locked=True) if lock else first)
+    head = _claimable(its, JOBS.alias("head")).subquery("head")
+    job = JOBS.alias("alike")
+    alike = _claimable(
+        its,
+        job,
+        *where,
+        job.c.model == its["loaded"],
+        job.c.priority == head.c.priority,
+        head.c.queued_at > its["overtaken_since"],
+    )
+    first = _claimable(its, JOBS.alias("job"), *where)
+    if lock:
+        alike, first = alike.with_for_update(skip_locked=True, of=job), first.with_for_update(skip_locked=True)
+    return func.coalesce(_the_id(alike), _the_id(first))
+
+
+def _the_id(jobs: Select[Any]) -> ColumnElement[Any]:
+    return jobs.with_only_columns(jobs.selected_columns.job_id).scalar_subquery()
+
+
+def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
+    host, worker = its["host"], its["worker"]
     elsewhere = statements.better_elsewhere(job, host, worker, its["now"], its["fresh_since"])
     return (
-        select(job.c.job_id)
-        .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job))
-        .where(not_(statements.is_locked(host, worker)))
-        .where(not_(statements.in_quarantine(host, worker)), not_(elsewhere))
+        select(job.c.job_id, job.c.priority, job.c.queued_at)
+        .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job), *where)
+        .where(not_(statements.is_locked(host, worker)), not_(statements.in_quarantine(host, worker)))
+        .where(not_(statements.held_by_lost(host, worker)), not_(elsewhere))
         .order_by(job.c.priority, job.c.job_id)
         .limit(1)
     )

@@ -1,10 +1,10 @@
 """What a person does: end, hold and free jobs; lock, unlock and drain workers."""
 
-from sqlalchemy import ColumnElement, and_, select, update
+from sqlalchemy import ColumnElement, and_, func, select, update
 
 from gpuwarden.database import reading, tell, writing
-from gpuwarden.job import FRESH_S, JobId, Move, State
-from gpuwarden.queue import statements
+from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
+from gpuwarden.queue import runs, statements
 from gpuwarden.queue.records import WorkerRow, to_worker
 from gpuwarden.queue.room import Room
 from gpuwarden.schema import JOBS, QUEUE, RUNS, WORKER_GPUS, WORKERS
@@ -14,22 +14,27 @@ class People(Room):
     """Moves that a person makes by hand: each is refused from a state that it does not start from."""
 
     def cancel(self, job_id: int, *, because: str, now: float) -> bool:
-        """End a job that is not over; its worker stops itself within a second. False when it was over."""
+        """End a job that is not over, and what needs it; its worker stops itself within a second.
+
+        False when it was over.
+        """
         with writing(self._engine) as connection:
-            ended = {"because": because, "ended_at": now, **statements.UNCLAIMED}
-            done = connection.execute(statements.transition(Move.CANCEL, JOBS.c.job_id == job_id, **ended)).rowcount
+            run_id = runs.lock_run_of(connection, job_id)
+            ids = runs.cancel(connection, JOBS.c.job_id == job_id, because, now)
+            if run_id is not None and ids:
+                runs.cancel_what_needs(connection, ids, now)
+                runs.close(connection, run_id, job_id, now)
             tell(connection, QUEUE.channel)
-            return done == 1
+            return bool(ids)
 
     def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
         """End a run: nothing is added to it any more, and its jobs that are not over are; the ids of those."""
         with writing(self._engine) as connection:
-            over = update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.state == "running")
-            connection.execute(over.values(state="cancelled", ended_at=now))
-            its = and_(JOBS.c.run_id == run_id, statements.from_sources(Move.CANCEL))
-            ids = [JobId(each) for each in connection.scalars(statements.locked(select(JOBS.c.job_id).where(its)))]
-            ended = {"because": because, "ended_at": now, **statements.UNCLAIMED}
-            connection.execute(statements.transition(Move.CANCEL, JOBS.c.job_id.in_(ids), **ended))
+            connection.execute(select(RUNS.c.state).where(RUNS.c.run_id == run_id).with_for_update())
+            ids = runs.cancel(connection, JOBS.c.run_id == run_id, because, now)
+            last = connection.scalar(select(func.max(JOBS.c.job_id)).where(JOBS.c.run_id == run_id))
+            if last is not None:
+                runs.end(connection, run_id, Kind.RUN_CANCELLED, ids[0] if ids else last, now)
             tell(connection, QUEUE.channel)
             return ids
 
@@ -40,10 +45,13 @@ class People(Room):
             return connection.execute(held).rowcount == 1
 
     def unblock(self, job_id: int) -> bool:
-        """Let a blocked job be claimed again; false unless it is blocked."""
+        """Let a blocked job be claimed again, once what it needs is done; false unless it is blocked."""
+        this = JOBS.c.job_id == job_id
         with writing(self._engine) as connection:
-            freed = statements.transition(Move.UNBLOCK, JOBS.c.job_id == job_id, because=None)
-            done = connection.execute(freed).rowcount == 1
+            runs.lock_run_of(connection, job_id)
+            freed = statements.transition(Move.UNBLOCK, this, JOBS.c.pending == 0, because=None)
+            waits = statements.transition(Move.DEFER, this, JOBS.c.pending > 0, because=None)
+            done = connection.execute(freed).rowcount == 1 or connection.execute(waits).rowcount == 1
             tell(connection, QUEUE.channel)
             return done
 

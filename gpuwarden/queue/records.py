@@ -1,17 +1,24 @@
 """What goes into the queue and comes out of it: submissions, jobs, slots, quarantines; and what is refused."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Row
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import ATTEMPTS_MAX, JobClass, JobId, State
+from gpuwarden.job import ATTEMPTS_MAX, JobClass, JobId, Kind, State
 from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
 """A job's priority when its submitter names none; lower runs sooner."""
+
+RESULT_MAX_BYTES: Final = 65536
+"""A job's result is an answer, and no place for data."""
+
+Result: TypeAlias = Any
+"""What JSON can hold; `None` where a job left nothing."""
 
 COUNT_MAX: Final = 2**31
 """Whole numbers stay below this: it is what the databases' integers hold."""
@@ -19,6 +26,10 @@ COUNT_MAX: Final = 2**31
 
 class SubmissionError(GpuwardenError):
     """A submission asks for what no worker could report and no rule could police."""
+
+
+class ResultError(GpuwardenError):
+    """A result cannot be kept."""
 
 
 class UnknownJobError(GpuwardenError):
@@ -38,8 +49,10 @@ class Submission:
     """A job to be done. Unset budgets and timeouts come from its class."""
 
     queue: str
-    job_class: JobClass = JobClass.GPU
+    job_class: JobClass | None = None
+    """`None`: what its queue says."""
     model: str | None = None
+    """What it needs loaded: a worker that has it loaded takes it before others of its priority."""
     reports_steps: bool = True
     payload: dict[str, Any] = field(default_factory=dict)
     run_id: str | None = None
@@ -48,6 +61,8 @@ class Submission:
     budget_s: float | None = None
     stall_timeout_s: float | None = None
     attempts_max: int = ATTEMPTS_MAX
+    needs: tuple[JobId, ...] = ()
+    """The jobs of its run that must have completed before it is queued."""
 
     def __post_init__(self) -> None:
         for name in ("queue", "model", "run_id"):
@@ -66,7 +81,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as the queue knows it."""
+    """A job as the queue knows it. Times are Unix seconds; `budget_s` is that of its present or last attempt."""
 
     job_id: JobId
     run_id: str | None
@@ -74,6 +89,7 @@ class Job:
     job_class: JobClass
     model: str | None
     payload: dict[str, Any]
+    asked_budget_s: float | None
     budget_s: float
     stall_timeout_s: float
     steps_total: int | None
@@ -88,6 +104,60 @@ class Job:
     worker: str | None
     lease_expires_at: float | None
     because: str | None
+    needs: int
+    """How many jobs had to complete before it could be queued."""
+    pending: int
+    """How many of them have yet to."""
+    submitted_at: float
+    queued_at: float | None
+    claimed_at: float | None
+    ended_at: float | None
+    result: Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Jobs that belong together; `state` is running, completed, failed or cancelled, times Unix seconds."""
+
+    run_id: str
+    state: str
+    submitted_at: float
+    ended_at: float | None
+    jobs: Mapping[State, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A job ended, or with it its run: see `Kind`. Delivered at least once to each consumer, in one order to all.
+
+    `waited_s` is from when its last attempt could be claimed until it was, `ran_s` from then to its end, seconds.
+    """
+
+    position: int
+    kind: Kind
+    job_id: JobId
+    attempt: int
+    run_id: str | None
+    queue: str | None
+    job_class: JobClass | None
+    waited_s: float | None
+    ran_s: float | None
+    written_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """What a queue's owner has set, when (Unix seconds) and who. `None` is: as for every queue.
+
+    `lost_hold_s` is how long a job of a lost host is held before it is given away, seconds; `None` for ever.
+    """
+
+    queue: str
+    job_class: JobClass | None
+    budget_s: float | None
+    lost_hold_s: float | None
+    set_at: float
+    set_by: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +197,7 @@ class WorkerRow:
     last_seen_at: float
     job_id: JobId | None
     current_model: str | None
+    loaded_model: str | None
     gpus: tuple[str, ...]
     draining: bool
     locked_at: float | None
@@ -158,6 +229,7 @@ def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> Work
         last_seen_at=row.last_seen_at,
         job_id=None if row.job_id is None else JobId(row.job_id),
         current_model=row.current_model,
+        loaded_model=row.loaded_model,
         gpus=tuple(gpus),
         draining=row.draining == row.incarnation,
         locked_at=row.locked_at,
@@ -180,6 +252,7 @@ def to_job(row: Row[Any]) -> Job:
         job_class=JobClass(row.job_class),
         model=row.model,
         payload=row.payload,
+        asked_budget_s=row.asked_budget_s,
         budget_s=float(row.budget_s),
         stall_timeout_s=float(row.stall_timeout_s),
         steps_total=row.steps_total,
@@ -194,4 +267,60 @@ def to_job(row: Row[Any]) -> Job:
         worker=row.worker,
         lease_expires_at=row.lease_expires_at,
         because=row.because,
+        needs=row.needs,
+        pending=row.pending,
+        submitted_at=row.submitted_at,
+        queued_at=row.queued_at,
+        claimed_at=row.claimed_at,
+        ended_at=row.ended_at,
+        result=row.result,
     )
+
+
+def to_event(row: Row[Any]) -> Event:
+    """A row of the table as a value."""
+    return Event(
+        position=row.position,
+        kind=Kind(row.kind),
+        job_id=JobId(row.job_id),
+        attempt=row.attempt,
+        run_id=row.run_id,
+        queue=row.queue,
+        job_class=None if row.job_class is None else JobClass(row.job_class),
+        waited_s=row.waited_s,
+        ran_s=row.ran_s,
+        written_at=row.written_at,
+    )
+
+
+def to_settings(row: Row[Any]) -> QueueSettings:
+    """A row of the table as a value."""
+    return QueueSettings(
+        queue=row.queue,
+        job_class=None if row.job_class is None else JobClass(row.job_class),
+        budget_s=row.budget_s,
+        lost_hold_s=row.lost_hold_s,
+        set_at=row.set_at,
+        set_by=row.set_by,
+    )
+
+
+def check_result(result: Result) -> None:
+    """Whether a job's result can be kept in both databases.
+
+    Raises:
+        ResultError: it is no JSON, has a NUL in a text, or is longer than `RESULT_MAX_BYTES`.
+    """
+    if result is None:
+        return
+    try:
+        text = json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultError(f"a job's result is what JSON can hold, and this is not: {error}") from None
+    if len(text) > RESULT_MAX_BYTES:
+        raise ResultError(
+            f"a job's result may have {RESULT_MAX_BYTES} bytes as JSON, and this has {len(text)}: leave the data in a "
+            "file, and the path of it here"
+        )
+    if "\\u0000" in text:
+        raise ResultError("a text with a NUL in it cannot be kept in every database")

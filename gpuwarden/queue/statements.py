@@ -1,31 +1,37 @@
 """The statements that several moves share. Every state is written by `transition`, and by nothing else."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar, Union
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Executable,
+    Float,
     FromClause,
     Select,
+    String,
     Update,
     and_,
     bindparam,
     case,
+    cast,
     exists,
     false,
     func,
     insert,
+    literal,
+    literal_column,
     not_,
+    null,
     or_,
     select,
     update,
 )
 
 from gpuwarden.database import tell, upsert
-from gpuwarden.job import MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Move, State
+from gpuwarden.job import MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
 from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
 GHOST_AGE_S: Final = 100.0
@@ -63,7 +69,13 @@ class Prepared:
 
 def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:
     """Whether a job is in a state from which this move starts."""
-    return job.c.state.in_(sorted(MOVES[move].sources))
+    return is_in(MOVES[move].sources, job)
+
+
+def is_in(states: Iterable[State], job: FromClause = JOBS) -> ColumnElement[bool]:
+    """Whether a job is in one of these states, told so that an index which holds only such jobs is used."""
+    wanted = [literal_column(f"'{state}'", String) for state in sorted(states)]
+    return job.c.state == wanted[0] if len(wanted) == 1 else job.c.state.in_(wanted)
 
 
 def transition(move: Move, *where: ColumnElement[bool], **values: Any) -> Update:
@@ -74,23 +86,30 @@ def transition(move: Move, *where: ColumnElement[bool], **values: Any) -> Update
 def held(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
     """The claim stands, so that a renewal or a result may be accepted.
 
-    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped.
+    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped. (One whose host
+    was taken for lost is made to run again first: `come_back`.)
     """
-    return and_(
-        JOBS.c.job_id == job_id,
-        JOBS.c.attempt == attempt,
-        JOBS.c.claimed_by == incarnation,
-        JOBS.c.state == State.RUNNING,
-    )
+    return and_(claimed(job_id, attempt, incarnation), JOBS.c.state == State.RUNNING)
+
+
+def claimed(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
+    """The job is this attempt's, in whatever state it is."""
+    return and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
+
+
+def come_back(connection: Connection, job_id: int, attempt: int, incarnation: str) -> bool:
+    """What is heard of a job whose host was taken for lost makes it run again (D6); false where it was not lost."""
+    lost = claimed(job_id, attempt, incarnation)
+    return connection.execute(transition(Move.RETURN, lost)).rowcount == 1
 
 
 def running_with(host: Value[str], worker: Value[str], incarnation: Value[str]) -> ColumnElement[bool]:
-    """The job that this incarnation runs."""
+    """The job that this incarnation has, lost as its host may seem."""
     return and_(
         JOBS.c.host == host,
         JOBS.c.worker == worker,
         JOBS.c.claimed_by == incarnation,
-        JOBS.c.state == State.RUNNING,
+        is_in({State.RUNNING, State.NODE_LOST}),
     )
 
 
@@ -100,20 +119,44 @@ def least(column: ColumnElement[int], bound: int) -> ColumnElement[int]:
 
 
 def end_failed(
-    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, attempt: int, because: str, now: float
+    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, because: str, now: float
 ) -> bool:
     """End a job for good, with its `failed` event; false when it was not in such a state."""
-    ended = connection.execute(
-        transition(move, where, because=because, ended_at=now, **UNCLAIMED).returning(JOBS.c.run_id)
-    ).one_or_none()
-    if ended is None:
+    ended = transition(move, where, because=because, ended_at=now, **UNCLAIMED)
+    if connection.execute(ended).rowcount != 1:
         return False
-    connection.execute(
-        insert(DISPATCH_EVENTS).values(
-            kind="failed", job_id=job_id, attempt=attempt, run_id=ended.run_id, written_at=now
-        )
-    )
+    connection.execute(*write_event(kind=Kind.FAILED, now=now, job_id=job_id))
     return True
+
+
+@Prepared
+def write_event(**its: ColumnElement[Any]) -> Executable:
+    """The event of a job that has just ended, or of its run."""
+    return insert(DISPATCH_EVENTS).from_select(EVENT, _event(its, JOBS).where(JOBS.c.job_id == its["job_id"]))
+
+
+def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
+    """The events of jobs that have just been cancelled; how long such a job waited or ran says nothing."""
+    if job_ids:
+        its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
+        found = _event(its, JOBS, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
+        connection.execute(insert(DISPATCH_EVENTS).from_select(EVENT, found))
+
+
+EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "waited_s", "ran_s", "written_at")
+"""The columns of an event that are written with it."""
+
+
+def _event(its: Mapping[str, ColumnElement[Any]], job: FromClause, *, timed: bool = True) -> Select[Any]:
+    about = [job.c[name] for name in ("job_id", "attempt", "run_id", "queue", "job_class")]
+    waited_s, ran_s = job.c.claimed_at - job.c.queued_at, its["now"] - job.c.claimed_at
+    times = [waited_s, ran_s] if timed else [null(), null()]
+    return select(cast(its["kind"], String), *about, *times, cast(its["now"], Float))
+
+
+def events_of(ended: FromClause, **its: ColumnElement[Any]) -> Select[Any]:
+    """The events of jobs that end in the same statement."""
+    return _event(its, ended)
 
 
 def locked(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:
@@ -140,11 +183,11 @@ def give_away(connection: Connection, move: Move, where: ColumnElement[bool], wh
             continue
         spent.append(row.job_id)
         this, because = JOBS.c.job_id == row.job_id, f"{why}, and {used} are used"
-        end_failed(connection, Move.EXHAUST, this, row.job_id, row.attempt, because, now)
+        end_failed(connection, Move.EXHAUST, this, row.job_id, because, now)
     # A fenced job keeps the reason of its fence.
     fenced = JOBS.c.state == State.FENCING
     because_of = case((fenced, JOBS.c.because + ", and nobody settled it in time"), else_=why)
-    values: dict[str, Any] = {"because": because_of, **UNCLAIMED}
+    values: dict[str, Any] = {"because": because_of, "queued_at": now, **UNCLAIMED}
     if lost:
         values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
     if back:
@@ -155,7 +198,8 @@ def give_away(connection: Connection, move: Move, where: ColumnElement[bool], wh
 
 def retired(incarnation: str, now: float) -> dict[str, Any]:
     """What the row of a worker says whose process is being ended."""
-    return {"current_model": None, "last_seen_at": now - GHOST_AGE_S, "retired": incarnation}
+    row = {"current_model": None, "loaded_model": None, "last_seen_at": now - GHOST_AGE_S}
+    return {**row, "retired": incarnation}
 
 
 def of_worker(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Update:
@@ -175,7 +219,13 @@ def see_worker(
     connection: Connection, host: str, worker: str, queue: str, incarnation: str, now: float, *, model: str | None
 ) -> None:
     """Make this incarnation the one that the worker's row is of."""
-    row = {"queue": queue, "incarnation": incarnation, "current_model": model, "last_seen_at": now}
+    row = {
+        "queue": queue,
+        "incarnation": incarnation,
+        "current_model": model,
+        "loaded_model": None,
+        "last_seen_at": now,
+    }
     connection.execute(
         upsert(connection, WORKERS)
         .values(host=host, worker=worker, **row)
@@ -192,10 +242,11 @@ def touch_worker(
     now: float,
     *,
     model: str | None = None,
+    loaded: str | None = None,
 ) -> bool:
     """Refresh the row of this incarnation; false when it is over: replaced, or retired."""
-    row = {"queue": queue, "current_model": model, "last_seen_at": now}
-    touch = _touch(host=host, worker=worker, incarnation=incarnation, queue=queue, model=model, now=now)
+    row = {"queue": queue, "current_model": model, "loaded_model": loaded, "last_seen_at": now}
+    touch = _touch(host=host, worker=worker, incarnation=incarnation, queue=queue, model=model, loaded=loaded, now=now)
     if connection.execute(*touch).rowcount == 1:
         return True
     first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
@@ -205,9 +256,20 @@ def touch_worker(
 
 @Prepared
 def _touch(**its: ColumnElement[Any]) -> Executable:
-    alive = or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != its["incarnation"])
-    row = {"queue": its["queue"], "current_model": its["model"], "last_seen_at": its["now"]}
-    return of_worker(its["host"], its["worker"], its["incarnation"]).where(alive).values(**row)
+    row = {
+        "queue": its["queue"],
+        "current_model": its["model"],
+        "loaded_model": its["loaded"],
+        "last_seen_at": its["now"],
+    }
+    return (
+        of_worker(its["host"], its["worker"], its["incarnation"]).where(not_retired(its["incarnation"])).values(**row)
+    )
+
+
+def not_retired(incarnation: Value[str]) -> ColumnElement[bool]:
+    """Whether this incarnation's process is not being ended."""
+    return or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != incarnation)
 
 
 def is_locked(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
@@ -232,6 +294,13 @@ def quarantined_for(host: Value[str], worker: Value[str]) -> ColumnElement[bool]
 def in_quarantine(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
     """Whether any does."""
     return exists().where(quarantined_for(host, worker)).correlate_except(QUARANTINED_GPUS)
+
+
+def held_by_lost(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a GPU of this worker is another's whose host seems lost, and whose job may still run on it (D4)."""
+    lost, theirs = JOBS.alias("lost"), WORKER_GPUS.alias("theirs")
+    same = and_(theirs.c.host == lost.c.host, theirs.c.worker == lost.c.worker, theirs.c.gpu.in_(gpus_of(host, worker)))
+    return exists().where(is_in({State.NODE_LOST}, lost), same).correlate_except(lost, theirs)
 
 
 def better_elsewhere(

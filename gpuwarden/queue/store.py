@@ -2,20 +2,24 @@
 
 from typing import Self
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
-from gpuwarden.database import Changes, open_database, reading, tell, upsert, watch, writing
-from gpuwarden.job import JobId, State, stall_timeout_s
+from gpuwarden.database import Changes, open_database, reading, watch, writing
+from gpuwarden.job import State
 from gpuwarden.queue.claims import Claims
+from gpuwarden.queue.events import Events
 from gpuwarden.queue.gpus import Gpus
+from gpuwarden.queue.hosts import Hosts
 from gpuwarden.queue.people import People
-from gpuwarden.queue.records import Job, Submission, SubmissionError, UnknownJobError, to_job
+from gpuwarden.queue.queues import Queues
+from gpuwarden.queue.records import Job, UnknownJobError, to_job
+from gpuwarden.queue.runs import Runs
 from gpuwarden.queue.sweeps import Sweeps
 from gpuwarden.queue.trips import Trips
-from gpuwarden.schema import DISPATCH_EVENTS, JOBS, QUEUE, RUNS
+from gpuwarden.schema import JOBS, QUEUE
 
 
-class JobStore(Claims, Trips, People, Gpus, Sweeps):
+class JobStore(Claims, Runs, Trips, People, Queues, Hosts, Gpus, Sweeps, Events):
     """The queue in one database. Safe to share between threads."""
 
     @classmethod
@@ -44,48 +48,6 @@ class JobStore(Claims, Trips, People, Gpus, Sweeps):
         """A cheap watch on the queue, for one thread."""
         return watch(self._engine, QUEUE)
 
-    def submit(self, submission: Submission, *, now: float) -> JobId:
-        """Queue a job, and open its run when it is the first of it.
-
-        Raises:
-            SubmissionError: its run has failed already.
-        """
-        budget_s = submission.job_class.budget_s if submission.budget_s is None else submission.budget_s
-        silence_s = stall_timeout_s(
-            submission.job_class, reports_steps=submission.reports_steps, configured_s=submission.stall_timeout_s
-        )
-        with writing(self._engine) as connection:
-            if submission.run_id is not None:
-                opened = upsert(connection, RUNS).values(run_id=submission.run_id, state="running", submitted_at=now)
-                connection.execute(opened.on_conflict_do_nothing())
-                # Locked, so that a job is not added to a run while that fails and cancels what it finds.
-                run = select(RUNS.c.state).where(RUNS.c.run_id == submission.run_id).with_for_update(read=True)
-                if (state := connection.scalar(run)) != "running":
-                    raise SubmissionError(f"run {submission.run_id!r} has {state}: give the job another run")
-            job_id = connection.scalar(
-                insert(JOBS)
-                .values(
-                    run_id=submission.run_id,
-                    queue=submission.queue,
-                    job_class=submission.job_class,
-                    model=submission.model,
-                    payload=submission.payload,
-                    budget_s=budget_s,
-                    stall_timeout_s=silence_s,
-                    steps_total=submission.steps_total,
-                    state=State.QUEUED,
-                    priority=submission.priority,
-                    attempt=0,
-                    attempts_max=submission.attempts_max,
-                    watchdog_retries=0,
-                    reclaims=0,
-                    submitted_at=now,
-                )
-                .returning(JOBS.c.job_id)
-            )
-            tell(connection, QUEUE.channel)
-        return JobId(int(job_id or 0))
-
     def job(self, job_id: int) -> Job:
         """One job.
 
@@ -103,14 +65,3 @@ class JobStore(Claims, Trips, People, Gpus, Sweeps):
         with reading(self._engine) as connection:
             rows = connection.execute(select(JOBS).where(JOBS.c.state.in_(states)).order_by(JOBS.c.job_id))
             return [to_job(row) for row in rows]
-
-    def run_state(self, run_id: str) -> str | None:
-        """`running` or `failed`; `None` for a run nobody submitted."""
-        with reading(self._engine) as connection:
-            return connection.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))
-
-    def dispatch_events(self, job_id: int) -> list[str]:
-        """The kinds of the events written for a job, in order."""
-        with reading(self._engine) as connection:
-            events = select(DISPATCH_EVENTS.c.kind).where(DISPATCH_EVENTS.c.job_id == job_id)
-            return list(connection.scalars(events.order_by(DISPATCH_EVENTS.c.event_id)))

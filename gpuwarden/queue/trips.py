@@ -78,6 +78,7 @@ class Trips(Room):
             priority=statements.least(JOBS.c.priority, REQUEUE_PRIORITY),
             watchdog_retries=JOBS.c.watchdog_retries + 1,
             because=f"{trip}: requeued",
+            queued_at=now,
             **statements.UNCLAIMED,
         )
         with writing(self._engine) as connection:
@@ -97,7 +98,7 @@ class Trips(Room):
         """End a fenced job for good (A10): the terminal mark and its `failed` event, in one transaction."""
         fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
         with writing(self._engine) as connection:
-            return statements.end_failed(connection, Move.FAIL, fenced, job_id, attempt, because, now)
+            return statements.end_failed(connection, Move.FAIL, fenced, job_id, because, now)
 
     def dead_workers(self, *, now: float, host: str | None = None, queue: str | None = None) -> list[DeadWorker]:
         """The workers that were found dead and have not come back, stamped within `FLAG_FRESH_S` (A14)."""

@@ -128,7 +128,7 @@ def test_the_job_is_requeued_once_and_finished_by_its_second_attempt(endings: En
 
     job = found.job
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.COMPLETED, 2, 1, 0)
-    assert found.events == []
+    assert found.events == ["completed"]
     assert (found.sibling.state, found.run_state) == (State.QUEUED, "running")
 
 
@@ -138,7 +138,7 @@ def test_a_job_without_a_retry_left_fails_once_with_one_event_that_is_heeded(end
 
     job = found.job
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.FAILED, 1, 0, 0)
-    assert found.events == ["failed"]
+    assert found.events == ["failed", "run_failed"]
     assert (found.sibling.state, found.run_state) == (State.CANCELLED, "failed")
 
 

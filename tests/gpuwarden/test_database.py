@@ -466,9 +466,9 @@ def test_a_server_that_went_away_is_told_and_used_again_once_it_is_back(
     getattr(postgres, end)()
 
     for _ in range(2):
-        with pytest.raises(NoAnswerError, match=r"connection.* failed: "):
-            count(postgres_engine)
         with pytest.raises(NoAnswerError):
+            count(postgres_engine)
+        with pytest.raises(NoAnswerError, match=r"connection.* failed: "):
             change(postgres_engine)
 
     postgres.start()

@@ -16,6 +16,7 @@ from gpuwarden.job import (
 
 # Every move that is legal, by the state it starts from. What is not here must be refused.
 LEGAL: dict[str, dict[str, str]] = {
+    "waiting": {"ready": "queued", "block": "blocked", "cancel": "cancelled"},
     "queued": {"claim": "running", "block": "blocked", "cancel": "cancelled"},
     "running": {
         "complete": "completed",
@@ -35,8 +36,15 @@ LEGAL: dict[str, dict[str, str]] = {
         "exhaust": "failed",
         "cancel": "cancelled",
     },
-    "node_lost": {"return": "running", "fence": "fencing", "cancel": "cancelled"},
-    "blocked": {"unblock": "queued", "cancel": "cancelled"},
+    "node_lost": {
+        "return": "running",
+        "reclaim": "queued",
+        "supersede": "queued",
+        "exhaust": "failed",
+        "fence": "fencing",
+        "cancel": "cancelled",
+    },
+    "blocked": {"unblock": "queued", "defer": "waiting", "cancel": "cancelled"},
     "completed": {},
     "failed": {},
     "cancelled": {},
@@ -97,8 +105,9 @@ def test_a_class_decides_the_budget_and_whether_a_trip_requeues(
     assert (job_class.budget_s, job_class.retried) == (budget_s, retried)
 
 
-def test_every_class_has_a_budget() -> None:
-    assert all(job_class.budget_s > 0 for job_class in JobClass)
+@pytest.mark.behaviour("A1")
+def test_every_class_has_a_budget_but_the_one_whose_queue_sets_it() -> None:
+    assert {job_class for job_class in JobClass if not job_class.budget_s} == {JobClass.INGEST}
 
 
 @pytest.mark.parametrize(

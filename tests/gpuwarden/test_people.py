@@ -58,7 +58,7 @@ def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: 
     states = {each: store.job(each).state for each in (done, waits, other)}
     assert states == {done: State.COMPLETED, waits: State.CANCELLED, other: State.QUEUED}
     assert store.run_state("r1") == "cancelled"
-    with pytest.raises(SubmissionError, match="has cancelled: give the job another run"):
+    with pytest.raises(SubmissionError, match="was cancelled: give the job another run"):
         submit(store, run_id="r1")
 
 

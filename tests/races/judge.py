@@ -229,10 +229,13 @@ class Judge:
             if job_id in before and before[job_id] != row:
                 self._changed(before[job_id], row, actor)
         self._gpus(gpus, actor)
-        events = dict(see.execute("SELECT job_id, count(*) FROM dispatch_events GROUP BY job_id").fetchall())
+        events: dict[int, list[str]] = {}
+        for job_id, kind in see.execute("SELECT job_id, kind FROM dispatch_events").fetchall():
+            if not kind.startswith("run_"):
+                events.setdefault(job_id, []).append(kind)
         for job_id, row in rows.items():
-            wanted = int(row.state is State.FAILED)
-            self.must(events.get(job_id, 0) == wanted, OUTBOX, f"job {job_id} is {row.state}: {events.get(job_id, 0)}")
+            wanted = [row.state] if row.state in FINAL else []
+            self.must(events.get(job_id, []) == wanted, OUTBOX, f"job {job_id} is {row.state}: {events.get(job_id)}")
 
     def _workers(self, found: Iterable[tuple[str, str, str]], rows: Mapping[int, Row], actor: Any) -> None:
         for host, worker, incarnation in found:

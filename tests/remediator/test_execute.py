@@ -328,7 +328,7 @@ def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobSto
 
     assert [told(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
     assert store.job(job_id).state is State.FAILED
-    assert store.dispatch_events(job_id) == ["failed"]
+    assert store.dispatch_events(job_id) == ["failed", "run_failed"]
     assert store.run_state("r1") == "failed"
     assert store.job(sibling).state is State.CANCELLED
 
@@ -940,7 +940,7 @@ def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed:
     assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
     if failed:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
-        assert store.dispatch_events(1) == ["failed"], account
+        assert store.dispatch_events(1) == ["failed", "run_failed"], account
     else:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
         assert claims(store, "w9") == 1

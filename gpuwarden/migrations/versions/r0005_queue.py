@@ -1,0 +1,101 @@
+"""Dependencies, results, queues' own settings, items, an outbox with consumers; indexes of what is looked for alone."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+
+ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+PARTIAL = {
+    "jobs_claimable": (("queue", "priority", "job_id"), "state = 'queued'"),
+    "jobs_by_model": (("queue", "model", "priority", "job_id"), "state = 'queued' AND model IS NOT NULL"),
+    "jobs_by_lease": (("lease_expires_at",), "lease_expires_at IS NOT NULL"),
+    "jobs_by_worker": (("host", "worker"), "worker IS NOT NULL"),
+    "jobs_by_run": (("run_id", "state"), "run_id IS NOT NULL"),
+    "jobs_at_work": (("state", "queue"), "state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')"),
+    "jobs_tried_again": (("queue",), "watchdog_retries > 0 OR reclaims > 0"),
+}
+WHOLE = {
+    "jobs_claimable": ("queue", "state", "priority", "job_id"),
+    "jobs_by_lease": ("lease_expires_at",),
+    "jobs_by_worker": ("host", "worker"),
+}
+
+
+def upgrade() -> None:
+    """Add them."""
+    op.add_column("jobs", sa.Column("asked_budget_s", sa.Float))
+    op.add_column("jobs", sa.Column("queued_at", sa.Float))
+    op.add_column("jobs", sa.Column("needs", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("jobs", sa.Column("pending", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("jobs", sa.Column("result", sa.JSON))
+    op.execute("UPDATE jobs SET asked_budget_s = budget_s, queued_at = submitted_at")
+    for name in WHOLE:
+        op.drop_index(name, "jobs")
+    for name, (columns, where) in PARTIAL.items():
+        _partial(name, "jobs", columns, where)
+    op.add_column("workers", sa.Column("loaded_model", sa.String))
+    op.add_column("dispatch_events", sa.Column("queue", sa.String))
+    op.add_column("dispatch_events", sa.Column("job_class", sa.String))
+    op.add_column("dispatch_events", sa.Column("waited_s", sa.Float))
+    op.add_column("dispatch_events", sa.Column("ran_s", sa.Float))
+    op.add_column("dispatch_events", sa.Column("position", sa.BigInteger))
+    op.create_index("dispatch_events_in_order", "dispatch_events", ["position"], unique=True)
+    _partial("dispatch_events_unplaced", "dispatch_events", ("event_id",), "position IS NULL")
+    _partial("dispatch_events_unheeded", "dispatch_events", ("event_id",), "consumed_at IS NULL AND kind = 'failed'")
+    op.create_table(
+        "queues",
+        sa.Column("queue", sa.String, primary_key=True),
+        sa.Column("job_class", sa.String),
+        sa.Column("budget_s", sa.Float),
+        sa.Column("lost_hold_s", sa.Float),
+        sa.Column("set_at", sa.Float, nullable=False),
+        sa.Column("set_by", sa.String, nullable=False),
+    )
+    op.create_table(
+        "dependencies",
+        sa.Column("job_id", ID, sa.ForeignKey("jobs.job_id"), primary_key=True),
+        sa.Column("needs_job_id", ID, sa.ForeignKey("jobs.job_id"), primary_key=True),
+    )
+    op.create_index("dependencies_by_needed", "dependencies", ["needs_job_id"])
+    op.create_table(
+        "consumers",
+        sa.Column("consumer", sa.String, primary_key=True),
+        sa.Column("position", sa.BigInteger, nullable=False),
+        sa.Column("moved_at", sa.Float, nullable=False),
+    )
+    op.create_table(
+        "items",
+        sa.Column("run_id", sa.String, sa.ForeignKey("runs.run_id"), primary_key=True),
+        sa.Column("item", sa.String, primary_key=True),
+        sa.Column("place", sa.Integer, nullable=False),
+        sa.Column("state", sa.String, nullable=False),
+        sa.Column("job_id", ID, sa.ForeignKey("jobs.job_id")),
+        sa.Column("attempt", sa.Integer),
+        sa.Column("host", sa.String),
+        sa.Column("worker", sa.String),
+        sa.Column("changed_at", sa.Float, nullable=False),
+        sa.Column("because", sa.String),
+        sa.Column("result", sa.JSON),
+    )
+    op.create_index("items_in_order", "items", ["run_id", "state", "place"])
+    op.create_table(
+        "item_outcomes",
+        sa.Column("outcome_id", ID, primary_key=True),
+        sa.Column("run_id", sa.String, nullable=False),
+        sa.Column("item", sa.String, nullable=False),
+        sa.Column("outcome", sa.String, nullable=False),
+        sa.Column("job_id", ID, sa.ForeignKey("jobs.job_id"), nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("host", sa.String, nullable=False),
+        sa.Column("worker", sa.String, nullable=False),
+        sa.Column("at", sa.Float, nullable=False),
+        sa.Column("because", sa.String),
+    )
+    op.create_index("item_outcomes_by_worker", "item_outcomes", ["run_id", "host", "worker"])
+
+
+def _partial(name: str, table: str, columns: tuple[str, ...], where: str) -> None:
+    op.create_index(name, table, list(columns), sqlite_where=sa.text(where), postgresql_where=sa.text(where))
