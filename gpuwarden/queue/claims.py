@@ -17,6 +17,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    literal_column,
     not_,
     or_,
     select,
@@ -263,22 +264,22 @@ def _mine(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _next_job(**its: ColumnElement[Any]) -> Executable:
-    return select(_next(its))
+    return select(_next(its, _may_claim(its)))
 
 
 @Prepared
 def _next_job_by_model(**its: ColumnElement[Any]) -> Executable:
-    return select(_next(its))
+    return select(_next(its, _may_claim(its)))
 
 
 @Prepared
 def _take(**its: ColumnElement[Any]) -> Executable:
-    return _claim_of(its, _next(its, lock=True)).returning(JOBS)
+    return _claim_of(its, _next(its, _may_claim(its), lock=True)).returning(JOBS)
 
 
 @Prepared
 def _take_by_model(**its: ColumnElement[Any]) -> Executable:
-    return _claim_of(its, _next(its, lock=True)).returning(JOBS)
+    return _claim_of(its, _next(its, _may_claim(its), lock=True)).returning(JOBS)
 
 
 @Prepared
@@ -316,24 +317,26 @@ def _budget_s() -> ColumnElement[float]:
 
 
 def _at_once(its: _Its) -> Executable:
-    """The worker's row, then the job, then what the row shows: as in steps, and in that order."""
-    of_worker = (WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
-    is_there = and_(
-        *of_worker,
-        WORKERS.c.incarnation == its["incarnation"],
-        statements.not_retired(its["incarnation"]),
-        or_(WORKERS.c.draining.is_(None), WORKERS.c.draining != its["incarnation"]),
-        not_(exists().where(statements.running_with(its["host"], its["worker"], its["incarnation"]))),
+    """The worker's row, then the job, then what the row shows: as in steps, and in that order.
+
+    It has to stay under 4096 characters: the driver parses what is longer anew each time.
+    """
+    host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
+    mine = and_(
+        *(WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation),
+        *(statements.not_retired(incarnation), or_(WORKERS.c.draining.is_(None), WORKERS.c.draining != incarnation)),
     )
-    there = select(WORKERS.c.worker).where(is_there).cte("there")
-    # Locked only where there is something to take: a lock is a write.
-    found = select(_next(its)).subquery("found")
-    mine = select(WORKERS.c.worker).where(is_there, exists(select(found.c[0]).where(found.c[0].is_not(None))))
-    row = mine.with_for_update().cte("mine")
+    free = not_(exists(select(literal(1)).where(statements.running_with(host, worker, incarnation))))
+    there = select(WORKERS.c.worker).where(mine, free).cte("there")
+    # Locked only where there may be something to take: a lock is a write.
+    job = JOBS.alias("any")
+    any_job = exists(select(literal(1)).where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job)))
+    may = select(WORKERS.c.worker).where(mine, exists(select(there.c.worker)), any_job, _may_claim(its))
+    row = may.with_for_update().cte("mine")
     taken = _claim_of(its, _next(its, exists(select(row.c.worker)), lock=True)).returning(JOBS).cte("taken")
     shows = (
         update(WORKERS)
-        .where(*of_worker, exists(select(taken.c.job_id)))
+        .where(WORKERS.c.host == host, WORKERS.c.worker == worker, exists(select(taken.c.job_id)))
         .values(
             queue=its["queue"],
             current_model=select(func.coalesce(taken.c.model, taken.c.job_class)).scalar_subquery(),
@@ -412,13 +415,17 @@ def _the_id(jobs: Select[Any]) -> ColumnElement[Any]:
 
 
 def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
-    host, worker = its["host"], its["worker"]
-    elsewhere = statements.better_elsewhere(job, host, worker, its["now"], its["fresh_since"])
+    elsewhere = statements.better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
     return (
         select(job.c.job_id, job.c.priority, job.c.queued_at)
-        .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job), *where)
-        .where(not_(statements.is_locked(host, worker)), not_(statements.in_quarantine(host, worker)))
-        .where(not_(statements.held_by_lost(host, worker)), not_(elsewhere))
+        .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job), not_(elsewhere), *where)
         .order_by(job.c.priority, job.c.job_id)
-        .limit(1)
+        .limit(literal_column("1"))
     )
+
+
+def _may_claim(its: _Its) -> ColumnElement[bool]:
+    """Whether nothing keeps this worker from any job whatever."""
+    host, worker = its["host"], its["worker"]
+    kept_from = (statements.is_locked, statements.in_quarantine, statements.held_by_lost)
+    return not_(or_(*(keeps(host, worker) for keeps in kept_from)))
