@@ -40,7 +40,7 @@ _HELP: Final[Mapping[str, str]] = {
 }
 """What each command does, in the order in which they are listed; others come after them."""
 
-_EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "worker", "deploy": "exporter,remediator,up"}
+_EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
 """The extra that brings what a package needs, where it is not called like the package."""
 
 

@@ -169,7 +169,7 @@ def at_once(engine: Engine) -> Iterator[Connection]:
     Raises:
         DatabaseError: the database refused, or is gone; of a statement that writes nobody knows whether it was done.
     """
-    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "writes": True}
     with _translated(engine), engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
 

@@ -22,6 +22,7 @@ from gpuwarden.queue.records import (
     SubmissionError,
     UnknownJobError,
     WorkerRow,
+    check_result,
     is_gpu,
 )
 from gpuwarden.queue.store import JobStore
@@ -44,5 +45,6 @@ __all__ = [
     "SubmissionError",
     "UnknownJobError",
     "WorkerRow",
+    "check_result",
     "is_gpu",
 ]

@@ -17,6 +17,9 @@ PRIORITY: Final = 100
 RESULT_MAX_BYTES: Final = 65536
 """A job's result is an answer, and no place for data."""
 
+PAYLOAD_MAX_BYTES: Final = 2**20
+"""A job's payload says what is to be done, and with which files."""
+
 Result: TypeAlias = Any
 """What JSON can hold; `None` where a job left nothing."""
 
@@ -65,6 +68,7 @@ class Submission:
     """The jobs of its run that must have completed before it is queued."""
 
     def __post_init__(self) -> None:
+        check_json(self.payload, "payload", PAYLOAD_MAX_BYTES, SubmissionError)
         for name in ("queue", "model", "run_id"):
             text = getattr(self, name)
             if text is not None and not is_text(text):
@@ -113,6 +117,8 @@ class Job:
     claimed_at: float | None
     ended_at: float | None
     result: Result
+    inputs: Mapping[JobId, Result] = field(default_factory=dict)
+    """To its body: what the jobs that it needs have left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,16 +317,19 @@ def check_result(result: Result) -> None:
     Raises:
         ResultError: it is no JSON, has a NUL in a text, or is longer than `RESULT_MAX_BYTES`.
     """
-    if result is None:
-        return
+    check_json(result, "result", RESULT_MAX_BYTES, ResultError)
+
+
+def check_json(value: object, what: str, size_max_bytes: int, error: type[GpuwardenError]) -> None:
+    """Whether a job's result or payload can be kept in both databases; raises `error` where it cannot."""
     try:
-        text = json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ResultError(f"a job's result is what JSON can hold, and this is not: {error}") from None
-    if len(text) > RESULT_MAX_BYTES:
-        raise ResultError(
-            f"a job's result may have {RESULT_MAX_BYTES} bytes as JSON, and this has {len(text)}: leave the data in a "
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as because:
+        raise error(f"a job's {what} is what JSON can hold, and this is not: {because}") from None
+    if len(text) > size_max_bytes:
+        raise error(
+            f"a job's {what} may have {size_max_bytes} bytes as JSON, and this has {len(text)}: leave the data in a "
             "file, and the path of it here"
         )
-    if "\\u0000" in text:
-        raise ResultError("a text with a NUL in it cannot be kept in every database")
+    if "\\u0000" in text.replace("\\\\", ""):
+        raise error(f"a job's {what} has a text with a NUL in it, which not every database can keep")

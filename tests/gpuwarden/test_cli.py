@@ -85,7 +85,7 @@ def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
     code, _, err = run(capsys, "job", "list")
 
     assert code == 1
-    assert "pip install 'gpuwarden[worker]'" in err
+    assert "pip install 'gpuwarden[jobs]'" in err
 
 
 def test_programs_register_their_commands_without_the_library_importing_them() -> None:

@@ -940,7 +940,7 @@ def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed:
     assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
     if failed:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
-        assert store.dispatch_events(1) == ["failed", "run_failed"], account
+        assert store.dispatch_events(1) == ["failed"], account
     else:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
         assert claims(store, "w9") == 1
