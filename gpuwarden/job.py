@@ -140,6 +140,39 @@ MOVES: Final[Mapping[Move, Legal]] = {
 FINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 
 
+class ItemState(StrEnum):
+    """Where an item of a run stands; a job of the run takes it, does it, and takes the next."""
+
+    PENDING = "pending"
+    TAKEN = "taken"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ItemMove(StrEnum):
+    """Each way an item changes state."""
+
+    TAKE = "take"
+    FINISH = "finish"
+    TRY_AGAIN = "try_again"
+    GIVE_UP = "give_up"
+    RESET = "reset"
+
+
+ITEM_MOVES: Final[Mapping[ItemMove, tuple[frozenset[ItemState], ItemState]]] = {
+    # What an attempt that is over had taken is there to be taken, too.
+    ItemMove.TAKE: (frozenset({ItemState.PENDING, ItemState.TAKEN}), ItemState.TAKEN),
+    ItemMove.FINISH: (frozenset({ItemState.TAKEN}), ItemState.DONE),
+    ItemMove.TRY_AGAIN: (frozenset({ItemState.TAKEN}), ItemState.PENDING),
+    ItemMove.GIVE_UP: (frozenset({ItemState.TAKEN}), ItemState.FAILED),
+    # A person, or a rule about the worker that failed it.
+    ItemMove.RESET: (frozenset({ItemState.FAILED}), ItemState.PENDING),
+}
+
+ITEM_TRIES_MAX: Final = 3
+"""How often an item may fail, on whichever workers, before it has failed for good."""
+
+
 class Kind(StrEnum):
     """What a dispatch event tells of: a job that ended, or with it its run."""
 

@@ -28,12 +28,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
+
+import structlog
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import FINAL, JobClass, JobId, Phase, State
+from gpuwarden.job import FINAL, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Job, JobStore, Result, Submission
 from gpuwarden.reporter import Reporter
+
+log: Final = structlog.get_logger("job")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +49,10 @@ LOOK_S: Final = 5.0
 
 class TaskError(GpuwardenError):
     """A job names no function of this queue, or a function cannot be one."""
+
+
+class ItemsFailedError(GpuwardenError):
+    """A run has nothing left to do, and some of it could not be done."""
 
 
 class JobFailedError(GpuwardenError):
@@ -67,12 +75,67 @@ def default_store() -> str:
     return f"sqlite:///{data / 'queue.db'}"
 
 
+class TakenItem:
+    """An item that this attempt has: `with item:` does it, and tells how that ended.
+
+    What is raised inside fails the item and goes no further; the next item may be well. `result` may be set.
+    """
+
+    def __init__(self, name: str, settle: Callable[[str, Result, str | None], bool]) -> None:
+        self.name = name
+        self.result: Result = None
+        self.failed: str | None = None
+        self._settle = settle
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is not None and not isinstance(error, Exception):
+            return False  # the worker is told to stop: the item goes back with its job
+        if error is not None:
+            self.failed = f"{type(error).__name__}: {error}"[:500]
+            log.error("item failed", item=self.name, because=self.failed, exc_info=error)
+        if not self._settle(self.name, self.result, self.failed):
+            raise TaskError(f"item {self.name!r} is not this attempt's any more")
+        return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Current:
-    """The attempt that runs in this process: how it tells that it lives."""
+    """The attempt that runs in this process: how it tells that it lives, and what it takes from its run."""
 
     job: Job
     report: Reporter
+    store: JobStore
+
+    def items(self) -> Iterator[TakenItem]:
+        """The items of the job's run that are left, one after the other; other jobs of the run take theirs meanwhile.
+
+        Each is to be done in a `with`. A step is reported after each.
+
+        Raises:
+            ItemsFailedError: at the end, where none is left and some of the run have failed for good.
+        """
+        done = failed = 0
+        claim: dict[str, Any] = {"attempt": self.job.attempt, "incarnation": self.job.claimed_by}
+
+        def settle(name: str, result: Result, because: str | None) -> bool:
+            now = self.store.now()
+            if because is None:
+                return self.store.finish_item(self.job.job_id, **claim, item=name, now=now, result=result)
+            return self.store.fail_item(self.job.job_id, **claim, item=name, now=now, because=because)
+
+        while taken := self.store.take_item(self.job.job_id, **claim, now=self.store.now()):
+            item = TakenItem(taken.item, settle)
+            yield item
+            done, failed = done + (item.failed is None), failed + (item.failed is not None)
+            self.report.items(done=done, failed=failed)
+            self.report.step()
+        if self.job.run_id is not None:
+            counts = self.store.item_counts(self.job.run_id)
+            if counts[ItemState.FAILED] and counts[ItemState.FAILED] + counts[ItemState.DONE] == counts.total():
+                raise ItemsFailedError(f"{counts[ItemState.FAILED]} of the run's {counts.total()} items have failed")
 
     def step(self) -> None:
         """One step is done; costs under a microsecond."""
@@ -180,16 +243,23 @@ class Queue:
         if models_max < 1:
             raise TaskError(f"models_max {models_max} will not do: a worker that keeps no model cannot run a job")
         self._url = url
+        self._store: JobStore | None = None
         self.name = name
         self._models_max = models_max
         self._loaders: dict[str, Callable[[], Any]] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._loaded: dict[str, Any] = {}
 
-    @functools.cached_property
+    @property
     def store(self) -> JobStore:
         """The queue itself, opened."""
-        return JobStore.open(self.url)
+        if self._store is None:
+            self._store = JobStore.open(self.url)
+        return self._store
+
+    def serve_from(self, store: JobStore) -> None:
+        """Go by the queue that a worker has opened, wherever this one would have looked."""
+        self._store = store
 
     @property
     def url(self) -> str:
@@ -292,7 +362,7 @@ class Queue:
         before = () if task.template.model not in self._loaders else (self._model(task.template.model),)
 
         def work() -> Result:
-            _running.append(Current(job=job, report=report))
+            _running.append(Current(job=job, report=report, store=self.store))
             try:
                 return task.function(*before, **job.payload.get("arguments", {}))
             finally:

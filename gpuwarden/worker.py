@@ -577,6 +577,8 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     )
     with reporter:
         store = _answer(lambda: JobStore.open(arguments.store), worker=settings.name, stop=stop, reporter=reporter)
+        if isinstance(body, Queue):
+            body.serve_from(store)
         try:
             Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
         finally:

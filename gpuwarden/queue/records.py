@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Row
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import ATTEMPTS_MAX, JobClass, JobId, Kind, State
+from gpuwarden.job import ATTEMPTS_MAX, ItemState, JobClass, JobId, Kind, State
 from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
@@ -149,6 +149,21 @@ class Event:
     waited_s: float | None
     ran_s: float | None
     written_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A piece of a run's work, such as a frame; `job_id`, `attempt`, `host` and `worker` are of who has or had it."""
+
+    run_id: str
+    item: str
+    state: ItemState
+    job_id: JobId | None
+    attempt: int | None
+    host: str | None
+    worker: str | None
+    because: str | None
+    result: Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +311,21 @@ def to_event(row: Row[Any]) -> Event:
         waited_s=row.waited_s,
         ran_s=row.ran_s,
         written_at=row.written_at,
+    )
+
+
+def to_item(row: Row[Any]) -> Item:
+    """A row of the table as a value."""
+    return Item(
+        run_id=row.run_id,
+        item=row.item,
+        state=ItemState(row.state),
+        job_id=None if row.job_id is None else JobId(row.job_id),
+        attempt=row.attempt,
+        host=row.host,
+        worker=row.worker,
+        because=row.because,
+        result=row.result,
     )
 
 

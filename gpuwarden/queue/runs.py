@@ -32,7 +32,7 @@ class Runs(Room):
         """
         with writing(self._engine) as connection:
             if submission.run_id is not None:
-                _open(connection, submission.run_id, now)
+                open_run(connection, submission.run_id, now)
             job_id = _insert(connection, submission, submission.needs, now)
             tell(connection, QUEUE.channel)
         return job_id
@@ -66,7 +66,7 @@ class Runs(Room):
             raise SubmissionError(f"these wait for one another for ever: {' -> '.join(error.args[1])}") from None
         ids: dict[str, JobId] = {}
         with writing(self._engine) as connection:
-            _open(connection, run_id, now)
+            open_run(connection, run_id, now)
             for name in order:
                 if submissions[name].run_id not in (None, run_id) or submissions[name].needs:
                     raise SubmissionError(f"{name!r}: its run and its needs are said for the run as a whole")
@@ -103,7 +103,7 @@ class Runs(Room):
             return [JobId(each) for each in connection.scalars(needed.order_by(DEPENDENCIES.c.needs_job_id))]
 
 
-def _open(connection: Connection, run_id: str, now: float) -> None:
+def open_run(connection: Connection, run_id: str, now: float) -> None:
     """Have the run there and locked, so that a job is not added to one that ends meanwhile."""
     opened = upsert(connection, RUNS).values(run_id=run_id, state="running", submitted_at=now)
     connection.execute(opened.on_conflict_do_nothing())

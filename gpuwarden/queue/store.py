@@ -10,6 +10,7 @@ from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.events import Events
 from gpuwarden.queue.gpus import Gpus
 from gpuwarden.queue.hosts import Hosts
+from gpuwarden.queue.items import Items
 from gpuwarden.queue.people import People
 from gpuwarden.queue.queues import Queues
 from gpuwarden.queue.records import Job, UnknownJobError, to_job
@@ -19,7 +20,7 @@ from gpuwarden.queue.trips import Trips
 from gpuwarden.schema import JOBS, QUEUE
 
 
-class JobStore(Claims, Runs, Trips, People, Queues, Hosts, Gpus, Sweeps, Events):
+class JobStore(Claims, Runs, Items, Trips, People, Queues, Hosts, Gpus, Sweeps, Events):
     """The queue in one database. Safe to share between threads."""
 
     @classmethod

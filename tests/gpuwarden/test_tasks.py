@@ -56,6 +56,17 @@ def fail():
     raise RuntimeError("out of memory")
 
 @queue.job()
+def render(bad=()):
+    done = []
+    for item in current().items():
+        with item:
+            if item.name in bad:
+                raise RuntimeError("no such texture")
+            item.result = {"frame": item.name}
+            done.append(item.name)
+    return done
+
+@queue.job()
 def tell():
     return object()
 
@@ -124,6 +135,34 @@ def test_it_is_handed_what_the_jobs_that_it_needs_have_left(tasks: Any, work: St
 
     eventually(lambda: store.run_state("r1") == "completed", within_s=30)
     assert store.job(ids["second"]).result["inputs"] == [{"picture": "first.png", "inputs": []}]
+
+
+def test_jobs_of_a_run_share_its_items(tasks: Any, work: Start) -> None:
+    store: JobStore = tasks.queue.store
+    names = [f"frame-{n:02}" for n in range(12)]
+    store.add_items("r1", names, now=store.now())
+    ids = store.submit_run("r1", {str(n): tasks.render.submission() for n in range(2)}, now=store.now())
+    for n in range(2):
+        work("--name", f"worker-{n}", "--jobs-max", "1")
+
+    eventually(lambda: store.run_state("r1") == "completed", within_s=30)
+    assert sorted(name for job_id in ids.values() for name in store.job(job_id).result) == names
+    assert [item.result for item in store.items("r1")] == [{"frame": name} for name in names]
+
+
+def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_is_left(tasks: Any, work: Start) -> None:
+    store: JobStore = tasks.queue.store
+    store.add_items("r1", ["good", "bad", "fine"], now=store.now())
+    ids = store.submit_run("r1", {"render": tasks.render.submission(bad=["bad"])}, now=store.now())
+    work("--jobs-max", "1")
+
+    eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
+    assert store.job(ids["render"]).because == "ItemsFailedError: 1 of the run's 3 items have failed"
+    assert [(item.item, item.state, item.because) for item in store.items("r1")] == [
+        ("good", "done", None),
+        ("bad", "failed", "RuntimeError: no such texture"),
+        ("fine", "done", None),
+    ]
 
 
 def test_a_model_is_loaded_once_for_jobs_in_a_row_and_told_while_it_is_there(
