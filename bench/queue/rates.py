@@ -1,13 +1,14 @@
 """How many jobs a second: from 1 to 32 worker processes on one PostgreSQL, ours and the peers in turn.
 
-A window is a second of one chore on tables filled anew. Every round plays every number of processes and every queue, in
-another order each time, so that what else goes on on the machine meets all of them.
+A window is a second of one chore on tables filled anew. For each number of processes the queues take turns, round by
+round and each time in another order, so that what else goes on on the machine meets all of them.
 """
 
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,7 +26,10 @@ FILL_FOR_TENS: Final = 50_000
 """Several times what a window was seen to take."""
 
 WARM: Final = 12
-"""Chores before the clock starts: the server has then chosen the plan that it keeps for a prepared statement."""
+"""Chores before the first window: the server has then chosen the plan that it keeps for a prepared statement."""
+
+WARM_AGAIN: Final = 2
+"""Chores before the others: what is kept is planned again once, for tables that were filled anew."""
 
 AGAINST: Final = {Chore.COMPLETE_TEN: Chore.COMPLETE}
 """What a chore of a peer's stands beside, where that is not the same one of ours."""
@@ -46,14 +50,16 @@ class Lap:
 def measure(databases: Mapping[type[Worker], str]) -> Iterator[Figure]:
     """`databases` tells the URL of each queue's."""
     found: dict[_Key, list[list[Lap]]] = defaultdict(list)
-    for number in range(ROUNDS):
-        for processes in PROCESSES:
-            progress(f"queue on PostgreSQL, {processes} process(es), round {number + 1} of {ROUNDS}")
-            for worker in _turned(list(databases), number):
-                with crew(worker, databases[worker], processes) as members:
+    for processes in PROCESSES:
+        with ExitStack() as stack:
+            crews = {worker: stack.enter_context(crew(worker, url, processes)) for worker, url in databases.items()}
+            for number in range(ROUNDS):
+                progress(f"queue on PostgreSQL, {processes} process(es), round {number + 1} of {ROUNDS}")
+                for worker in _turned(list(databases), number):
                     for chore in worker.chores:
                         worker.refill(databases[worker], FILL_FOR_TENS if chore is Chore.COMPLETE_TEN else FILL)
-                        found[chore, processes, worker].append(members.run(partial(window, chore=chore)))
+                        play = partial(window, chore=chore, warm=WARM_AGAIN if number else WARM)
+                        found[chore, processes, worker].append(crews[worker].run(play))
     for chore in Chore:
         for processes in PROCESSES:
             for worker in databases:
@@ -61,10 +67,10 @@ def measure(databases: Mapping[type[Worker], str]) -> Iterator[Figure]:
                     yield from _told(found, chore, processes, worker)
 
 
-async def window(worker: Worker, ready: Callable[[], None], *, chore: Chore) -> Lap:
-    """Do a chore for as long as a window is."""
+async def window(worker: Worker, ready: Callable[[], None], *, chore: Chore, warm: int) -> Lap:
+    """Do a chore for as long as a window is; before that, `warm` times off the clock."""
     worker.held = None
-    for _ in range(WARM):
+    for _ in range(warm):
         await worker.do(chore)
     jobs, took_ms = 0, []
     ready()
