@@ -26,7 +26,7 @@ FILL_FOR_TENS: Final = 50_000
 """Several times what a window was seen to take."""
 
 WARM: Final = 12
-"""Chores before the first window: the server has then chosen the plan that it keeps for a prepared statement."""
+"""Chores before the first window: by then a driver has prepared its statements, and the server kept a plan or not."""
 
 WARM_AGAIN: Final = 2
 """Chores before the others: what is kept is planned again once, for tables that were filled anew."""
