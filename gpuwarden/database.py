@@ -221,7 +221,8 @@ class DatabaseClock:
         now_s = clock.boottime_s()
         if self._ahead_s is None or now_s - self._asked_s >= CLOCK_TRUSTED_S:
             try:
-                with _translated(self._engine), self._engine.connect() as connection:
+                # Nothing to roll back: psycopg forgets its prepared statements with every transaction that is.
+                with at_once(self._engine) as connection:
                     told = connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
                     now_s = clock.boottime_s()
                 self._ahead_s, self._asked_s = float(told or 0) - now_s, now_s
@@ -478,8 +479,9 @@ def _check_if_idle(connection: Any, record: ConnectionPoolEntry, _fairy: object)
     if time.monotonic() - record.info.get("used_at_s", math.inf) < IDLE_TRUSTED_S:
         return
     try:
+        connection.autocommit = True  # a transaction that is rolled back takes the prepared statements with it
         connection.execute("SELECT 1")
-        connection.rollback()
+        connection.autocommit = False
     except Exception as error:
         raise DisconnectionError from error
 
