@@ -3,6 +3,7 @@
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -12,6 +13,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -73,6 +75,12 @@ JOBS = Table(
     Column("queued_at", Float),  # since when it may be claimed, or could when it was
     Column("needs", Integer, nullable=False, server_default="0"),  # jobs that must have completed before it is queued
     Column("pending", Integer, nullable=False, server_default="0"),  # those of them that have not
+    # The ranks of one gang bear the id of its first; null: a job of one rank.
+    Column("gang", BigInteger),
+    Column("rank", Integer, nullable=False, server_default="0"),
+    Column("ranks", Integer, nullable=False, server_default="1"),
+    # Fenced while its gang was queued again: when it is, too, nobody is taken along once more.
+    Column("recalled", Boolean, nullable=False, server_default=false()),
     # The claim: who holds the attempt, and until when without a renewal; of a fenced job, until when its settle may
     # take before any sweep gives it away. Null while nobody holds it.
     Column("claimed_by", String),
@@ -89,11 +97,12 @@ JOBS = Table(
     _partial("jobs_by_model", "queue", "model", "priority", "job_id", where="state = 'queued' AND model IS NOT NULL"),
     _partial("jobs_by_lease", "lease_expires_at", where="lease_expires_at IS NOT NULL"),
     _partial("jobs_by_worker", "host", "worker", where="worker IS NOT NULL"),
+    _partial("jobs_by_gang", "gang", where="gang IS NOT NULL"),
     _partial("jobs_by_run", "run_id", "state", where="run_id IS NOT NULL"),
     _partial(
         "jobs_at_work",
         *("state", "queue"),
-        where="state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')",
+        where="state IN ('waiting', 'running', 'fencing', 'node_lost', 'finished', 'blocked')",
     ),
     _partial("jobs_tried_again", "queue", where="watchdog_retries > 0 OR reclaims > 0"),
 )

@@ -152,6 +152,10 @@ class Current:
         self.report.step()
         return kwargs
 
+    def ranks(self) -> list[Job]:
+        """The ranks of this job, in order, with the host of each as soon as it has one: for their rendezvous."""
+        return [self.job] if self.job.gang is None else self.store.ranks(self.job.gang)
+
     def phase(self, phase: Phase | str) -> None:
         """What it does now: `load`, `step`, `eval`, `checkpoint` or `save`; each has its own signs of life."""
         self.report.phase(Phase(phase))
@@ -296,6 +300,7 @@ class Queue:
         priority: int = PRIORITY,
         budget_s: float | None = None,
         stall_timeout_s: float | None = None,
+        ranks: int = 1,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Make a function a job; the settings are those of `Submission`.
 
@@ -314,6 +319,7 @@ class Queue:
             priority=priority,
             budget_s=budget_s,
             stall_timeout_s=stall_timeout_s,
+            ranks=ranks,
         )
 
         def register(function: Callable[P, R]) -> Task[P, R]:

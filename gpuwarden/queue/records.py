@@ -14,6 +14,9 @@ from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
 PRIORITY: Final = 100
 """A job's priority when its submitter names none; lower runs sooner."""
 
+RANKS_MAX: Final = 4096
+"""Ranks that one job may have."""
+
 RESULT_MAX_BYTES: Final = 65536
 """A job's result is an answer, and no place for data."""
 
@@ -66,6 +69,8 @@ class Submission:
     attempts_max: int = ATTEMPTS_MAX
     needs: tuple[JobId, ...] = ()
     """The jobs of its run that must have completed before it is queued."""
+    ranks: int = 1
+    """How many workers it takes at once: each runs a rank, and they end as one."""
 
     def __post_init__(self) -> None:
         check_json(self.payload, "payload", PAYLOAD_MAX_BYTES, SubmissionError)
@@ -77,10 +82,12 @@ class Submission:
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
-        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX)):
+        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX), ("ranks", 1)):
             count = getattr(self, name)
             if count is not None and not least <= count < COUNT_MAX:
                 raise SubmissionError(f"{name} {count} will not do: a whole number from {least}, below {COUNT_MAX}")
+        if self.ranks > RANKS_MAX:
+            raise SubmissionError(f"ranks {self.ranks} will not do: {RANKS_MAX} at most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +119,10 @@ class Job:
     """How many jobs had to complete before it could be queued."""
     pending: int
     """How many of them have yet to."""
+    gang: JobId | None
+    """The job of rank 0, which is also what the gang is called; `None` for a job of one rank."""
+    rank: int
+    ranks: int
     submitted_at: float
     queued_at: float | None
     claimed_at: float | None
@@ -290,6 +301,9 @@ def to_job(row: Row[Any]) -> Job:
         because=row.because,
         needs=row.needs,
         pending=row.pending,
+        gang=None if row.gang is None else JobId(row.gang),
+        rank=row.rank,
+        ranks=row.ranks,
         submitted_at=row.submitted_at,
         queued_at=row.queued_at,
         claimed_at=row.claimed_at,

@@ -8,6 +8,7 @@ from gpuwarden.database import Changes, open_database, reading, watch, writing
 from gpuwarden.job import State
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.events import Events
+from gpuwarden.queue.gangs import Gangs
 from gpuwarden.queue.gpus import Gpus
 from gpuwarden.queue.hosts import Hosts
 from gpuwarden.queue.items import Items
@@ -20,7 +21,7 @@ from gpuwarden.queue.trips import Trips
 from gpuwarden.schema import JOBS, QUEUE
 
 
-class JobStore(Claims, Runs, Items, Trips, People, Queues, Hosts, Gpus, Sweeps, Events):
+class JobStore(Claims, Runs, Gangs, Items, Trips, People, Queues, Hosts, Gpus, Sweeps, Events):
     """The queue in one database. Safe to share between threads."""
 
     @classmethod
