@@ -1532,6 +1532,7 @@ def agrees(scene: Scene, *, max_examples: int) -> None:
     )
 
 
+@pytest.mark.no_cover  # the same lines again and again
 def test_the_queue_agrees_with_its_model_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> None:
     @contextmanager
     def scene() -> Iterator[JobStore]:
@@ -1542,6 +1543,7 @@ def test_the_queue_agrees_with_its_model_on_sqlite(tmp_path_factory: pytest.Temp
     agrees(scene, max_examples=25)
 
 
+@pytest.mark.no_cover  # the same lines again and again
 @pytest.mark.needs_postgres
 def test_the_queue_agrees_with_its_model_on_postgresql(postgres: Postgres, queue_template: str) -> None:
     @contextmanager
