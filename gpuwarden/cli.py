@@ -20,6 +20,7 @@ GROUP: Final = "gpuwarden.commands"
 _OWN: Final[Mapping[str, str]] = {
     "worker": "gpuwarden.worker:command",
     "job": "gpuwarden.jobs:command",
+    "queue": "gpuwarden.queues:command",
     "gpu": "gpuwarden.quarantine:command",
 }
 _HELP: Final[Mapping[str, str]] = {
@@ -34,6 +35,7 @@ _HELP: Final[Mapping[str, str]] = {
     "brake": "release the storm brake",
     "gpu": "take a GPU out of use, put it back, list those out of use",
     "job": "put jobs in the queue, see what becomes of them, end, hold or repeat them",
+    "queue": "bring the queue's tables to another version",
     "worker": "claim jobs and run them; or list, lock, unlock, drain workers",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
