@@ -11,13 +11,13 @@ down_revision = "0004"
 ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 PARTIAL = {
-    "jobs_claimable": (("queue", "priority", "job_id"), "state = 'queued'"),
+    "jobs_claimable": (("queue", "priority", "job_id", "queued_at"), "state = 'queued'"),
     "jobs_by_model": (("queue", "model", "priority", "job_id"), "state = 'queued' AND model IS NOT NULL"),
     "jobs_by_lease": (("lease_expires_at",), "lease_expires_at IS NOT NULL"),
     "jobs_by_worker": (("host", "worker"), "worker IS NOT NULL"),
     "jobs_by_run": (("run_id", "state"), "run_id IS NOT NULL"),
     "jobs_at_work": (("state", "queue"), "state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')"),
-    "jobs_tried_again": (("queue",), "watchdog_retries > 0 OR reclaims > 0"),
+    "jobs_tried_again": (("queue", "watchdog_retries", "reclaims"), "watchdog_retries > 0 OR reclaims > 0"),
 }
 WHOLE = {
     "jobs_claimable": ("queue", "state", "priority", "job_id"),
