@@ -4,21 +4,21 @@ Every count but one is of a small index or a small table. The one is of the jobs
 grows with their number, to some 200 ms for a million.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Executable, String, and_, case, func, literal_column, or_, select
 
 from gpuwarden.database import reading
-from gpuwarden.job import FRESH_S, JobClass, Kind, State
+from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import statements
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
 from gpuwarden.queue.trips import FLAG_FRESH_S
 from gpuwarden.schema import AT_WORK, CONSUMERS, DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, WORKERS
 
-OUTCOMES_MAX: Final = 10_000
+OUTCOMES_MAX: Final = 20_000
 """So many events are read at a time; the next look takes up the rest."""
 
 
@@ -46,17 +46,15 @@ class Crew:
     by_state: dict[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """An event, as far as it is counted; seconds."""
+class Outcome(NamedTuple):
+    """An event, as far as it is counted; seconds. Its class and kind are words of `JobClass` and `Kind`."""
 
     event_id: int
     queue: str | None
-    job_class: JobClass | None
-    kind: Kind
+    job_class: str | None
+    kind: str
     waited_s: float | None
     ran_s: float | None
-    written_at: float
 
 
 WORKER_STATES: Final = ("busy", "idle", "locked", "draining", "gone")
@@ -119,25 +117,19 @@ class Counts(Room):
         with reading(self._engine) as connection:
             return int(connection.scalar(select(func.max(DISPATCH_EVENTS.c.event_id))) or 0)
 
-    def outcomes_after(self, event_id: int) -> Sequence[Outcome]:
-        """The next events after this number, `OUTCOMES_MAX` at most, in the order of their numbers.
+    def outcomes_after(self, event_id: int, *, and_of: Collection[int] = ()) -> list[Outcome]:
+        """The next events after this number, `OUTCOMES_MAX` at most, in the order of their numbers; and these.
 
-        On PostgreSQL one of a lower number may be seen later: whoever counts looks back for as long as a transaction
-        may take.
+        On PostgreSQL one of a lower number may be seen later: whoever counts asks again for the numbers it missed.
         """
+        missed = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id.in_(sorted(and_of)))
         with reading(self._engine) as connection:
-            return [
-                Outcome(
-                    event_id=row.event_id,
-                    queue=row.queue,
-                    job_class=None if row.job_class is None else JobClass(row.job_class),
-                    kind=Kind(row.kind),
-                    waited_s=row.waited_s,
-                    ran_s=row.ran_s,
-                    written_at=row.written_at,
-                )
-                for row in connection.execute(*_outcomes(after=event_id, limit=OUTCOMES_MAX))
-            ]
+            late = connection.execute(missed).all() if and_of else []
+            found = connection.execute(*_outcomes(after=event_id, limit=OUTCOMES_MAX)).all()
+        return [Outcome(*row) for row in (*late, *found)]
+
+
+_COUNTED: Final = tuple(DISPATCH_EVENTS.c[name] for name in Outcome._fields)
 
 
 @Prepared
@@ -182,6 +174,5 @@ def _word(word: str) -> ColumnElement[str]:
 
 @Prepared
 def _outcomes(**its: ColumnElement[Any]) -> Executable:
-    names = ("event_id", "queue", "job_class", "kind", "waited_s", "ran_s", "written_at")
-    after = select(*(DISPATCH_EVENTS.c[name] for name in names)).where(DISPATCH_EVENTS.c.event_id > its["after"])
+    after = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id > its["after"])
     return after.order_by(DISPATCH_EVENTS.c.event_id).limit(its["limit"])
