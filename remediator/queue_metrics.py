@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTimeError
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -38,6 +38,9 @@ COUNT_WAIT_S: Final = 0.02
 FIRST_COUNT_WAIT_S: Final = 1.0
 """The same where there is none before."""
 
+COUNT_REST: Final = 10.0
+"""A count is not begun again for so many times as long as the last one took, however often somebody scrapes."""
+
 COUNT_AGE_MAX_S: Final = 300.0
 """An older count is not shown, seconds."""
 
@@ -52,6 +55,9 @@ BUCKETS_S: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 
 
 OPEN: Final = tuple(state for state in State if state not in (State.COMPLETED, State.FAILED, State.CANCELLED))
 OUTCOMES: Final = ("completed", "failed", "cancelled")
+
+_Counted: TypeAlias = tuple[float, float, dict[str, Waiting]]
+"""When a count was begun and ended, by a monotonic clock, and what it found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +247,8 @@ class QueueCollector(Collector):
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="queue metrics")
         self._lock = threading.Lock()
         self._looking: Future[Look] | None = None
-        self._counting: Future[tuple[float, dict[str, Waiting]]] | None = None
-        self._counted: tuple[float, dict[str, Waiting]] | None = None
+        self._counting: Future[_Counted] | None = None
+        self._counted: _Counted | None = None
         self._tally = Tally()
         self._queues: set[str] = set()
 
@@ -304,7 +310,9 @@ class QueueCollector(Collector):
 
     def _count(self) -> tuple[float, Mapping[str, Waiting]] | None:
         """The newest count of claimable jobs and its age, seconds; each call begins one, unless one is under way."""
-        if self._counting is None and self._store is not None:
+        begun_s, ended_s = (0.0, 0.0) if self._counted is None else self._counted[:2]
+        rested = time.monotonic() - ended_s >= COUNT_REST * (ended_s - begun_s)
+        if self._counting is None and self._store is not None and rested:
             self._counting = self._pool.submit(_counted, self._store)
         if self._counting is not None:
             try:
@@ -318,8 +326,8 @@ class QueueCollector(Collector):
                 self._counted, self._counting = newest, None
         if self._counted is None:
             return None
-        counted_s, found = self._counted
-        age_s = time.monotonic() - counted_s
+        begun_s, _, found = self._counted
+        age_s = time.monotonic() - begun_s
         return None if age_s > COUNT_AGE_MAX_S else (age_s, found)
 
     def _families(self, look: Look, counted: tuple[float, Mapping[str, Waiting]] | None) -> Iterator[Metric]:
@@ -387,9 +395,10 @@ class QueueCollector(Collector):
         yield from (wait, ran)
 
 
-def _counted(store: JobStore) -> tuple[float, dict[str, Waiting]]:
+def _counted(store: JobStore) -> _Counted:
     begun_s = time.monotonic()
-    return begun_s, store.waiting()
+    found = store.waiting()
+    return begun_s, time.monotonic(), found
 
 
 def _gauge(name: str) -> GaugeMetricFamily:
