@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from gpuwarden.jobs import add_store
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.reporter import host_key, state_directory
+from gpuwarden.stores import add_store, existing
 from gpuwarden.text import ago, plain, who
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
@@ -19,7 +19,8 @@ _Act = Callable[[JobStore, argparse.Namespace], int]
 def command(argv: list[str]) -> int:
     """`gpuwarden worker list|lock|unlock|drain|dead`."""
     arguments = _parser().parse_args(argv)
-    with closing(JobStore.open(arguments.store)) as store:
+    asks = arguments.act in (_list, _dead)
+    with closing((existing if asks else JobStore.open)(arguments.store)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 
