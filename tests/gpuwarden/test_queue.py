@@ -932,6 +932,37 @@ def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore
     assert claim(shared_store, "i2").job_id == first
 
 
+# --- runs
+
+
+def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
+    first = submit(store, run_id="r1")
+    second = submit(store, run_id="r1", needs=(first,))
+    store.block(second, because="a person said so")
+    claim(store)
+    store.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
+
+    store.unblock(second)
+
+    assert store.job(second).queued_at == NOW + 10
+    store.complete(second, attempt=claim(store, now=NOW + 15).attempt, incarnation="i1", now=NOW + 20)
+    assert [each.waited_s for each in store.events("anyone") if each.job_id == second and each.kind == "completed"] == [
+        5
+    ]
+
+
+def test_a_cancelled_job_keeps_the_count_of_what_it_lacked(store: JobStore) -> None:
+    first = submit(store, run_id="r1")
+    second = submit(store, run_id="r1", needs=(first,))
+    store.cancel(second, because="a person said so", now=NOW)
+    over = store.job(second)
+
+    store.complete(claim(store).job_id, attempt=1, incarnation="i1", now=NOW + 10)
+
+    assert over.pending == 1
+    assert store.job(second) == over
+
+
 # --- caps
 
 
