@@ -1140,10 +1140,20 @@ def in_quarantine(store: JobStore) -> None:
     store.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
 
 
+def beside_a_lost_job(store: JobStore) -> None:
+    register(store, "i3", gpus=("GPU-b",))
+    job_id = submit(store, priority=1)
+    assert takes(store, "i3")
+    assert store.lose(job_id, attempt=1, now=NOW)
+    register(store, "i2", gpus=("GPU-b",))
+
+
 def absent(_store: JobStore) -> None: ...
 
 
-@pytest.mark.parametrize("other", [absent, avoided_too, of_another_queue, stale, retired, in_quarantine])
+@pytest.mark.parametrize(
+    "other", [absent, avoided_too, of_another_queue, stale, retired, in_quarantine, beside_a_lost_job]
+)
 def test_where_nobody_else_could_run_it_the_job_goes_back(store: JobStore, other: Callable[[JobStore], None]) -> None:
     avoiding(store)
     other(store)
