@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
     submit = _act(acts, "submit", _submit, "submit a run from a file: all of it, or nothing; prints each job's id")
-    submit.add_argument("file", metavar="FILE", help="JSON, as docs/queue.md says; - is the standard input")
+    submit.add_argument("file", metavar="FILE", help="JSON, as docs/queue-commands.md says; - is the standard input")
     submit.add_argument("--run", help="the run's name, whatever the file says")
     submit.add_argument("--json", action="store_true", help="one JSON object")
 

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Executable, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func, insert, or_, select, update
 
 from gpuwarden.database import reading, tell, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
@@ -219,9 +219,11 @@ def _run_of(**its: ColumnElement[Any]) -> Executable:
 def go_on(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     """A job of a locked run has completed: queue what waited for it alone, and end the run if it was the last."""
     waiting = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id == job_id)
-    freed = update(JOBS).where(JOBS.c.job_id.in_(waiting)).values(pending=JOBS.c.pending - 1)
-    if connection.execute(freed).rowcount:
-        ready = statements.transition(Move.READY, JOBS.c.job_id.in_(waiting), JOBS.c.pending == 0, queued_at=now)
+    freed = update(JOBS).where(JOBS.c.job_id.in_(waiting), statements.is_in({State.WAITING, State.BLOCKED}))
+    # Also of one that is blocked: it is queued by whoever unblocks it, and has waited since now.
+    since = case((JOBS.c.pending == 1, now), else_=JOBS.c.queued_at)
+    if connection.execute(freed.values(pending=JOBS.c.pending - 1, queued_at=since)).rowcount:
+        ready = statements.transition(Move.READY, JOBS.c.job_id.in_(waiting), JOBS.c.pending == 0)
         if connection.execute(ready).rowcount:
             tell(connection, QUEUE.channel)
     close(connection, run_id, job_id, now)

@@ -316,6 +316,7 @@ def better_elsewhere(
         or_(other.c.draining.is_(None), other.c.draining != other.c.incarnation),
         not_(avoids(job, other.c.host, other.c.worker, now)),
         not_(in_quarantine(other.c.host, other.c.worker)),
+        not_(held_by_lost(other.c.host, other.c.worker)),
     )
     return and_(avoids(job, host, worker, now), there.correlate_except(other))
 

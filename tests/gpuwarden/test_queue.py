@@ -1,27 +1,15 @@
-"""The queue on real databases: claims, fencing, requeue, fail, leases, caps, and a model that it must agree with."""
+"""The queue on real databases: claims, fencing, requeue, fail, leases, caps."""
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
 from sqlalchemy import func, select, text, update
 
 from deploy.postgres import Postgres
@@ -29,19 +17,15 @@ from gpuwarden.database import CLOCK_TRUSTED_S, DatabaseError, reading, writing
 from gpuwarden.job import (
     AVOID_S,
     FENCE_S,
-    FINAL,
     HEARTBEAT_S,
     RECLAIMS_MAX,
     JobClass,
     JobId,
-    Kind,
-    Move,
     State,
     Trip,
-    after,
 )
 from gpuwarden.queue import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError
-from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, WORKERS
+from gpuwarden.schema import AVOIDED, JOBS, WORKERS
 from remediator.queues.builtin import RENEWAL_S
 from tests.waiting import eventually, together
 
@@ -911,6 +895,37 @@ def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore
     assert claim(shared_store, "i2").job_id == first
 
 
+# --- runs
+
+
+def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
+    first = submit(store, run_id="r1")
+    second = submit(store, run_id="r1", needs=(first,))
+    store.block(second, because="a person said so")
+    claim(store)
+    store.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
+
+    store.unblock(second)
+
+    assert store.job(second).queued_at == NOW + 10
+    store.complete(second, attempt=claim(store, now=NOW + 15).attempt, incarnation="i1", now=NOW + 20)
+    assert [each.waited_s for each in store.events("anyone") if each.job_id == second and each.kind == "completed"] == [
+        5
+    ]
+
+
+def test_a_cancelled_job_keeps_the_count_of_what_it_lacked(store: JobStore) -> None:
+    first = submit(store, run_id="r1")
+    second = submit(store, run_id="r1", needs=(first,))
+    store.cancel(second, because="a person said so", now=NOW)
+    over = store.job(second)
+
+    store.complete(claim(store).job_id, attempt=1, incarnation="i1", now=NOW + 10)
+
+    assert over.pending == 1
+    assert store.job(second) == over
+
+
 # --- caps
 
 
@@ -1088,10 +1103,20 @@ def in_quarantine(store: JobStore) -> None:
     store.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
 
 
+def beside_a_lost_job(store: JobStore) -> None:
+    register(store, "i3", gpus=("GPU-b",))
+    job_id = submit(store, priority=1)
+    assert takes(store, "i3")
+    assert store.lose(job_id, attempt=1, now=NOW)
+    register(store, "i2", gpus=("GPU-b",))
+
+
 def absent(_store: JobStore) -> None: ...
 
 
-@pytest.mark.parametrize("other", [absent, avoided_too, of_another_queue, stale, retired, in_quarantine])
+@pytest.mark.parametrize(
+    "other", [absent, avoided_too, of_another_queue, stale, retired, in_quarantine, beside_a_lost_job]
+)
 def test_where_nobody_else_could_run_it_the_job_goes_back(store: JobStore, other: Callable[[JobStore], None]) -> None:
     avoiding(store)
     other(store)
@@ -1252,306 +1277,3 @@ def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
     assert steady_s - stepped_s < RENEWAL_S
     assert others.expired(now=others.now()) == frozenset()
     store.close()
-
-
-# --- against a model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What the model knows of a job."""
-
-    state: State = State.QUEUED
-    priority: int
-    run_id: str | None
-    attempts_max: int
-    attempt: int = 0
-    holder: str | None = None
-    lease: float = 0.0
-    retries: int = 0
-    reclaims: int = 0
-    events: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A claim that a worker believes it has, for good or no longer."""
-
-    job_id: JobId
-    attempt: int
-    incarnation: str
-
-    @property
-    def slot(self) -> str:
-        """Incarnation `a3` is of worker `a`."""
-        return self.incarnation[0]
-
-
-@dataclass
-class History:
-    """What must never fall back."""
-
-    attempts: dict[JobId, int] = field(default_factory=dict)
-    requeues: Counter[JobId] = field(default_factory=Counter)
-
-
-Scene = Callable[[], AbstractContextManager[JobStore]]
-
-
-class QueueMachine(RuleBasedStateMachine):
-    """Workers that come late or anew, trips that come twice, leases that run out: the store and a small model agree."""
-
-    claims = Bundle("claims")
-
-    def __init__(self, scene: Scene) -> None:
-        super().__init__()
-        self.room = ExitStack()
-        self.store = self.room.enter_context(scene())
-
-    @initialize()
-    def open(self) -> None:
-        self.model: dict[JobId, Expected] = {}
-        self.workers: dict[str, str] = {}
-        self.over: set[str] = set()
-        self.failed_runs: set[str] = set()
-        self.unread: list[str | None] = []
-        self.history = History()
-        self.now = NOW
-        for slot in "abc":
-            self.register(slot)
-
-    def teardown(self) -> None:
-        self.room.close()
-
-    def move(self, job_id: JobId, move: Move, **changed: Any) -> None:
-        job = self.model[job_id]
-        self.model[job_id] = replace(job, state=after(job.state, move), **changed)
-
-    def stands(self, claim: Claim) -> bool:
-        job = self.model[claim.job_id]
-        return job.state is State.RUNNING and (job.attempt, job.holder) == (claim.attempt, claim.incarnation)
-
-    def ends_failed(self, job_id: JobId, move: Move) -> None:
-        self.move(job_id, move, holder=None, events=self.model[job_id].events + 1)
-        self.unread.append(self.model[job_id].run_id)
-
-    def given_away(self, job_id: JobId, move: Move) -> None:
-        job = self.model[job_id]
-        lost = move is not Move.RELEASE
-        if job.attempt >= job.attempts_max or (lost and job.reclaims >= RECLAIMS_MAX):
-            self.ends_failed(job_id, Move.EXHAUST)
-        elif lost:
-            self.move(job_id, move, holder=None, reclaims=job.reclaims + 1, priority=min(job.priority, 10))
-        else:
-            self.move(job_id, move, holder=None)
-
-    @rule(
-        priority=st.sampled_from([1, 10, 50, 100]),
-        run_id=st.sampled_from([None, "r1", "r2"]),
-        attempts_max=st.sampled_from([1, 2, 20]),
-    )
-    def submit(self, priority: int, run_id: str | None, attempts_max: int) -> None:
-        asked = {"priority": priority, "run_id": run_id, "attempts_max": attempts_max}
-        if run_id in self.failed_runs:
-            with pytest.raises(SubmissionError):
-                submit(self.store, **asked)
-        else:
-            self.model[submit(self.store, **asked)] = Expected(**asked)  # type: ignore[arg-type]
-
-    @rule(slot=st.sampled_from("abc"))
-    def register(self, slot: str) -> None:
-        if slot in self.workers:
-            self.over.add(self.workers[slot])
-        incarnation = self.workers[slot] = f"{slot}{len(self.over)}"
-        held = {
-            job_id for job_id, job in self.model.items() if job.state is State.RUNNING and (job.holder or "")[0] == slot
-        }
-        assert held == set(self.store.register("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now))
-        for job_id in held:
-            self.given_away(job_id, Move.SUPERSEDE)
-
-    @rule(target=claims, slot=st.sampled_from("abc"))
-    def claim(self, slot: str) -> Any:
-        waiting = [(job.priority, job_id) for job_id, job in self.model.items() if job.state is State.QUEUED]
-        incarnation = self.workers[slot]
-        if incarnation in self.over:
-            with pytest.raises(ReplacedError):
-                self.store.claim("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now)
-            return multiple()
-        job = self.store.claim("gpu", host="h", worker=slot, incarnation=incarnation, now=self.now)
-        held = [each for each, its in self.model.items() if (its.state, its.holder) == (State.RUNNING, incarnation)]
-        if held:
-            assert job is not None
-            assert [job.job_id] == held
-            self.model[job.job_id] = replace(self.model[job.job_id], lease=self.now + 600)
-            return multiple()
-        if job is None:
-            assert not waiting
-            return multiple()
-        assert job.job_id == min(waiting)[1]
-        attempt = self.model[job.job_id].attempt + 1
-        self.move(job.job_id, Move.CLAIM, attempt=attempt, holder=incarnation, lease=self.now + 600)
-        return Claim(job_id=job.job_id, attempt=attempt, incarnation=incarnation)
-
-    @rule(claim=claims)
-    def an_old_incarnation_is_refused(self, claim: Claim) -> None:
-        alive = claim.incarnation not in self.over
-        assert alive is self.store.heartbeat(
-            host="h", worker=claim.slot, queue="gpu", incarnation=claim.incarnation, model=None, now=self.now
-        )
-        if not alive:
-            with pytest.raises(ReplacedError):
-                self.store.claim("gpu", host="h", worker=claim.slot, incarnation=claim.incarnation, now=self.now)
-
-    @rule(claim=claims)
-    def renew(self, claim: Claim) -> None:
-        stands = self.stands(claim)
-        assert self.store.owns(claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation) is stands
-        assert stands is self.store.renew(
-            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, now=self.now
-        )
-        if stands:
-            self.model[claim.job_id] = replace(self.model[claim.job_id], lease=self.now + 600)
-
-    @rule(claim=claims)
-    def complete(self, claim: Claim) -> None:
-        stands = self.stands(claim)
-        assert stands is self.store.complete(
-            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, now=self.now
-        )
-        if stands:
-            self.move(claim.job_id, Move.COMPLETE, holder=None)
-
-    @rule(claim=claims)
-    def fail_by_worker(self, claim: Claim) -> None:
-        stands = self.stands(claim)
-        assert stands is self.store.fail_by_worker(
-            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, because="boom", now=self.now
-        )
-        if stands:
-            self.ends_failed(claim.job_id, Move.FAIL_BY_WORKER)
-
-    @rule(claim=claims)
-    def release(self, claim: Claim) -> None:
-        stands = self.stands(claim)
-        assert stands is self.store.release(
-            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, now=self.now
-        )
-        if stands:
-            self.given_away(claim.job_id, Move.RELEASE)
-
-    @rule(claim=claims)
-    def fence(self, claim: Claim) -> None:
-        legal = self.stands(claim)
-        assert legal is self.store.fence(
-            claim.job_id, attempt=claim.attempt, incarnation=claim.incarnation, trip=Trip.STALL, now=self.now
-        )
-        if legal:
-            self.move(claim.job_id, Move.FENCE, lease=self.now + FENCE_S)
-            self.over.add(claim.incarnation)
-
-    @rule(claim=claims)
-    def hold_fence(self, claim: Claim) -> None:
-        job = self.model[claim.job_id]
-        fenced = job.state is State.FENCING and job.attempt == claim.attempt
-        assert fenced is self.store.hold_fence(claim.job_id, attempt=claim.attempt, now=self.now)
-        if fenced:
-            self.model[claim.job_id] = replace(job, lease=self.now + FENCE_S)
-
-    @rule(claim=claims)
-    def requeue(self, claim: Claim) -> None:
-        job = self.model[claim.job_id]
-        legal = job.state is State.FENCING and job.attempt == claim.attempt < job.attempts_max
-        assert legal is self.store.requeue(claim.job_id, attempt=claim.attempt, trip=Trip.STALL, now=self.now)
-        if legal:
-            self.history.requeues[claim.job_id] += 1
-            priority = min(job.priority, 10)
-            self.move(claim.job_id, Move.REQUEUE, holder=None, retries=job.retries + 1, priority=priority)
-
-    @rule(claim=claims)
-    def fail(self, claim: Claim) -> None:
-        job = self.model[claim.job_id]
-        legal = job.state is State.FENCING and job.attempt == claim.attempt
-        assert legal is self.store.fail(claim.job_id, attempt=claim.attempt, because="cap", now=self.now)
-        if legal:
-            self.ends_failed(claim.job_id, Move.FAIL)
-
-    @rule(waited_s=st.sampled_from([1, 599, 601, 2000]))
-    def reclaim(self, waited_s: int) -> None:
-        self.now += waited_s
-        held = (State.RUNNING, State.FENCING)
-        expired = {job_id for job_id, job in self.model.items() if job.state in held and job.lease < self.now}
-        assert {job_id for job_id, _ in self.store.expired(now=self.now)} == expired
-        assert set(self.store.reclaim_expired(now=self.now)) == expired
-        for job_id in expired:
-            self.given_away(job_id, Move.RECLAIM)
-
-    @rule()
-    def consume_events(self) -> None:
-        assert self.store.consume_events(now=self.now) == len(self.unread)
-        for run_id in self.unread:
-            if run_id is not None:
-                self.failed_runs.add(run_id)
-                for job_id, job in self.model.items():
-                    if job.run_id == run_id and job.state not in FINAL:
-                        self.move(job_id, Move.CANCEL, holder=None)
-        self.unread = []
-
-    @invariant()
-    def the_store_agrees_with_the_model_and_nothing_falls_back(self) -> None:
-        events = self.count_events()
-        for job in self.store.jobs():
-            expected = self.model[job.job_id]
-            found = (job.state, job.priority, job.attempt, job.watchdog_retries, job.reclaims, job.claimed_by)
-            assert found == (
-                expected.state, expected.priority, expected.attempt, expected.retries, expected.reclaims,
-                expected.holder,
-            )  # fmt: skip
-            assert job.attempt >= self.history.attempts.get(job.job_id, 0)
-            self.history.attempts[job.job_id] = job.attempt
-            assert job.watchdog_retries <= self.history.requeues[job.job_id]
-            assert job.reclaims <= RECLAIMS_MAX
-            assert job.attempt <= job.attempts_max
-            assert events[job.job_id] == expected.events == (job.state is State.FAILED)
-            assert (job.claimed_by is not None) == (job.state in {State.RUNNING, State.FENCING})
-        for run_id in ("r1", "r2"):
-            assert (self.store.run_state(run_id) == "failed") == (run_id in self.failed_runs)
-
-    def count_events(self) -> Counter[int]:
-        with reading(self.store._engine) as connection:
-            failed = select(DISPATCH_EVENTS.c.job_id).where(DISPATCH_EVENTS.c.kind == Kind.FAILED)
-            return Counter(connection.scalars(failed))
-
-
-def agrees(scene: Scene, *, max_examples: int) -> None:
-    run_state_machine_as_test(
-        lambda: QueueMachine(scene),  # type: ignore[arg-type]  # whatever makes one will do
-        settings=settings(
-            max_examples=max_examples, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
-        ),
-    )
-
-
-@pytest.mark.no_cover  # the same lines again and again
-def test_the_queue_agrees_with_its_model_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> None:
-    @contextmanager
-    def scene() -> Iterator[JobStore]:
-        store = JobStore.open(f"sqlite:///{tmp_path_factory.mktemp('model')}/queue.db")
-        yield store
-        store.close()
-
-    agrees(scene, max_examples=25)
-
-
-@pytest.mark.no_cover  # the same lines again and again
-@pytest.mark.needs_postgres
-def test_the_queue_agrees_with_its_model_on_postgresql(postgres: Postgres, queue_template: str) -> None:
-    @contextmanager
-    def scene() -> Iterator[JobStore]:
-        postgres.create("model", template=queue_template)
-        store = JobStore.open(postgres.url("model"))
-        yield store
-        store.close()
-        postgres.drop("model")
-
-    agrees(scene, max_examples=10)

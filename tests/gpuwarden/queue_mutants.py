@@ -1,0 +1,247 @@
+"""The queue with one bug each, which the machine must find: functions that plant it with pytest's `monkeypatch`.
+
+They mend nothing and pretend nothing: apart from its bug a mutant is the real thing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import ColumnElement, Connection, and_, false, func, select, update
+
+from gpuwarden.database import tell, upsert, writing
+from gpuwarden.job import FINAL, JobId, Kind, Move, State
+from gpuwarden.queue import Event, JobStore, claims, runs, statements
+from gpuwarden.schema import CONSUMERS, DEPENDENCIES, JOBS, QUARANTINED_GPUS, QUEUE
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the jobs that waited for one alone, the first is queued and the others are forgotten."""
+    go_on, transition = runs.go_on, statements.transition
+
+    def first_alone(connection: Connection, run_id: str, job_id: int, now: float) -> None:
+        dependent = select(func.min(DEPENDENCIES.c.job_id)).where(DEPENDENCIES.c.needs_job_id == job_id)
+        first = JOBS.c.job_id == connection.scalar(dependent)
+
+        def narrow(move: Move, *where: ColumnElement[bool], **values: Any) -> Any:
+            return transition(move, *where, *([first] if move is Move.READY else []), **values)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(statements, "transition", narrow)
+            go_on(connection, run_id, job_id, now)
+
+    monkeypatch.setattr(runs, "go_on", first_alone)
+
+
+def ready_with_the_first_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is queued once any of what it needs has completed."""
+    go_on = runs.go_on
+
+    def any_will_do(connection: Connection, run_id: str, job_id: int, now: float) -> None:
+        waiting = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id == job_id)
+        connection.execute(update(JOBS).where(JOBS.c.job_id.in_(waiting)).values(pending=1))
+        go_on(connection, run_id, job_id, now)
+
+    monkeypatch.setattr(runs, "go_on", any_will_do)
+
+
+def waited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs a cancelled job goes on waiting."""
+    monkeypatch.setattr(runs, "cancel_what_needs", lambda *_: None)
+
+
+def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who unblocks a job queues it, whatever it needs."""
+
+    def unblock(self: JobStore, job_id: int) -> bool:
+        with writing(self._engine) as connection:
+            freed = statements.transition(Move.UNBLOCK, JOBS.c.job_id == job_id)
+            return connection.execute(freed).rowcount == 1
+
+    monkeypatch.setattr(JobStore, "unblock", unblock)
+
+
+def run_over_while_one_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends without its blocked job."""
+    monkeypatch.setattr(runs, "FINAL", FINAL | {State.BLOCKED})
+
+
+def priority_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is claimed, however urgent another is."""
+    claimable = claims._claimable
+
+    def by_age(its: Any, job: Any, *where: Any) -> Any:
+        return claimable(its, job, *where).order_by(None).order_by(job.c.job_id)
+
+    monkeypatch.setattr(claims, "_claimable", by_age)
+
+
+def overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as jobs of the model it has loaded keep coming, a worker takes no other."""
+    monkeypatch.setattr(claims, "AFFINITY_S", 1e9)
+
+
+def budget_of_the_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job keeps the budget that its queue had when it was submitted."""
+    monkeypatch.setattr(claims, "_budget_s", lambda: JOBS.c.budget_s)
+
+
+def lock_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A locked worker claims."""
+    monkeypatch.setattr(statements, "is_locked", lambda *_: false())
+
+
+def quarantine_of_the_slot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker of a GPU in quarantine uses it."""
+    slot = QUARANTINED_GPUS.c
+    monkeypatch.setattr(
+        statements, "quarantined_for", lambda host, worker: and_(slot.host == host, slot.worker == worker)
+    )
+
+
+def lost_gpu_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker uses the GPU on which a lost host's job may still run."""
+    monkeypatch.setattr(statements, "held_by_lost", lambda *_: false())
+
+
+def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job of a lost host is anybody's."""
+    lose = JobStore._lose
+
+    def give_away(self: JobStore, connection: Connection, which: ColumnElement[bool], now: float) -> list[JobId]:
+        ids = lose(self, connection, which, now)
+        connection.execute(update(JOBS).where(JOBS.c.job_id.in_(ids)).values(lease_expires_at=now))
+        return ids
+
+    monkeypatch.setattr(JobStore, "_lose", give_away)
+
+
+def back_to_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A requeued job is avoided by nobody."""
+    monkeypatch.setattr(statements, "better_elsewhere", lambda *_: false())
+
+
+def anyone_may_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result is accepted whoever brings it, as long as the job runs."""
+    monkeypatch.setattr(
+        statements, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING)
+    )
+
+
+def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose attempts are used up has no event."""
+    end_failed = statements.end_failed
+
+    def silently(connection: Connection, move: Move, where: Any, job_id: int, because: str, now: float) -> bool:
+        if move is not Move.EXHAUST:
+            return end_failed(connection, move, where, job_id, because, now)
+        ended = statements.transition(move, where, because=because, ended_at=now, **statements.UNCLAIMED)
+        return connection.execute(ended).rowcount == 1
+
+    monkeypatch.setattr(statements, "end_failed", silently)
+
+
+def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure of a job is told when it is fenced."""
+    fence = JobStore.fence
+
+    def tell_of(self: JobStore, job_id: int, **how: Any) -> bool:
+        fenced = fence(self, job_id, **how)
+        if fenced:
+            with writing(self._engine) as connection:
+                connection.execute(*statements.write_event(kind=Kind.FAILED, now=how["now"], job_id=job_id))
+        return fenced
+
+    monkeypatch.setattr(JobStore, "fence", tell_of)
+
+
+def told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled job has two events."""
+    write = statements.write_cancelled
+
+    def twice(connection: Connection, job_ids: Sequence[int], now: float) -> None:
+        write(connection, job_ids, now)
+        write(connection, job_ids, now)
+
+    monkeypatch.setattr(statements, "write_cancelled", twice)
+
+
+def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed job fails its run, whose other jobs run on."""
+    cancel = runs.cancel
+
+    def spare(connection: Connection, which: Any, because: str, now: float) -> list[JobId]:
+        return [] if because.endswith("of its run failed") else cancel(connection, which, because, now)
+
+    monkeypatch.setattr(runs, "cancel", spare)
+
+
+def acknowledged_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that acknowledges an old event sees everything after it again."""
+
+    def acknowledge(self: JobStore, consumer: str, event: Event, *, now: float) -> None:
+        with writing(self._engine) as connection:
+            row = {"position": event.position, "moved_at": now}
+            moved = upsert(connection, CONSUMERS).values(consumer=consumer, **row)
+            connection.execute(moved.on_conflict_do_update(index_elements=["consumer"], set_=row))
+
+    monkeypatch.setattr(JobStore, "acknowledge", acknowledge)
+
+
+def one_place_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one consumer has acknowledged, no other sees."""
+    acknowledge = JobStore.acknowledge
+
+    def for_all(self: JobStore, consumer: str, event: Event, *, now: float) -> None:
+        for each in {consumer, *self.consumers()}:
+            acknowledge(self, each, event, now=now)
+
+    monkeypatch.setattr(JobStore, "acknowledge", for_all)
+
+
+def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A requeue looks at no cap."""
+
+    def requeue(self: JobStore, job_id: int, *, attempt: int, now: float, **_: Any) -> bool:
+        this = (JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
+        values = {
+            "priority": statements.least(JOBS.c.priority, 10),
+            "watchdog_retries": JOBS.c.watchdog_retries + 1,
+            "queued_at": now,
+            **statements.UNCLAIMED,
+        }
+        with writing(self._engine) as connection:
+            tell(connection, QUEUE.channel)
+            return connection.execute(statements.transition(Move.REQUEUE, *this, **values)).rowcount == 1
+
+    monkeypatch.setattr(JobStore, "requeue", requeue)
+
+
+MUTANTS: Final[dict[str, Plant]] = {
+    plant.__name__: plant
+    for plant in (
+        only_the_first_is_ready,
+        ready_with_the_first_it_needs,
+        waited_for_ever,
+        unblocked_too_soon,
+        run_over_while_one_is_blocked,
+        priority_ignored,
+        overtaken_for_ever,
+        budget_of_the_submission,
+        lock_ignored,
+        quarantine_of_the_slot_alone,
+        lost_gpu_taken,
+        lost_given_away_at_once,
+        back_to_where_it_failed,
+        anyone_may_complete,
+        over_without_a_word,
+        told_too_soon,
+        told_twice,
+        failed_run_goes_on,
+        acknowledged_backwards,
+        one_place_for_all_consumers,
+        requeue_without_end,
+    )
+}
