@@ -35,7 +35,12 @@ class JobLogError(GpuwardenError):
 
 def path_of(directory: Path, job_id: int, attempt: int) -> Path:
     """Where an attempt's log is."""
-    return directory / f"job-{job_id}-attempt-{attempt}.log"
+    return directory / name_of(job_id, attempt)
+
+
+def name_of(job_id: int, attempt: int) -> str:
+    """What an attempt's log is called."""
+    return f"job-{job_id}-attempt-{attempt}.log"
 
 
 def check_folder(directory: Path) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from gpuwarden import joblogs
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
 from gpuwarden.progress import figures, report_of, reports, short, whole
 from gpuwarden.queue import PRIORITY, Job, JobStore, Submission
@@ -36,7 +38,7 @@ def command(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.act is _submit:
         arguments.submission = _submission(arguments)  # what will not do is told without a queue
-    asks = arguments.act in (_list, _show, _wait)
+    asks = arguments.act in (_list, _show, _wait, _logs)
     with closing((existing if asks else JobStore.open)(arguments.store)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
@@ -56,6 +58,7 @@ def _submission(arguments: argparse.Namespace) -> Submission:
         stall_timeout_s=arguments.stall_timeout_s,
         attempts_max=arguments.attempts_max,
         needs=tuple(JobId(each) for each in arguments.needs),
+        ranks=arguments.ranks,
     )
 
 
@@ -121,6 +124,7 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
         ("model", job.model),
         ("run", job.run_id),
         ("needs", ", ".join(map(str, needs)) + f"; {job.pending} of {job.needs} are not done" if needs else None),
+        ("rank", None if job.gang is None else f"{job.rank} of {job.ranks}; rank 0 is job {job.gang}"),
         ("priority", job.priority),
         ("attempt", f"{job.attempt} of {job.attempts_max} at most"),
         ("retries", f"{job.watchdog_retries} after trips, {job.reclaims} after lost leases"),
@@ -200,11 +204,27 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
         run_id=arguments.run,
         priority=job.priority,
         steps_total=job.steps_total,
-        budget_s=job.budget_s,
+        budget_s=job.asked_budget_s,
         stall_timeout_s=job.stall_timeout_s,
         attempts_max=job.attempts_max,
+        ranks=job.ranks,
     )
     print(store.submit(again, now=store.now()))
+    return 0
+
+
+def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
+    if arguments.logs is None:
+        return _refuse("say where its worker keeps logs: --logs DIR or $GPUWARDEN_LOGS, as `gpuwarden worker` was told")
+    job = store.job(arguments.job)
+    path = joblogs.newest(arguments.logs, job.job_id, arguments.attempt)
+
+    def goes_on() -> bool:
+        now = store.job(job.job_id)
+        return now.state in (State.RUNNING, State.NODE_LOST) and path.name == joblogs.name_of(now.job_id, now.attempt)
+
+    for line in joblogs.lines(path, goes_on=goes_on if arguments.follow else None):
+        print(line, end="", flush=True)
     return 0
 
 
@@ -256,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         "--needs", action="append", default=[], type=int, metavar="JOB",
         help="a job of its run that must have completed before; may be repeated",
     )  # fmt: skip
+    submit.add_argument("--ranks", type=int, default=1, help="how many workers it takes at once (default: %(default)s)")
     submit.add_argument("--priority", type=int, default=PRIORITY, help="lower is sooner (default: %(default)s)")
     submit.add_argument("--steps-total", type=int, help="how many steps it plans, for people")
     submit.add_argument(
@@ -300,6 +321,14 @@ def _parser() -> argparse.ArgumentParser:
     requeue = _act(acts, "requeue", _requeue, "do a job that is over once more, as another one; prints its id")
     requeue.add_argument("job", type=int, metavar="JOB")
     requeue.add_argument("--run", help="the run the new one belongs to; none when not given")
+
+    logs = _act(acts, "logs", _logs, "what an attempt printed, where it ran on this host and its worker keeps logs")
+    logs.add_argument("job", type=int, metavar="JOB")
+    logs.add_argument("--attempt", type=int, help="which attempt; the latest that is kept when not given")
+    logs.add_argument("--follow", action="store_true", help="go on with what comes, until the attempt is over")
+    kept = os.environ.get("GPUWARDEN_LOGS")
+    logs.add_argument("--logs", type=Path, metavar="DIR", default=None if kept is None else Path(kept),
+                      help="where its worker keeps them, or $GPUWARDEN_LOGS")  # fmt: skip
 
     block = _act(acts, "block", _block, "let nobody claim jobs that wait, until they are unblocked")
     block.add_argument("job", type=int, metavar="JOB", nargs="+")

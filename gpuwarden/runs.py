@@ -6,8 +6,8 @@ The file is a JSON object, in UTF-8:
   cancelled.
 - `jobs`: an object; its keys are names that mean something in this file alone, its values objects with any of `queue`
   (`gpu` when not given), `class`, `model`, `payload`, `priority`, `steps_total`, `budget_s`, `stall_timeout_s`,
-  `attempts_max`, `reports_steps` (true when not given), as `gpuwarden job submit` has them, and `needs`: the names of
-  the jobs that must have completed before.
+  `attempts_max`, `ranks`, `reports_steps` (true when not given), as `gpuwarden job submit` has them, and `needs`: the
+  names of the jobs that must have completed before.
 
 All of it is submitted in one transaction, or nothing.
 """
@@ -40,6 +40,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "priority": ((int,), "a whole number"),
     "steps_total": ((int,), "a whole number"),
     "attempts_max": ((int,), "a whole number"),
+    "ranks": ((int,), "a whole number"),
     "budget_s": ((int, float), "a number"),
     "stall_timeout_s": ((int, float), "a number"),
     "reports_steps": ((bool,), "true or false"),

@@ -13,11 +13,29 @@ from gpuwarden.queue import JobStore
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """The option `--store`: wanted only where the environment does not say."""
-    store = os.environ.get("GPUWARDEN_STORE")
+    """The option `--store`."""
     parser.add_argument(
-        "--store", default=store, required=store is None, help="the queue's database URL, or $GPUWARDEN_STORE"
+        "--store",
+        default="",
+        type=lambda told: told or default_store(),
+        help="the queue's database URL, or $GPUWARDEN_STORE; an SQLite file of this user's when neither is given",
     )
+
+
+def default_store() -> str:
+    """`$GPUWARDEN_STORE`, else an SQLite file in this user's data folder, which is made.
+
+    Raises:
+        GpuwardenError: that folder cannot be made.
+    """
+    if url := os.environ.get("GPUWARDEN_STORE"):
+        return url
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden"
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise GpuwardenError(f"no place for a queue ({error}): set $GPUWARDEN_STORE to its database URL") from None
+    return f"sqlite:///{data / 'queue.db'}"
 
 
 def existing(url: str) -> JobStore:

@@ -22,12 +22,10 @@ function must be able to write its output again.
 
 import functools
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 import structlog
@@ -36,6 +34,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FINAL, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Job, JobStore, Result, Submission
 from gpuwarden.reporter import Reporter
+from gpuwarden.stores import default_store
 
 log: Final = structlog.get_logger("job")
 
@@ -61,18 +60,6 @@ class JobFailedError(GpuwardenError):
 
 class JobTimeoutError(GpuwardenError):
     """The job that was waited for is not over yet."""
-
-
-def default_store() -> str:
-    """`$GPUWARDEN_STORE`, else an SQLite file in this user's data folder, which is made."""
-    if url := os.environ.get("GPUWARDEN_STORE"):
-        return url
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden"
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise TaskError(f"no place for a queue ({error}): set $GPUWARDEN_STORE to its database URL") from None
-    return f"sqlite:///{data / 'queue.db'}"
 
 
 class TakenItem:

@@ -42,7 +42,8 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
 from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, Result, check_result, is_gpu
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
-from gpuwarden.tasks import Queue, default_store
+from gpuwarden.stores import default_store
+from gpuwarden.tasks import Queue
 
 Body = Callable[[Job, Reporter], Callable[[], Result]]
 T = TypeVar("T")

@@ -16,10 +16,12 @@ import pytest
 import gpuwarden
 from gpuwarden import joblogs
 from gpuwarden.cli import main
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import Job, JobStore, SubmissionError
 from gpuwarden.reporter import Reporter
-from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current, default_store
+from gpuwarden.stores import default_store
+from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current
 from gpuwarden.worker import BodyError, find_body
 from tests.waiting import eventually
 
@@ -285,7 +287,7 @@ def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, mo
     assert (tmp_path / "data/gpuwarden").stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data/gpuwarden/queue.db"))
     (tmp_path / "data/gpuwarden/queue.db").touch()
-    with pytest.raises(TaskError, match=r"no place for a queue .*: set \$GPUWARDEN_STORE"):
+    with pytest.raises(GpuwardenError, match=r"no place for a queue .*: set \$GPUWARDEN_STORE"):
         default_store()
 
 
@@ -387,3 +389,27 @@ def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
     assert main(["worker", "tasks", "--logs", str(tmp_path / "file" / "logs")]) == 1
     assert "name another with --logs" in capsys.readouterr().err
     assert tasks.queue.store.job(1).state is State.QUEUED
+
+
+def test_a_jobs_log_is_printed_and_followed_to_its_end(
+    tasks: Any, work: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], spawn: Start
+) -> None:
+    logs = str(tmp_path / "logs")
+    tasks.hang.submit(started=str(tmp_path / "started"))
+    worker = work("--logs", logs)
+    eventually((tmp_path / "started").exists, within_s=30)
+    follower = spawn("-m", "gpuwarden", "job", "logs", "1", "--follow", "--logs", logs)
+    store: JobStore = tasks.queue.store
+
+    assert follower.stdout is not None
+    assert any("before" in line for line in iter(follower.stdout.readline, ""))
+    worker.kill()
+    assert store.register("gpu", host="box1", worker="worker-0", incarnation="new", now=store.now()) == [1]
+    assert follower.wait(10) == 0
+
+    assert main(["job", "logs", "1", "--logs", logs]) == 0
+    assert "before\n" in capsys.readouterr().out
+    assert main(["job", "logs", "1", "--attempt", "2", "--logs", logs]) == 1
+    assert "no log of attempt 2 of job 1" in capsys.readouterr().err
+    assert main(["job", "logs", "1"]) == 1
+    assert "say where its worker keeps logs" in capsys.readouterr().err
