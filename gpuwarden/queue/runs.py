@@ -107,7 +107,7 @@ def _open(connection: Connection, run_id: str, now: float) -> None:
     """Have the run there and locked, so that a job is not added to one that ends meanwhile."""
     opened = upsert(connection, RUNS).values(run_id=run_id, state="running", submitted_at=now)
     connection.execute(opened.on_conflict_do_nothing())
-    state = _lock(connection, run_id)
+    state = lock(connection, run_id)
     if state == "completed":
         connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(state="running", ended_at=None))
     elif state != "running":
@@ -183,8 +183,14 @@ def _unmet(connection: Connection, run_id: str | None, needs: Sequence[int]) -> 
     return sum(state is not State.COMPLETED for state in states.values())
 
 
-def _lock(connection: Connection, run_id: str) -> str | None:
-    state: str | None = connection.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id).with_for_update())
+def lock(connection: Connection, run_id: str) -> str | None:
+    """Lock a run, before any job of it is; its state, or `None` for one that is not there.
+
+    Not against those that only ask whether it is there. On PostgreSQL that is whoever changes a job twice in one
+    transaction, by the job's foreign key and with the job locked: who has the run could wait for that job.
+    """
+    its = select(RUNS.c.state).where(RUNS.c.run_id == run_id)
+    state: str | None = connection.scalar(its.with_for_update(key_share=True))
     return state
 
 
@@ -192,7 +198,7 @@ def lock_run_of(connection: Connection, job_id: int) -> str | None:
     """Lock a job's run, before anything of the job is; its id, or `None` for a job without one."""
     run_id: str | None = connection.scalar(*_run_of(job_id=job_id))
     if run_id is not None:
-        _lock(connection, run_id)
+        lock(connection, run_id)
     return run_id
 
 
