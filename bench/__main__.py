@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import chain, queue, scrape, step, webhook
+from bench.chaos import measure as chaos
 from bench.figures import BenchError, Figure, Place, progress, table
 from deploy.chain import CHECKOUT, ChainError
 from deploy.parts import PartMissing
@@ -32,9 +33,11 @@ def main(argv: list[str] | None = None) -> int:
         "queue": queue.measure,
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),
+        "chaos": lambda places: chaos.measure(places[0]),
     }
+    unless_asked = ",".join(name for name in parts if name != "chaos")
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", metavar="PARTS", default=",".join(parts), help="of %(default)s")
+    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s, and chaos")
     parser.add_argument("--rounds", type=int, default=20, help="wedges played through the chain (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
     arguments = parser.parse_args(argv)

@@ -103,5 +103,5 @@ def progress(text: str) -> None:
 
 
 def _shown(value: float, unit: str) -> str:
-    digits = 0 if value >= 100 else 2
-    return f"{value:,.{digits}f} {unit}"
+    digits = 0 if value >= 100 or not unit else 2  # a count has no unit
+    return f"{value:,.{digits}f} {unit}".rstrip()

@@ -7,7 +7,7 @@ from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, statements
 from gpuwarden.queue.records import WorkerRow, to_worker
 from gpuwarden.queue.room import Room
-from gpuwarden.schema import JOBS, QUEUE, RUNS, WORKER_GPUS, WORKERS
+from gpuwarden.schema import JOBS, QUEUE, WORKER_GPUS, WORKERS
 
 
 class People(Room):
@@ -31,7 +31,7 @@ class People(Room):
     def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
         """End a run: nothing is added to it any more, and its jobs that are not over are; the ids of those."""
         with writing(self._engine) as connection:
-            connection.execute(select(RUNS.c.state).where(RUNS.c.run_id == run_id).with_for_update())
+            runs.lock(connection, run_id)
             ids = runs.cancel(connection, JOBS.c.run_id == run_id, because, now)
             last = connection.scalar(select(func.max(JOBS.c.job_id)).where(JOBS.c.run_id == run_id))
             if last is not None:

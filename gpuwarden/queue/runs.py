@@ -198,8 +198,13 @@ def _unmet(connection: Connection, run_id: str | None, needs: Sequence[int]) -> 
 
 
 def lock(connection: Connection, run_id: str) -> str | None:
-    """Lock a run; its state, or `None` where it is not there."""
-    state: str | None = connection.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id).with_for_update())
+    """Lock a run, before any job of it is; its state, or `None` for one that is not there.
+
+    Not against those that only ask whether it is there. On PostgreSQL that is whoever changes a job twice in one
+    transaction, by the job's foreign key and with the job locked: who has the run could wait for that job.
+    """
+    its = select(RUNS.c.state).where(RUNS.c.run_id == run_id)
+    state: str | None = connection.scalar(its.with_for_update(key_share=True))
     return state
 
 

@@ -24,7 +24,7 @@ from gpuwarden.job import (
     State,
     Trip,
 )
-from gpuwarden.queue import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError
+from gpuwarden.queue import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError, runs
 from gpuwarden.schema import AVOIDED, JOBS, WORKERS
 from remediator.queues.builtin import RENEWAL_S
 from tests.waiting import eventually, together
@@ -912,6 +912,26 @@ def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStor
     assert [each.waited_s for each in store.events("anyone") if each.job_id == second and each.kind == "completed"] == [
         5
     ]
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("act", ["renew", "claim", "fail_by_worker", "release"])
+def test_what_is_heard_of_a_lost_job_waits_for_nobody_who_has_its_run(shared_store: JobStore, act: str) -> None:
+    job_id = submit(shared_store, run_id="r1")
+    claim(shared_store)
+    shared_store.lose(job_id, attempt=1, now=NOW)
+    its: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": NOW}
+    acts: dict[str, Callable[[], object]] = {
+        "renew": partial(shared_store.renew, job_id, **its),
+        "claim": partial(claim, shared_store),
+        "fail_by_worker": partial(shared_store.fail_by_worker, job_id, because="boom", **its),
+        "release": partial(shared_store.release, job_id, **its),
+    }
+
+    with ThreadPoolExecutor(1) as pool, writing(shared_store._engine) as another:
+        runs.lock_run_of(another, job_id)
+
+        assert pool.submit(acts[act]).result()
 
 
 def test_a_cancelled_job_keeps_the_count_of_what_it_lacked(store: JobStore) -> None:

@@ -1,0 +1,306 @@
+"""Plays the chaos: keeps workers and a sweeper running, feeds them jobs, and does them harm, all by one seed.
+
+Whatever dies is started again. When the time is up, all harm ends, everything drains, and `judge` looks at what is
+left.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from bench.chaos.body import LOG_VARIABLE
+from deploy.chain import CHECKOUT
+from deploy.postgres import Postgres
+from gpuwarden.database import DatabaseError
+from gpuwarden.job import FINAL, JobClass, JobId, State
+from gpuwarden.queue import JobStore, Submission
+
+LEASE_S: Final = 3.0
+HEARTBEAT_S: Final = 1.0
+PATIENCE_S: Final = 2 * HEARTBEAT_S
+"""How long the sweeper sees a lease expired before it gives the job away, as the remediator does with longer ones."""
+
+WORKERS: Final = 6
+QUEUE: Final = "chaos"
+TICK_S: Final = 0.05
+OPEN_MAX: Final = 30
+"""No job is submitted while so many are not over."""
+
+DOWN_EVERY_S: Final = 10.0
+"""How often the server is stopped or killed."""
+
+DRAIN_S: Final = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A process did not run from then to then, by the clock of the log, seconds."""
+
+    pid: int
+    from_s: float
+    to_s: float
+
+
+@dataclass(kw_only=True)
+class Process:
+    """One place, and the process in it, if any."""
+
+    name: str
+    command: list[str]
+    popen: subprocess.Popen[bytes] | None = None
+    start_at_s: float = 0.0
+    stopped_at_s: float | None = None
+    go_on_at_s: float = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is there, and not stopped."""
+        return self.popen is not None and self.stopped_at_s is None
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What was done, and what is to be judged."""
+
+    seed: int
+    url: str
+    log: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    stops: list[Stop] = field(default_factory=list)
+    submitted: list[JobId] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    """The places of the events that a consumer saw, in the order in which it did."""
+    ends: Counter[int] = field(default_factory=Counter)
+    """How often a worker ended with which code."""
+    drained: bool = False
+
+
+def play(url: str, folder: Path, *, seconds: float, seed: int, server: Postgres | None = None) -> Played:
+    """Play, and let everything drain. A queue on PostgreSQL has its server harmed, too."""
+    player = _Player(url, folder, seconds=seconds, seed=seed, server=server)
+    with player.processes():
+        player.play()
+        player.drain()
+    return player.played
+
+
+class _Player:
+    def __init__(self, url: str, folder: Path, *, seconds: float, seed: int, server: Postgres | None) -> None:
+        self.played = Played(seed=seed, url=url, log=folder / "effects.log")
+        self._folder = folder
+        self._seconds = seconds
+        self._server = server
+        self._random = random.Random(seed)  # noqa: S311 - to be played again, not to be kept secret
+        self._store = JobStore.open(url)
+        self._run = self._made = 0
+        self._server_back_at_s: float | None = None
+        host = folder / "run"
+        host.mkdir()
+        (host / "host").write_text("chaos\n", encoding="ascii")
+        worker = [sys.executable, "-m", "gpuwarden", "worker", "--body", "bench.chaos.body:load", "--queue", QUEUE]
+        worker += ["--store", url, "--dir", str(host), "--log-level", "warning"]
+        worker += ["--lease-s", str(LEASE_S), "--heartbeat-s", str(HEARTBEAT_S)]
+        names = [f"w{number}" for number in range(WORKERS)]
+        self._workers = [Process(name=name, command=[*worker, "--name", name]) for name in names]
+        sweeper = [sys.executable, "-m", "bench.chaos.sweeper", url, str(PATIENCE_S)]
+        self._sweeper = Process(name="sweeper", command=sweeper)
+
+    # --- the time of harm
+
+    def play(self) -> None:
+        begun_s = time.monotonic()
+        harms: list[tuple[float, Callable[[], None]]] = [
+            (2.5, self._kill_worker),
+            (2.5, lambda: self._stop_worker(0.2, 2.0)),
+            (5.0, lambda: self._stop_worker(LEASE_S + 2.0, 2 * LEASE_S + 2.0)),
+            (8.0, self._kill_sweeper),
+            (0.4, self._submit),
+            (0.7, self._consume),
+        ]
+        if self._server is not None:
+            harms.append((0.8, self._drop_connections))
+        due = [(begun_s + self._random.uniform(0.0, every_s), every_s, act) for every_s, act in harms]
+        times = max(4, int(self._seconds / DOWN_EVERY_S)) if self._server is not None else 0
+        down = [begun_s + self._seconds * (n + 1) / (times + 1) for n in range(times)]
+        while (now_s := time.monotonic()) < begun_s + self._seconds:
+            self._tend(now_s)
+            if down and now_s >= down[0] and self._server_back_at_s is None:
+                down.pop(0)
+                self._take_server_down(cleanly=len(down) % 2 == 1)
+            for number, (at_s, every_s, act) in enumerate(due):
+                if now_s >= at_s:
+                    due[number] = (now_s + self._random.expovariate(1 / every_s), every_s, act)
+                    act()
+            time.sleep(TICK_S)
+
+    def drain(self) -> None:
+        """No more harm: wait until every job is over, and every event seen."""
+        self._server_back_at_s = self._server_back_at_s and 0.0
+        for each in self._workers:
+            each.go_on_at_s = 0.0
+        give_up_s = time.monotonic() + DRAIN_S
+        while not self.played.drained and time.monotonic() < give_up_s:
+            self._tend(time.monotonic())
+            self._consume()
+            with suppress(DatabaseError):
+                self.played.drained = not self._store.jobs(states=frozenset(State) - FINAL) and self._all_seen()
+            time.sleep(4 * TICK_S)
+
+    def _all_seen(self) -> bool:
+        return not self._store.events("player") and self._store.consume_events(now=self._store.now()) == 0
+
+    # --- processes
+
+    @contextmanager
+    def processes(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for each in (*self._workers, self._sweeper):
+                if each.popen is not None:
+                    each.popen.kill()
+                    each.popen.wait()
+            self._store.close()
+
+    def _tend(self, now_s: float) -> None:
+        """Start what died, continue what was stopped, once its time has come."""
+        if self._server is not None and self._server_back_at_s is not None and now_s >= self._server_back_at_s:
+            self._server.start()
+            self._server_back_at_s = None
+        for each in (*self._workers, self._sweeper):
+            if each.stopped_at_s is not None and now_s >= each.go_on_at_s:
+                self._go_on(each)
+            if each.popen is not None and (code := each.popen.poll()) is not None:
+                self._note_end(each, code, now_s)
+            if each.popen is None and now_s >= each.start_at_s:
+                each.popen = self._start(each)
+
+    def _start(self, each: Process) -> subprocess.Popen[bytes]:
+        setpriv = shutil.which("setpriv", path=os.defpath)  # it ends with us, however we end
+        tether = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+        with (self._folder / f"{each.name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*tether, *each.command],
+                cwd=CHECKOUT,
+                env={**os.environ, LOG_VARIABLE: str(self.played.log)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _note_end(self, each: Process, code: int, now_s: float) -> None:
+        self._end_stop(each)
+        each.popen = None
+        each.start_at_s = now_s + self._random.choice((0.0, 0.0, 0.5, 2 * LEASE_S))
+        if each is not self._sweeper:
+            self.played.ends[code] += 1
+
+    def _go_on(self, each: Process) -> None:
+        if each.popen is not None:
+            each.popen.send_signal(signal.SIGCONT)
+        self._end_stop(each)
+
+    def _end_stop(self, each: Process) -> None:
+        if each.popen is not None and each.stopped_at_s is not None:
+            self.played.stops.append(Stop(pid=each.popen.pid, from_s=each.stopped_at_s, to_s=time.monotonic()))
+        each.stopped_at_s = None
+
+    # --- harm
+
+    def _kill_worker(self) -> None:
+        if those := [each for each in self._workers if each.popen is not None]:
+            self._kill(self._random.choice(those))
+            self.played.counts["worker killed"] += 1
+
+    def _kill_sweeper(self) -> None:
+        if self._sweeper.popen is not None:
+            self._kill(self._sweeper)
+            self.played.counts["sweeper killed"] += 1
+
+    def _kill(self, each: Process) -> None:
+        if each.popen is not None:
+            each.popen.kill()
+
+    def _stop_worker(self, least_s: float, most_s: float) -> None:
+        if those := [each for each in self._workers if each.runs]:
+            each = self._random.choice(those)
+            for_s = self._random.uniform(least_s, most_s)
+            if each.popen is not None:
+                each.popen.send_signal(signal.SIGSTOP)
+            each.stopped_at_s = time.monotonic()
+            each.go_on_at_s = each.stopped_at_s + for_s
+            self.played.counts["stopped longer than a lease" if for_s > LEASE_S else "stopped for a while"] += 1
+
+    def _take_server_down(self, *, cleanly: bool) -> None:
+        if self._server is None:
+            return
+        if cleanly:
+            self._server.stop()
+        else:
+            self._server.kill()
+        self.played.counts["server stopped" if cleanly else "server killed"] += 1
+        self._server_back_at_s = time.monotonic() + self._random.choice((0.0, 0.5, LEASE_S + 1.0))
+
+    def _drop_connections(self) -> None:
+        if self._server_back_at_s is not None:
+            return
+        database = self.played.url.rpartition("/")[2]
+        many = self._random.choice((1, 2, 5, 10))
+        drop = (
+            "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE datname = %s"
+            " AND pid <> pg_backend_pid() ORDER BY random() LIMIT %s) AS chosen"
+        )
+        with suppress(psycopg.OperationalError), closing(_connect(self.played.url)) as connection:
+            self.played.counts["connection dropped"] += len(connection.execute(drop, (database, many)).fetchall())
+
+    # --- jobs, and who hears of their ends
+
+    def _submit(self) -> None:
+        """A job, or a run of three of which the last needs the others; one in nine fails."""
+        try:
+            if len(self._store.jobs(states=frozenset(State) - FINAL)) >= OPEN_MAX:
+                return
+            now = self._store.now()
+            if self._random.random() < 0.6:
+                ids = [self._store.submit(self._job(), now=now)]
+            else:
+                self._run += 1
+                jobs = {name: self._job() for name in ("first", "second", "last")}
+                needs = {"last": ["first", "second"]}
+                ids = list(self._store.submit_run(f"run {self._run}", jobs, needs=needs, now=now).values())
+        except DatabaseError:
+            self.played.counts["submission unanswered"] += 1  # it may be there, or not
+        else:
+            self.played.submitted += ids
+
+    def _job(self) -> Submission:
+        self._made += 1
+        long = self._random.random() < 0.15
+        payload = {
+            "steps": self._random.randint(1, 5),
+            "step_s": self._random.uniform(0.8, 1.6) if long else self._random.uniform(0.02, 0.3),
+            "fails": self._made % 9 == 3,
+        }
+        return Submission(queue=QUEUE, job_class=JobClass.CPU, payload=payload)
+
+    def _consume(self) -> None:
+        with suppress(DatabaseError):
+            if events := self._store.events("player", limit=self._random.randint(1, 10)):
+                self.played.seen += [each.position for each in events]
+                self._store.acknowledge("player", self._random.choice(events), now=self._store.now())
+
+
+def _connect(url: str) -> psycopg.Connection:
+    return psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True, connect_timeout=5)
