@@ -7,6 +7,7 @@ in native code can still be read.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ END_S: Final = 2.0
 
 FOLLOW_S: Final = 0.2
 """How often a log that is followed is looked at, seconds."""
+
+_lingering: Final[list["subprocess.Popen[bytes]"]] = []
 
 _NAME: Final = re.compile(r"job-(\d+)-attempt-(\d+)\.log")
 
@@ -55,6 +58,8 @@ def check_folder(directory: Path) -> None:
         raise JobLogError(f"cannot keep logs in {directory} ({error}): name another with --logs") from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise JobLogError(f"cannot keep logs in {directory}: let this user write there, or name another with --logs")
+    if shutil.which("tee") is None:
+        raise JobLogError("a job's log is kept by `tee`, which is not here: install coreutils, or leave out --logs")
 
 
 @contextmanager
@@ -93,7 +98,8 @@ def kept(directory: Path, job_id: int, attempt: int) -> Iterator[None]:
             tee.wait(END_S)
         except subprocess.TimeoutExpired:
             # A process that the job left behind holds its output still: `tee` goes on for it, and ends with it.
-            tee.returncode = 0
+            _lingering.append(tee)
+        _lingering[:] = [each for each in _lingering if each.poll() is None]
 
 
 def _flush() -> None:
@@ -105,7 +111,10 @@ def _flush() -> None:
 def _forget_oldest(directory: Path) -> None:
     found: list[tuple[float, Path]] = []
     with suppress(OSError):
-        found += [(path.stat().st_mtime, path) for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+        for path in directory.iterdir():
+            if _NAME.fullmatch(path.name):
+                with suppress(FileNotFoundError):  # another worker has just forgotten it
+                    found.append((path.stat().st_mtime, path))
     for _, path in sorted(found)[: max(0, len(found) - LOGS_MAX + 1)]:
         with suppress(OSError):
             path.unlink()

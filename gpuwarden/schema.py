@@ -254,6 +254,7 @@ ITEM_OUTCOMES = Table(
     Column("at", Float, nullable=False),
     Column("because", String),
     Index("item_outcomes_by_worker", "run_id", "host", "worker"),
+    Index("item_outcomes_by_item", "run_id", "item"),
 )
 
 QUEUE = Schema(name="queue", tables=METADATA, migrations="gpuwarden:migrations", first="jobs")

@@ -30,17 +30,22 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 import structlog
 
+from gpuwarden.database import NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import FINAL, ItemState, JobClass, JobId, Phase, State
-from gpuwarden.queue import PRIORITY, Job, JobStore, Result, Submission
+from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
+from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, ResultError, Submission, check_result
 from gpuwarden.reporter import Reporter
 from gpuwarden.stores import default_store
+from gpuwarden.text import kept
 
 log: Final = structlog.get_logger("job")
 
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E")
+
+RETRY_S: Final = 1.0
+"""How long a job waits before it asks a queue again that did not answer, seconds."""
 
 LOOK_S: Final = 5.0
 """Whoever waits for a job looks at it this often even if no change was told, seconds."""
@@ -80,8 +85,13 @@ class TakenItem:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         if error is not None and not isinstance(error, Exception):
             return False  # the worker is told to stop: the item goes back with its job
+        if error is None:
+            try:
+                check_result(self.result)
+            except ResultError as wrong:
+                error = wrong
         if error is not None:
-            self.failed = f"{type(error).__name__}: {error}"[:500]
+            self.failed = kept(f"{type(error).__name__}: {error}")
             log.error("item failed", item=self.name, because=self.failed, exc_info=error)
         if not self._settle(self.name, self.result, self.failed):
             raise TaskError(f"item {self.name!r} is not this attempt's any more")
@@ -108,21 +118,38 @@ class Current:
         claim: dict[str, Any] = {"attempt": self.job.attempt, "incarnation": self.job.claimed_by}
 
         def settle(name: str, result: Result, because: str | None) -> bool:
-            now = self.store.now()
+            how: dict[str, Any] = {**claim, "item": name, "now": self.store.now()}
             if because is None:
-                return self.store.finish_item(self.job.job_id, **claim, item=name, now=now, result=result)
-            return self.store.fail_item(self.job.job_id, **claim, item=name, now=now, because=because)
+                return self.store.finish_item(self.job.job_id, **how, result=result)
+            return self.store.fail_item(self.job.job_id, **how, because=because)
 
-        while taken := self.store.take_item(self.job.job_id, **claim, now=self.store.now()):
-            item = TakenItem(taken.item, settle)
+        def take() -> Item | None:
+            return self.store.take_item(self.job.job_id, **claim, now=self.store.now())
+
+        while taken := self._answer(take):
+            item = TakenItem(taken.item, lambda *told: self._answer(lambda: settle(*told)))
             yield item
             done, failed = done + (item.failed is None), failed + (item.failed is not None)
             self.report.items(done=done, failed=failed)
             self.report.step()
         if self.job.run_id is not None:
-            counts = self.store.item_counts(self.job.run_id)
+            run_id = self.job.run_id
+            counts = self._answer(lambda: self.store.item_counts(run_id))
             if counts[ItemState.FAILED] and counts[ItemState.FAILED] + counts[ItemState.DONE] == counts.total():
                 raise ItemsFailedError(f"{counts[ItemState.FAILED]} of the run's {counts.total()} items have failed")
+
+    def _answer(self, ask: Callable[[], E]) -> E:
+        """What the queue answers, asked again for as long as a claim may last without being renewed."""
+        give_up_s = time.monotonic() + LEASE_S
+        while True:
+            try:
+                return ask()
+            except NoAnswerError as error:
+                if time.monotonic() >= give_up_s:
+                    raise
+                log.warning("queue does not answer; asking again", because=str(error))
+                self.report.phase(Phase.SAVE)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
+                time.sleep(RETRY_S)
 
     def step(self) -> None:
         """One step is done; costs under a microsecond."""
@@ -260,7 +287,7 @@ class Queue:
     @property
     def loaded_model(self) -> str | None:
         """The model that was used last and is kept loaded, which the worker tells the queue."""
-        return next(reversed(self._loaded), None)
+        return next(iter(reversed(list(self._loaded))), None)  # a list: another thread asks while models change
 
     def model(self, name: str) -> Callable[[Callable[[], E]], Callable[[], E]]:
         """Say how a model is loaded. Jobs that need it are handed what the function returns, as their first argument.

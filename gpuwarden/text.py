@@ -48,3 +48,8 @@ def who() -> str:
         except (KeyError, OSError):  # an account without a name, as in a container
             user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
+
+
+def kept(text: str, *, length_max: int = 500) -> str:
+    """A text as both databases take it: what no UTF-8 can hold is spelt out, and NUL, which PostgreSQL refuses."""
+    return text[:length_max].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -44,6 +44,7 @@ from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, Result, 
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
 from gpuwarden.stores import default_store
 from gpuwarden.tasks import Queue
+from gpuwarden.text import kept
 
 Body = Callable[[Job, Reporter], Callable[[], Result]]
 T = TypeVar("T")
@@ -220,9 +221,11 @@ class Worker:
         )
 
     def _loaded(self) -> str | None:
-        """What the body keeps loaded, if it says so."""
-        name = getattr(self._body, "loaded_model", None)
-        return name if isinstance(name, str) else None
+        """What the body keeps loaded, if it says so. It is another's code, and is asked by the thread of the lease."""
+        with suppress(Exception):
+            name = getattr(self._body, "loaded_model", None)
+            return name if isinstance(name, str) else None
+        return None
 
     def _tell_of_quarantine(self) -> None:
         """Say once why nothing is claimed, and once that it is over."""
@@ -258,10 +261,8 @@ class Worker:
         keeper.start()
         if self._store.shared:
             threading.Thread(target=self._time, args=(bound, over), name="gpuwarden-lease-time", daemon=True).start()
-        logs = self._settings.logs
-        keeping = nullcontext() if logs is None else joblogs.kept(logs, job.job_id, job.attempt)
         try:
-            with keeping:
+            with self._kept_log(job, bound):
                 outcome = self._attempt(job, bound)
         except WorkerStopping:
             over.set()
@@ -280,6 +281,17 @@ class Worker:
         self._reporter.end_job()
         self._see(model=None)
 
+    @contextmanager
+    def _kept_log(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
+        """Inside, what is printed is kept, where that was asked for. A log that cannot be is no reason not to work."""
+        with ExitStack() as keeping:
+            if self._settings.logs is not None:
+                try:
+                    keeping.enter_context(joblogs.kept(self._settings.logs, job.job_id, job.attempt))
+                except (joblogs.JobLogError, OSError) as error:
+                    bound.warning("what this attempt prints is not kept", because=str(error))
+            yield
+
     def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> "_Outcome":
         """Load, arm and work."""
         try:
@@ -294,8 +306,7 @@ class Worker:
         except (Exception, SystemExit) as error:
             if self._stop.requested:
                 raise WorkerStopping from error  # a body that turned the stop into an error of its own
-            because = f"{type(error).__name__}: {error}"[:500].encode("utf-8", "backslashreplace").decode()
-            because = because.replace("\0", "\\x00")  # which PostgreSQL takes in no text
+            because = kept(f"{type(error).__name__}: {error}")
             bound.error("job failed", because=because, exc_info=True)
             return _Outcome(failed=because)
         return _Outcome(result=result)
@@ -336,7 +347,7 @@ class Worker:
         """Whether the queue has this attempt's result already, by a commit whose answer was lost."""
         found = self._store.job(job.job_id)
         if because is None:
-            ours = found.state is State.COMPLETED
+            ours = found.state in (State.COMPLETED, State.FINISHED)
         else:
             ours = found.state is State.FAILED and found.because == because
         return ours and found.attempt == job.attempt
@@ -357,6 +368,9 @@ class Worker:
                     owned = self._store.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
                 bound.warning("queue does not answer; working on", because=str(error))
+                continue
+            except Exception:  # noqa: BLE001 - told; without this thread nobody renews, nor sees that the job is lost
+                bound.exception("unexpected error; working on")
                 continue
             if not owned and not over.is_set():
                 _stop_at_once(bound, _DISOWNED, self._code_of_end())
@@ -467,9 +481,10 @@ def _own_directory() -> Path:
     directory = Path(room) / "gpuwarden"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = directory / "host"
-        if not key.exists():
-            key.write_text(socket.gethostname() + "\n", encoding="utf-8")
+        key, scratch = directory / "host", directory / f".host.{os.getpid()}"
+        if not key.exists():  # whole or not at all: another worker may be starting, too
+            scratch.write_text(socket.gethostname() + "\n", encoding="utf-8")
+            scratch.replace(key)
     except OSError as error:
         raise BodyError(f"no place for state files ({error}): say where with --dir or $GPUWARDEN_DIR") from None
     log.warning(

@@ -103,6 +103,9 @@ class Claims(Room):
             self._answered.discard(incarnation)
             row = self._claim_at_once({**looks, "incarnation": incarnation, "until": until})
             if row.alive:
+                if row.job_id is not None and row.gang is not None:
+                    with writing(self._engine) as connection:
+                        gangs.begin(connection, row.gang)
                 self._answered.add(incarnation)
                 return None if row.job_id is None else to_job(row)
         job = self._claim_in_steps(mine, looks, until)
@@ -140,10 +143,12 @@ class Claims(Room):
             row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
             if row is None:
                 row = connection.execute(*take(**looks, incarnation=incarnation, until=until)).one_or_none()
-            elif statements.come_back(connection, row.job_id, row.attempt, incarnation):
+            elif statements.come_back(connection, row.job_id, row.attempt, incarnation, now):
                 row = connection.execute(*_take_again(**mine, until=until)).one()
             if row is None:
                 return None
+            if row.gang is not None:
+                gangs.begin(connection, row.gang)
             model = row.model or row.job_class
             statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             return to_job(row)
@@ -178,7 +183,7 @@ class Claims(Room):
         with writing(self._engine) as connection:
             if connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1:
                 return True
-            if not statements.come_back(connection, job_id, attempt, incarnation):
+            if not statements.come_back(connection, job_id, attempt, incarnation, now):
                 return False
             connection.execute(*_renew(**claim, until=now + lease_s))
             return True
@@ -209,7 +214,7 @@ class Claims(Room):
             gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
             done = (_complete if gang is None else _finish)(**claim, now=now, result=result)
             if connection.execute(*done).rowcount != 1 and not (
-                statements.come_back(connection, job_id, attempt, incarnation)
+                statements.come_back(connection, job_id, attempt, incarnation, now)
                 and connection.execute(*done).rowcount == 1
             ):
                 return False
@@ -225,7 +230,7 @@ class Claims(Room):
         """The job's own code failed: terminal, with its `failed` event. False when the job was no longer held."""
         held = statements.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            statements.come_back(connection, job_id, attempt, incarnation)
+            statements.come_back(connection, job_id, attempt, incarnation, now)
             return statements.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, because, now)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
@@ -233,7 +238,7 @@ class Claims(Room):
         held = statements.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             gangs.lock_runs_of(connection, statements.claimed(job_id, attempt, incarnation))
-            statements.come_back(connection, job_id, attempt, incarnation)
+            statements.come_back(connection, job_id, attempt, incarnation, now)
             released = statements.give_away(connection, Move.RELEASE, held, "released by its worker", now)
             gangs.recall(connection, released, now)
             return bool(released)

@@ -8,16 +8,19 @@ A gang is of one run, whose row is locked before more than one rank is changed.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, update
 
 from gpuwarden.database import reading, tell
-from gpuwarden.job import REQUEUE_PRIORITY, JobId, Kind, Move, State
+from gpuwarden.job import MOVES, REQUEUE_PRIORITY, JobId, Kind, Move, State
 from gpuwarden.queue import runs, statements
-from gpuwarden.queue.records import Job, to_job
+from gpuwarden.queue.records import COUNT_MAX, Job, to_job
 from gpuwarden.queue.room import Room
 from gpuwarden.schema import JOBS, QUEUE
+
+BEGUN: Final = -COUNT_MAX
+"""The priority of ranks that wait while others of their gang run: before any that a submitter can name."""
 
 
 class Gangs(Room):
@@ -63,10 +66,14 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
         connection.execute(update(JOBS).where(these).values(recalled=False))
     if not gangs:
         return []
+    # All of them locked before any is judged: one that is being fenced at this moment is fenced, or is taken along.
+    every = connection.execute(statements.locked(select(JOBS).where(JOBS.c.gang.in_(gangs)))).all()
     # A rank that is fenced is queued by whoever settles it, once its process is known to be gone.
-    connection.execute(update(JOBS).where(JOBS.c.gang.in_(gangs), JOBS.c.state == State.FENCING).values(recalled=True))
-    others = and_(JOBS.c.gang.in_(gangs), statements.from_sources(Move.RECALL))
-    found = connection.execute(statements.locked(select(JOBS).where(others))).all()
+    fenced = [row.job_id for row in every if row.state == State.FENCING]
+    connection.execute(update(JOBS).where(JOBS.c.job_id.in_(fenced)).values(recalled=True))
+    waiting = [row.job_id for row in every if row.state == State.QUEUED]
+    connection.execute(update(JOBS).where(JOBS.c.job_id.in_(waiting)).values(priority=_again()))
+    found = [row for row in every if row.state in MOVES[Move.RECALL].sources]
     back = [row.job_id for row in found if row.attempt < row.attempts_max]
     for row in found:
         if row.attempt >= row.attempts_max:
@@ -75,11 +82,22 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
     values: dict[str, Any] = {"because": "another rank was queued again", "queued_at": now, "result": None}
     if tripped:
         values["watchdog_retries"] = JOBS.c.watchdog_retries + 1
-    soon = {"priority": statements.least(JOBS.c.priority, REQUEUE_PRIORITY)}
-    move = statements.transition(Move.RECALL, JOBS.c.job_id.in_(back), **values, **soon, **statements.UNCLAIMED)
+    again = {"priority": _again(), **statements.UNCLAIMED}
+    move = statements.transition(Move.RECALL, JOBS.c.job_id.in_(back), **values, **again)
     connection.execute(move)
     tell(connection, QUEUE.channel)
     return [JobId(row.job_id) for row in found]
+
+
+def begin(connection: Connection, gang: int) -> None:
+    """A rank was claimed: the others come before all that has not begun, so that no other gang takes their workers."""
+    waiting = and_(JOBS.c.gang == gang, JOBS.c.state == State.QUEUED)
+    connection.execute(update(JOBS).where(waiting).values(priority=BEGUN))
+
+
+def _again() -> ColumnElement[int]:
+    """The priority of a rank whose gang is queued again: no more that of one that has begun."""
+    return case((JOBS.c.priority == BEGUN, REQUEUE_PRIORITY), else_=statements.least(JOBS.c.priority, REQUEUE_PRIORITY))
 
 
 def bind(connection: Connection, job_ids: list[JobId]) -> None:

@@ -8,9 +8,9 @@ time an item is done or fails is kept, with the worker, for whoever is to tell a
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, Update, and_, exists, func, insert, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Update, and_, exists, func, insert, not_, or_, select, update
 
 from gpuwarden.database import reading, upsert, writing
 from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemState, State
@@ -19,6 +19,9 @@ from gpuwarden.queue.records import Item, Result, SubmissionError, check_result,
 from gpuwarden.queue.room import Room
 from gpuwarden.schema import ITEM_OUTCOMES, ITEMS, JOBS
 from gpuwarden.statefile import TEXT_MAX, is_text
+
+LOOKED_AT_MAX: Final = 32
+"""How many items one take tries before it leaves the rest to the next: others may be taking the first ones."""
 
 
 class Items(Room):
@@ -32,15 +35,18 @@ class Items(Room):
         """
         if bad := [each for each in items if not is_text(each)]:
             raise SubmissionError(f"item {bad[0][:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+        names = list(dict.fromkeys(items))
+        with reading(self._engine) as connection:
+            its = select(ITEMS.c.item).where(ITEMS.c.run_id == run_id)
+            if set(names) <= set(connection.scalars(its)):
+                return 0  # nothing to do opens no run
         with writing(self._engine) as connection:
             runs.open_run(connection, run_id, now)
             last = connection.scalar(select(func.max(ITEMS.c.place)).where(ITEMS.c.run_id == run_id)) or 0
             rows = [
                 {"run_id": run_id, "item": item, "place": last + n, "state": ItemState.PENDING, "changed_at": now}
-                for n, item in enumerate(dict.fromkeys(items), 1)
+                for n, item in enumerate(names, 1)
             ]
-            if not rows:
-                return 0
             known = set(connection.scalars(select(ITEMS.c.item).where(ITEMS.c.run_id == run_id)))
             connection.execute(upsert(connection, ITEMS).on_conflict_do_nothing(), rows)
             return sum(row["item"] not in known for row in rows)
@@ -48,23 +54,14 @@ class Items(Room):
     def take_item(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> Item | None:
         """The next item of the job's run for this attempt; `None` when there is none, or the attempt is over.
 
-        One that failed on this worker comes after all that did not.
+        An attempt has one at a time: the one that it has, of a take whose answer was lost, is given to it again. One
+        that failed on this worker comes after all that did not.
         """
         with writing(self._engine) as connection:
-            job = _hold(connection, job_id, attempt, incarnation)
+            job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None or job.run_id is None:
                 return None
-            mine = exists().where(
-                *(ITEM_OUTCOMES.c.run_id == ITEMS.c.run_id, ITEM_OUTCOMES.c.item == ITEMS.c.item),
-                *(ITEM_OUTCOMES.c.host == job.host, ITEM_OUTCOMES.c.worker == job.worker),
-                ITEM_OUTCOMES.c.outcome == ItemState.FAILED,
-            )
-            pending = ITEMS.c.state == ItemState.PENDING
-            left_behind = and_(_from_sources(ItemMove.TAKE), not_(pending), not_(_is_held()))
-            choices = (and_(pending, not_(mine)), and_(left_behind, not_(mine)), or_(pending, left_behind))
-            # One after the other, so that the many that are pending are not all looked at for the first of them.
-            items = (connection.scalar(_first(job.run_id, choice)) for choice in choices)
-            item = next((each for each in items if each is not None), None)
+            item = _held_by(connection, job) or _take(connection, job)
             if item is None:
                 return None
             holder = {"job_id": job_id, "attempt": attempt, "host": job.host, "worker": job.worker}
@@ -76,17 +73,19 @@ class Items(Room):
     ) -> bool:
         """An item is done; false when the attempt does not hold it, or its job, and nothing was written.
 
+        True also where this attempt has told it before, and the answer was lost.
+
         Raises:
             ResultError: the result cannot be kept.
         """
         check_result(result)
         with writing(self._engine) as connection:
-            job = _hold(connection, job_id, attempt, incarnation)
+            job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None:
                 return False
             done = _transition(ItemMove.FINISH, job.run_id, item, *_by(job_id, attempt), result=result, changed_at=now)
             if connection.execute(done).rowcount != 1:
-                return False
+                return _is_told(connection, job, item, ItemState.DONE)
             _note(connection, job, item, ItemState.DONE, None, now)
             return True
 
@@ -103,7 +102,7 @@ class Items(Room):
     ) -> bool:
         """An item failed: it is tried again, until it has failed `tries_max` times. False as for `finish_item`."""
         with writing(self._engine) as connection:
-            job = _hold(connection, job_id, attempt, incarnation)
+            job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None:
                 return False
             failed = and_(
@@ -114,7 +113,7 @@ class Items(Room):
             move = ItemMove.TRY_AGAIN if before + 1 < tries_max else ItemMove.GIVE_UP
             moved = _transition(move, job.run_id, item, *_by(job_id, attempt), because=because, changed_at=now)
             if connection.execute(moved).rowcount != 1:
-                return False
+                return _is_told(connection, job, item, ItemState.PENDING, ItemState.FAILED)
             _note(connection, job, item, ItemState.FAILED, because, now)
             return True
 
@@ -147,18 +146,49 @@ class Items(Room):
         return Counter(item.state for item in self.items(run_id))
 
 
-def _first(run_id: str, choice: ColumnElement[bool]) -> Select[Any]:
-    first = select(ITEMS.c.item).where(ITEMS.c.run_id == run_id, choice).order_by(ITEMS.c.place).limit(1)
-    return first.with_for_update(skip_locked=True, of=ITEMS)
+def _held_by(connection: Connection, job: Any) -> str | None:
+    """The item that this attempt has already."""
+    its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.state == ItemState.TAKEN, *_by(job.job_id, job.attempt))
+    item: str | None = connection.scalar(select(ITEMS.c.item).where(its).limit(1))
+    return item
+
+
+def _take(connection: Connection, job: Any) -> str | None:
+    """The item that is next for this worker, locked."""
+    mine = exists().where(
+        *(ITEM_OUTCOMES.c.run_id == ITEMS.c.run_id, ITEM_OUTCOMES.c.item == ITEMS.c.item),
+        *(ITEM_OUTCOMES.c.host == job.host, ITEM_OUTCOMES.c.worker == job.worker),
+        ITEM_OUTCOMES.c.outcome == ItemState.FAILED,
+    )
+    pending = ITEMS.c.state == ItemState.PENDING
+    left_behind = and_(_from_sources(ItemMove.TAKE), not_(pending), not_(_is_held()))
+    # One after the other, so that the many that are pending are not all looked at for the first of them.
+    for choice in (and_(pending, not_(mine)), and_(left_behind, not_(mine)), or_(pending, left_behind)):
+        this = ITEMS.c.run_id == job.run_id
+        first = select(ITEMS.c.item).where(this, choice).order_by(ITEMS.c.place).limit(LOOKED_AT_MAX)
+        for item in connection.scalars(first):
+            one = select(ITEMS.c.item).where(this, ITEMS.c.item == item, or_(pending, left_behind))
+            # Asked anew with the row in hand: on PostgreSQL the first look may be older than its taker's claim.
+            if connection.scalar(one.with_for_update(skip_locked=True, of=ITEMS)) is None:
+                continue
+            if connection.scalar(select(ITEMS.c.item).where(this, ITEMS.c.item == item, not_(_is_held()))) is not None:
+                return str(item)
+    return None
+
+
+def _is_told(connection: Connection, job: Any, item: str, *states: ItemState) -> bool:
+    """Whether what this attempt tells of an item is there already."""
+    its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.item == item, *_by(job.job_id, job.attempt))
+    return connection.scalar(select(ITEMS.c.state).where(its)) in states
 
 
 def _free(item: Item) -> Item:
     return replace(item, state=ItemState.PENDING, job_id=None, attempt=None, host=None, worker=None)
 
 
-def _hold(connection: Connection, job_id: int, attempt: int, incarnation: str) -> Any:
+def _hold(connection: Connection, job_id: int, attempt: int, incarnation: str, now: float) -> Any:
     """The job, kept from changing hands until this transaction is over; `None` where the attempt does not hold it."""
-    statements.come_back(connection, job_id, attempt, incarnation)
+    statements.come_back(connection, job_id, attempt, incarnation, now)
     held = select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.run_id, JOBS.c.host, JOBS.c.worker)
     held = held.where(statements.held(job_id, attempt, incarnation)).with_for_update(read=True)
     return connection.execute(held).one_or_none()

@@ -34,8 +34,8 @@ class People(Room):
             runs.lock(connection, run_id)
             ids = runs.cancel(connection, JOBS.c.run_id == run_id, because, now)
             last = connection.scalar(select(func.max(JOBS.c.job_id)).where(JOBS.c.run_id == run_id))
-            if last is not None:
-                runs.end(connection, run_id, Kind.RUN_CANCELLED, ids[0] if ids else last, now)
+            # One without jobs ends without an event: there is nobody whose it would be.
+            runs.end(connection, run_id, Kind.RUN_CANCELLED, ids[0] if ids else last, now)
             tell(connection, QUEUE.channel)
             return ids
 
@@ -58,9 +58,8 @@ class People(Room):
 
     def workers(self, *, now: float) -> list[WorkerRow]:
         """Every slot that has ever registered, by host and name, with the job it runs."""
-        job = select(JOBS.c.job_id).where(
-            JOBS.c.host == WORKERS.c.host, JOBS.c.worker == WORKERS.c.worker, JOBS.c.state == State.RUNNING
-        )
+        has = statements.is_in({State.RUNNING, State.NODE_LOST})
+        job = select(JOBS.c.job_id).where(JOBS.c.host == WORKERS.c.host, JOBS.c.worker == WORKERS.c.worker, has)
         found = select(WORKERS, job.limit(1).scalar_subquery().label("job_id"))
         with reading(self._engine) as connection:
             gpus: dict[tuple[str, str], list[str]] = {}

@@ -82,7 +82,7 @@ class Submission:
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
-        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX), ("ranks", 1)):
+        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", 1 - COUNT_MAX), ("ranks", 1)):
             count = getattr(self, name)
             if count is not None and not least <= count < COUNT_MAX:
                 raise SubmissionError(f"{name} {count} will not do: a whole number from {least}, below {COUNT_MAX}")

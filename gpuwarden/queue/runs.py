@@ -71,6 +71,8 @@ class Runs(Room):
         except CycleError as error:
             raise SubmissionError(f"these wait for one another for ever: {' -> '.join(error.args[1])}") from None
         ids: dict[str, JobId] = {}
+        if not submissions:
+            return ids
         with writing(self._engine) as connection:
             open_run(connection, run_id, now)
             for name in order:
@@ -262,11 +264,12 @@ def close(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     end(connection, run_id, Kind.RUN_CANCELLED if cancelled else Kind.RUN_COMPLETED, job_id, now)
 
 
-def end(connection: Connection, run_id: str, kind: Kind, job_id: int, now: float) -> bool:
+def end(connection: Connection, run_id: str, kind: Kind, job_id: int | None, now: float) -> bool:
     """End a run, with its event, which names the job that ended it; false when it was over."""
     state = kind.removeprefix("run_")
     over = update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.state == "running").values(state=state, ended_at=now)
     if connection.execute(over).rowcount != 1:
         return False
-    connection.execute(*statements.write_event(kind=kind, now=now, job_id=job_id))
+    if job_id is not None:
+        connection.execute(*statements.write_event(kind=kind, now=now, job_id=job_id))
     return True

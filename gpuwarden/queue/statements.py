@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from gpuwarden.database import tell, upsert
-from gpuwarden.job import MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
+from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
 from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
 GHOST_AGE_S: Final = 100.0
@@ -97,10 +97,11 @@ def claimed(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) ->
     return and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
 
 
-def come_back(connection: Connection, job_id: int, attempt: int, incarnation: str) -> bool:
+def come_back(connection: Connection, job_id: int, attempt: int, incarnation: str, now: float) -> bool:
     """What is heard of a job whose host was taken for lost makes it run again (D6); false where it was not lost."""
     lost = claimed(job_id, attempt, incarnation)
-    return connection.execute(transition(Move.RETURN, lost)).rowcount == 1
+    lease = func.coalesce(JOBS.c.lease_expires_at, now + LEASE_S)  # it had none while its host was lost
+    return connection.execute(transition(Move.RETURN, lost, lease_expires_at=lease)).rowcount == 1
 
 
 def running_with(host: Value[str], worker: Value[str], incarnation: Value[str]) -> ColumnElement[bool]:

@@ -36,21 +36,24 @@ class Sweeps(Room):
         """
         if ingest is None:
             chosen = None if among is None else list(among)
-            both = [self.reclaim_expired(now=now, among=chosen, ingest=each) for each in (False, True)]
-            return sorted([*both[0], *both[1]])
+            try:
+                found = self.reclaim_expired(now=now, among=chosen, ingest=False)
+            finally:  # whatever keeps the one from its work
+                ingest_ones = self.reclaim_expired(now=now, among=chosen, ingest=True)
+            return sorted([*found, *ingest_ones])
         expired = and_(JOBS.c.lease_expires_at < now, JOBS.c.job_class.in_(sorted(INGEST)) == ingest)
         if among is not None:
             expired = and_(expired, JOBS.c.job_id.in_(sorted(among)))
         with writing(self._engine) as connection:
             if not only_one(connection, "sweep of ingest leases" if ingest else "sweep of leases"):
                 return []
-            if not ingest:
-                key = AVOIDED.primary_key.columns
-                past = select(*key).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
-                connection.execute(delete(AVOIDED).where(tuple_(*key).in_(past)))
             gangs.lock_runs_of(connection, and_(expired, statements.from_sources(Move.RECLAIM)))
             reclaimed = statements.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
             gangs.recall(connection, reclaimed, now)
+            if not ingest:  # last, because a requeue has its job locked when it comes to these rows
+                key = AVOIDED.primary_key.columns
+                past = select(*key).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
+                connection.execute(delete(AVOIDED).where(tuple_(*key).in_(past)))
             return reclaimed
 
     def consume_events(self, *, now: float) -> int:
@@ -59,6 +62,8 @@ class Sweeps(Room):
             if not only_one(connection, "consumer of dispatch events"):
                 return 0
             events = connection.execute(*_unheeded()).all()
+            for run_id in sorted({event.run_id for event in events} - {None}):
+                runs.lock(connection, run_id)  # all, and in the order in which others lock several
             for event in events:
                 if event.run_id is not None:
                     runs.end(connection, event.run_id, Kind.RUN_FAILED, event.job_id, now)

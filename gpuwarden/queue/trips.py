@@ -87,7 +87,9 @@ class Trips(Room):
                 return False
             gangs.recall(connection, [job_id], now, tripped=True)
             connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
-            if avoid is not None and avoid_s > 0:
+            in_gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id)
+            # A rank that passed a worker by would leave it to another gang, and the two might wait for one another.
+            if avoid is not None and avoid_s > 0 and connection.scalar(in_gang) is None:
                 for gpu in {"", *avoid.gpus}:
                     row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
                     kept = upsert(connection, AVOIDED).values(**row, until=now + avoid_s)

@@ -72,6 +72,8 @@ class BuiltinQueue:
         now_s, before, self._expired = time.monotonic(), self._expired, {}  # a queue that fails now was away meanwhile
         self._expired = {each: before.get(each, now_s) for each in self._store.expired(now=now)}
         ripe = [job_id for (job_id, _), since_s in self._expired.items() if now_s - since_s >= RENEWAL_S]
-        if ripe:
-            self._store.reclaim_expired(now=now, among=ripe)
-        self._store.consume_events(now=now)
+        try:
+            if ripe:
+                self._store.reclaim_expired(now=now, among=ripe)
+        finally:  # whatever keeps the sweeps from their work
+            self._store.consume_events(now=now)

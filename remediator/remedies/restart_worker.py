@@ -293,7 +293,7 @@ def _excuse(facts: Facts, evidence: WorkerFacts) -> str | None:
     nothing either: its files stay, and its container would be restarted over them for ever.
     """
     job, attempt = facts.job, facts.episode.attempt
-    if job is not None and (job.attempt, job.state) == (attempt, State.COMPLETED):
+    if job is not None and job.attempt == attempt and job.state in (State.COMPLETED, State.FINISHED):
         return f"attempt {attempt} has completed"
     if evidence.alive is False and facts.job_known and not _holds(facts, evidence):
         return f"the worker is dead, and attempt {attempt} is not its own any more"

@@ -29,6 +29,7 @@ from gpuwarden.job import (
     after,
 )
 from gpuwarden.queue import DrainedError, QueueSettings, ReplacedError, Slot, Submission
+from gpuwarden.queue.gangs import BEGUN
 from gpuwarden.queue.statements import GHOST_AGE_S
 
 Place = tuple[str, str]
@@ -237,6 +238,9 @@ class Model:
             if job.asked_budget_s is None and job.budget_s != job.job_class.budget_s:
                 self.happened["budget of the queue"] += 1
         job.lease = now + LEASE_S
+        for each in self.ranks_of(job):
+            if each.state is State.QUEUED:
+                each.priority = BEGUN
         self._touch(place, queue, incarnation, now)
         return job.job_id, job.attempt
 
@@ -367,7 +371,7 @@ class Model:
         self._move(job, Move.REQUEUE)
         self._unclaimed(job)
         job.retries, job.priority, job.queued_at = job.retries + 1, min(job.priority, REQUEUE_PRIORITY), now
-        if avoid is not None and avoid_s > 0:
+        if avoid is not None and avoid_s > 0 and job.gang is None:
             job.avoided |= {(avoid.host, avoid.worker, gpu): now + avoid_s for gpu in {"", *avoid.gpus}}
         self._recall([job], now, retries=1)
         return True
@@ -562,6 +566,8 @@ class Model:
             if job.state is State.FENCING:
                 job.recalled = True
                 self.happened["recalled while it is fenced"] += 1
+            elif job.state is State.QUEUED:
+                job.priority = self._again(job)
             elif job.state in HELD | {State.FINISHED}:
                 if job.attempt >= job.attempts_max:
                     self._over_as(job, Move.EXHAUST, now)
@@ -569,7 +575,10 @@ class Model:
                 self._move(job, Move.RECALL)
                 self._unclaimed(job)
                 job.retries, job.queued_at, job.result = job.retries + retries, now, None
-                job.priority = min(job.priority, REQUEUE_PRIORITY)
+                job.priority = self._again(job)
+
+    def _again(self, job: Task) -> int:
+        return REQUEUE_PRIORITY if job.priority == BEGUN else min(job.priority, REQUEUE_PRIORITY)
 
     def _over_as(self, job: Task, move: Move, now: float) -> None:
         self._move(job, move)

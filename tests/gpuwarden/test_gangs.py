@@ -108,6 +108,31 @@ def test_one_that_is_queued_again_takes_the_others_along_finished_or_not(store: 
     assert [claim(store, number).attempt for number in (4, 5, 6)] == [2, 2, 2]
 
 
+def test_a_gang_that_has_begun_has_its_workers_before_another_begins(store: JobStore) -> None:
+    first = gang(store, 3, model="m1")
+    claim(store, 1)
+    gang(store, 2, model="m2", priority=1)
+    store.submit(Submission(queue="gpu", priority=-5), now=NOW)
+
+    for number in (2, 3):
+        job = store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, loaded="m2")
+        assert job is not None
+        assert job.gang == first
+
+
+@pytest.mark.parametrize("end", ["tripped", "given back"])
+def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStore, end: str) -> None:
+    jobs = claimed(store, attempts_max=9)
+    if end == "tripped":
+        trip(store, jobs[1])
+    else:
+        store.release(jobs[1].job_id, **by(jobs[1]), now=NOW)
+
+    assert {job.priority for job in store.ranks(1)} == {10}
+    gang(store, 2)
+    assert [claim(store, number).gang for number in (4, 5, 6)] == [1, 1, 1]
+
+
 def test_ranks_that_are_tripped_together_are_queued_again_once(store: JobStore) -> None:
     first, second, _ = claimed(store)
     for job in (first, second):

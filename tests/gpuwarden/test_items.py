@@ -47,9 +47,10 @@ def states(store: JobStore) -> list[ItemState]:
 
 def test_the_jobs_of_a_run_share_its_items_in_order(store: JobStore) -> None:
     assert store.add_items("r1", ["a", "b", "a", "c"], now=NOW) == 3
-    first, second = share(store), share(store, 2)
+    first, second, third, fourth = (share(store, number) for number in (1, 2, 3, 4))
 
-    assert [take(store, job) for job in (first, second, first, second)] == ["a", "b", "c", None]
+    assert [take(store, job) for job in (first, second, third, fourth)] == ["a", "b", "c", None]
+    assert take(store, third) == "c"  # the one that it has, of a take whose answer was lost
     assert finish(store, first, "a", result={"frame": "é"})
     assert finish(store, second, "b")
     assert store.items("r1")[:2] == [
@@ -98,7 +99,9 @@ def test_what_an_attempt_had_when_it_ended_is_there_for_others_and_nothing_of_it
     assert not finish(store, old, "a")
     assert not fail(store, old, "a")
     assert take(store, old) is None
-    assert [take(store, other), take(store, other)] == ["b", "a"]
+    assert take(store, other) == "b"
+    assert finish(store, other, "b")
+    assert take(store, other) == "a"
     assert finish(store, other, "a")
 
 
@@ -114,7 +117,8 @@ def test_the_next_attempt_of_the_same_job_does_not_finish_what_the_one_before_to
     assert take(store, new) == "a"
     assert not finish(store, old, "a")
     assert finish(store, new, "a")
-    assert not finish(store, new, "a")
+    assert finish(store, new, "a")  # told again, because the answer was lost
+    assert not finish(store, old, "a")
 
 
 def test_a_failed_item_is_tried_again_last_where_it_failed_and_given_up_after_its_tries(store: JobStore) -> None:
@@ -122,9 +126,11 @@ def test_a_failed_item_is_tried_again_last_where_it_failed_and_given_up_after_it
     first, second = share(store), share(store, 2)
 
     assert fail(store, first, take(store, first))
+    assert fail(store, first, "a")  # told again, because the answer was lost
     assert take(store, first) == "b"
     assert take(store, second) == "a"
     assert fail(store, second, "a")
+    assert finish(store, first, "b")
     assert take(store, first) == "a"
     assert fail(store, first, "a")
 
@@ -188,7 +194,30 @@ def test_a_lost_host_keeps_its_item_and_may_finish_it(store: JobStore) -> None:
 
     assert take(store, second) is None
     assert finish(store, first, item)
-    assert store.job(first.job_id).state is State.RUNNING
+    job = store.job(first.job_id)
+    assert (job.state, job.lease_expires_at) == (State.RUNNING, NOW + LEASE_S)
+
+
+def test_nothing_to_do_opens_no_run_that_is_over(store: JobStore) -> None:
+    store.add_items("r1", ["a"], now=NOW)
+    job = share(store)
+    finish(store, job, take(store, job))
+    assert store.complete(job.job_id, **by(job))
+    assert store.run_state("r1") == "completed"
+
+    assert store.add_items("r1", ["a"], now=NOW) == 0
+    assert store.submit_run("r1", {}, now=NOW) == {}
+    assert store.run_state("r1") == "completed"
+
+
+def test_a_run_of_items_alone_can_be_cancelled(store: JobStore) -> None:
+    store.add_items("r1", ["a"], now=NOW)
+
+    assert store.cancel_run("r1", because="", now=NOW) == []
+
+    assert store.run_state("r1") == "cancelled"
+    with pytest.raises(SubmissionError, match="was cancelled"):
+        share(store)
 
 
 def test_every_item_move_is_listed() -> None:

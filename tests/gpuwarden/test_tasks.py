@@ -167,6 +167,25 @@ def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_i
     ]
 
 
+@pytest.mark.parametrize(
+    ("result", "because"),
+    [("object()", "ResultError: a job's result is what JSON can hold"), ("1 / 0", "ZeroDivisionError: ")],
+)
+def test_an_item_without_a_result_that_can_be_kept_fails_alone(
+    tasks: Any, work: Start, tmp_path: Path, result: str, because: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
+    store: JobStore = tasks.queue.store
+    store.add_items("r1", ["bad", "good"], now=store.now())
+    ids = store.submit_run("r1", {"render": tasks.render.submission()}, now=store.now())
+    work("--jobs-max", "1")
+
+    eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
+    bad, good = store.items("r1")
+    assert (bad.state, good.state) == ("failed", "done")
+    assert str(bad.because).startswith(because)
+
+
 def test_a_model_is_loaded_once_for_jobs_in_a_row_and_told_while_it_is_there(
     tasks: Any, work: Start, tmp_path: Path
 ) -> None:

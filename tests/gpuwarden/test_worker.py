@@ -779,8 +779,25 @@ def test_a_job_that_another_ended_while_the_queue_was_away_is_lost_all_the_same(
     assert "MainThread" in disowned
 
 
+def test_a_body_that_cannot_say_what_it_has_loaded_has_nothing_loaded(store: JobStore, reporter: Reporter) -> None:
+    class Body:
+        @property
+        def loaded_model(self) -> str:
+            raise RuntimeError("dictionary changed size during iteration")
+
+        def __call__(self, *_: object) -> Callable[[], None]:
+            return lambda: None
+
+    submit(store)
+
+    run_worker(store, reporter, Body())
+
+    assert [job.state for job in store.jobs()] == [State.COMPLETED]
+
+
+@pytest.mark.parametrize("error", [NoAnswerError("connection lost"), RuntimeError("nobody thought of this")])
 def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbeat_later(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     submit(store)
     renewed = threading.Event()
@@ -791,7 +808,7 @@ def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbe
         nonlocal asked
         asked += 1
         if asked == 1:
-            raise NoAnswerError("connection lost")
+            raise error
         accepted = renew(*arguments, **named)
         renewed.set()
         return accepted

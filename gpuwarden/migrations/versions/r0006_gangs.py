@@ -18,11 +18,13 @@ def upgrade() -> None:
     _partial("jobs_by_gang", ("gang",), "gang IS NOT NULL")
     op.drop_index("jobs_at_work", "jobs")
     _partial("jobs_at_work", ("state", "queue"), AT_WORK.format("'finished', "))
+    op.create_index("item_outcomes_by_item", "item_outcomes", ["run_id", "item"])
 
 
 def downgrade() -> None:
     """Remove them; a rank that is done is one that is queued again, for nothing ends it with the others."""
     op.execute("UPDATE jobs SET state = 'queued', result = NULL WHERE state = 'finished'")
+    op.drop_index("item_outcomes_by_item", "item_outcomes")
     op.drop_index("jobs_at_work", "jobs")
     _partial("jobs_at_work", ("state", "queue"), AT_WORK.format(""))
     op.drop_index("jobs_by_gang", "jobs")
