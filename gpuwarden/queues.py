@@ -43,15 +43,15 @@ def command(argv: list[str]) -> int:
 def rows(store: JobStore) -> Iterator[QueueRow]:
     """Every queue that has jobs which are not over, workers, or settings, by name."""
     now = store.now()
-    waiting, at_work, crews = store.waiting(), store.at_work(), store.crews(now=now)
+    waiting, look = store.waiting(), store.look(now=now)
     settings = {each.queue: each for each in store.queue_settings()}
-    for queue in sorted({*waiting, *(name for name, _ in at_work), *crews, *settings}):
-        jobs = {state: count for (name, state), count in at_work.items() if name == queue}
+    for queue in sorted({*waiting, *(name for name, _ in look.at_work), *look.crews, *settings}):
+        jobs = {state: count for (name, state), count in look.at_work.items() if name == queue}
         oldest_at = None
         if queue in waiting:
             jobs[State.QUEUED] = waiting[queue].jobs
             oldest_at = waiting[queue].oldest_at
-        crew = crews.get(queue)
+        crew = look.crews.get(queue)
         yield QueueRow(
             queue=queue,
             jobs=dict(sorted(jobs.items(), key=lambda each: list(State).index(each[0]))),

@@ -33,6 +33,9 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 AT_WORK = "state IN ('waiting', 'running', 'fencing', 'node_lost', 'finished', 'blocked')"
 """The jobs that are neither over nor claimable. SQLite uses their index only for a query that says just this."""
 
+UNWELL = "state IN ('failed', 'cancelled')"
+"""The jobs that a person looks for among millions that are well."""
+
 RUNS = Table(
     "runs",
     METADATA,
@@ -104,6 +107,7 @@ JOBS = Table(
     _partial("jobs_by_gang", "gang", where="gang IS NOT NULL"),
     _partial("jobs_by_run", "run_id", "state", where="run_id IS NOT NULL"),
     _partial("jobs_at_work", "state", "queue", where=AT_WORK),
+    _partial("jobs_unwell", "state", "job_id", where=UNWELL),
     _partial(
         "jobs_tried_again",
         *("queue", "watchdog_retries", "reclaims"),

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import Crew, Outcome, Retries, Waiting
+from gpuwarden.queue.counts import Look, Outcome, Retries, Waiting
 
 log: Final = structlog.get_logger("remediator")
 
@@ -33,7 +33,9 @@ ANSWER_S: Final = 2.0
 """A queue that does not answer a scrape within this time cannot be read, seconds: the ledger is to be told of, too."""
 
 COUNT_WAIT_S: Final = 0.02
-"""How long a scrape waits for the count that it started, seconds; else it shows the one before."""
+"""How long a scrape waits for the count that it started, seconds; else it shows the one before.
+
+It does not wait at all where the one before took longer."""
 
 FIRST_COUNT_WAIT_S: Final = 1.0
 """The same where there is none before."""
@@ -161,19 +163,6 @@ SERIES: Final[Mapping[str, Series]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """What one look at the queue found, but for the claimable jobs."""
-
-    now: float
-    at_work: Mapping[tuple[str, State], int]
-    crews: Mapping[str, Crew]
-    retries: Mapping[str, Retries]
-    dead: Mapping[str, int]
-    quarantined: int
-    lags: Mapping[str, int]
-
-
 @dataclass
 class Spread:
     """A histogram as it grows."""
@@ -298,15 +287,7 @@ class QueueCollector(Collector):
             self._store = self._opened()
         store, now = self._store, self._store.now()
         self._tally.take(store, now_s=time.monotonic())
-        return Look(
-            now=now,
-            at_work=store.at_work(),
-            crews=store.crews(now=now),
-            retries=store.retries(),
-            dead=store.dead_flags(now=now),
-            quarantined=store.gpus_out_of_use(),
-            lags=store.lags(),
-        )
+        return store.look(now=now)
 
     def _count(self) -> tuple[float, Mapping[str, Waiting]] | None:
         """The newest count of claimable jobs and its age, seconds; each call begins one, unless one is under way."""
@@ -316,7 +297,7 @@ class QueueCollector(Collector):
             self._counting = self._pool.submit(_counted, self._store)
         if self._counting is not None:
             try:
-                newest = self._counting.result(FIRST_COUNT_WAIT_S if self._counted is None else COUNT_WAIT_S)
+                newest = self._counting.result(_patience_s(self._counted))
             except NotInTimeError:
                 pass
             except GpuwardenError:
@@ -393,6 +374,14 @@ class QueueCollector(Collector):
         for its, spread in sorted(self._tally.ran.items()):
             ran.add_metric(its, spread.buckets(), spread.total_s)
         yield from (wait, ran)
+
+
+def _patience_s(before: _Counted | None) -> float:
+    """How long to wait for a count that was begun: not at all where the one before took too long for that."""
+    if before is None:
+        return FIRST_COUNT_WAIT_S
+    begun_s, ended_s, _ = before
+    return COUNT_WAIT_S if ended_s - begun_s < COUNT_WAIT_S else 0.0
 
 
 def _counted(store: JobStore) -> _Counted:

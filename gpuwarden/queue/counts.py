@@ -4,11 +4,11 @@ Every count but one is of a small index or a small table. The one is of the jobs
 grows with their number, to some 200 ms for a million.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, String, and_, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Executable, Row, String, and_, case, func, literal_column, or_, select
 
 from gpuwarden.database import reading
 from gpuwarden.job import FRESH_S, State
@@ -61,6 +61,24 @@ WORKER_STATES: Final = ("busy", "idle", "locked", "draining", "gone")
 """As `gpuwarden worker list` tells them; the first that holds of: locked, gone, draining, busy, idle."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The queue at one moment, `now` by its clock, but for the claimable jobs.
+
+    `at_work` has the jobs that are neither over nor claimable, by queue and state, where there are any; `retries` are
+    of all jobs there ever were, `crews` of every slot that has ever registered, by queue; `dead` are the workers that
+    were found dead and have not come back (A14), by queue; `lags` the events that each consumer has yet to acknowledge.
+    """
+
+    now: float
+    at_work: Mapping[tuple[str, State], int]
+    crews: Mapping[str, Crew]
+    retries: Mapping[str, Retries]
+    dead: Mapping[str, int]
+    quarantined: int
+    lags: Mapping[str, int]
+
+
 class Counts(Room):
     """Reads alone."""
 
@@ -69,48 +87,25 @@ class Counts(Room):
         with reading(self._engine) as connection:
             return {row[0]: Waiting(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())}
 
-    def at_work(self) -> dict[tuple[str, State], int]:
-        """How many jobs of each queue are neither over nor claimable, by state; one in which none is, is left out."""
-        with reading(self._engine) as connection:
-            return {(row[0], State(row[1])): int(row[2]) for row in connection.execute(*_at_work())}
-
-    def retries(self) -> dict[str, Retries]:
-        """By queue, of all jobs there ever were."""
-        with reading(self._engine) as connection:
-            return {
-                row[0]: Retries(watchdog=int(row[1]), reclaims=int(row[2])) for row in connection.execute(*_tried())
-            }
-
-    def crews(self, *, now: float) -> dict[str, Crew]:
-        """The workers, by queue, of every slot that has ever registered."""
-        busy: dict[str, int] = {}
-        states: dict[str, dict[str, int]] = {}
-        with reading(self._engine) as connection:
-            for row in connection.execute(*_crews(fresh_since=now - FRESH_S)):
-                its = states.setdefault(row.queue, dict.fromkeys(WORKER_STATES, 0))
-                its[row.state] += int(row.workers)
-                busy[row.queue] = busy.get(row.queue, 0) + int(row.busy)
-        return {queue: Crew(busy=busy[queue], by_state=states[queue]) for queue in states}
-
-    def dead_flags(self, *, now: float) -> dict[str, int]:
-        """By queue, the workers that were found dead and have not come back (A14)."""
-        found = select(DEAD_WORKERS.c.queue, func.count()).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
-        with reading(self._engine) as connection:
-            return {row[0]: int(row[1]) for row in connection.execute(found.group_by(DEAD_WORKERS.c.queue))}
-
-    def gpus_out_of_use(self) -> int:
-        """How many GPUs are in quarantine."""
-        with reading(self._engine) as connection:
-            return int(connection.scalar(select(func.count(QUARANTINED_GPUS.c.gpu.distinct()))) or 0)
-
-    def lags(self) -> dict[str, int]:
-        """How many events each consumer has yet to acknowledge; nothing is written for it."""
+    def look(self, *, now: float) -> Look:
+        """All that is cheap to count, in one transaction; nothing is written for it."""
         newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
         unplaced = select(func.count()).where(DISPATCH_EVENTS.c.position.is_(None))
+        dead = select(DEAD_WORKERS.c.queue, func.count()).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
         with reading(self._engine) as connection:
-            found = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position)).all()
-            more = int(connection.scalar(unplaced) or 0) if found else 0
-            return {row[0]: max(0, int(row[1])) + more for row in found}
+            lags = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position)).all()
+            more = int(connection.scalar(unplaced) or 0) if lags else 0
+            return Look(
+                now=now,
+                at_work={(row[0], State(row[1])): int(row[2]) for row in connection.execute(*_at_work())},
+                crews=_crews_of(connection.execute(*_crews(fresh_since=now - FRESH_S)).all()),
+                retries={
+                    row[0]: Retries(watchdog=int(row[1]), reclaims=int(row[2])) for row in connection.execute(*_tried())
+                },
+                dead={row[0]: int(row[1]) for row in connection.execute(dead.group_by(DEAD_WORKERS.c.queue))},
+                quarantined=int(connection.scalar(select(func.count(QUARANTINED_GPUS.c.gpu.distinct()))) or 0),
+                lags={row[0]: max(0, int(row[1])) + more for row in lags},
+            )
 
     def last_event(self) -> int:
         """The greatest number of an event; 0 where there is none."""
@@ -130,6 +125,16 @@ class Counts(Room):
 
 
 _COUNTED: Final = tuple(DISPATCH_EVENTS.c[name] for name in Outcome._fields)
+
+
+def _crews_of(rows: Sequence[Row[Any]]) -> dict[str, Crew]:
+    busy: dict[str, int] = {}
+    states: dict[str, dict[str, int]] = {}
+    for row in rows:
+        its = states.setdefault(row.queue, dict.fromkeys(WORKER_STATES, 0))
+        its[row.state] += int(row.workers)
+        busy[row.queue] = busy.get(row.queue, 0) + int(row.busy)
+    return {queue: Crew(busy=busy[queue], by_state=states[queue]) for queue in states}
 
 
 @Prepared

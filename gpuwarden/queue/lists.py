@@ -10,12 +10,13 @@ from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import statements
 from gpuwarden.queue.records import Job, Run, to_job
 from gpuwarden.queue.room import Room
-from gpuwarden.schema import AT_WORK, JOBS, RUNS
+from gpuwarden.schema import AT_WORK, JOBS, RUNS, UNWELL
 
 PAGE: Final = 1000
 """Jobs are read so many at a time."""
 
 _AT_WORK: Final = frozenset(State) - FINAL - {State.QUEUED}
+_UNWELL: Final = frozenset({State.FAILED, State.CANCELLED})
 
 
 class Lists(Room):
@@ -31,7 +32,9 @@ class Lists(Room):
     ) -> Iterator[Job]:
         """The newest jobs of this queue, run and states, oldest of them first; with a `limit` of 0 all there are."""
         its: list[ColumnElement[bool]] = [] if states == frozenset(State) else [statements.is_in(states)]
-        its += [literal_column(AT_WORK)] if states <= _AT_WORK else []  # so that SQLite uses their index
+        # So that SQLite uses the index that holds only such jobs.
+        its += [literal_column(AT_WORK)] if states <= _AT_WORK else []
+        its += [literal_column(UNWELL)] if states <= _UNWELL else []
         its += [] if queue is None else [JOBS.c.queue == queue]
         its += [] if run_id is None else [JOBS.c.run_id == run_id]
         if limit:

@@ -41,11 +41,11 @@ from exporter.scrape import SnapshotCollector
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import Crew, Retries, Waiting
+from gpuwarden.queue.counts import Crew, Look, Retries, Waiting
 from gpuwarden.statefile import JobFile, WorkerFile
 from remediator.app import create_app
 from remediator.ledger import Ledger, Totals
-from remediator.queue_metrics import Look, QueueCollector
+from remediator.queue_metrics import QueueCollector
 from remediator.safety import Orders
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())

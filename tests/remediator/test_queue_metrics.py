@@ -28,6 +28,13 @@ from tests.waiting import eventually
 Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape begins a count and waits for it, however slow the machine: what it shows is what is there."""
+    monkeypatch.setattr(queue_metrics, "COUNT_REST", 0.0)
+    monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 10.0)
+
+
 @pytest.fixture
 def collector(store: JobStore, queue_url: str) -> Iterator[QueueCollector]:
     """A collector of a queue that is there, with its first look done."""
@@ -249,6 +256,7 @@ def test_a_long_count_holds_up_no_scrape_and_the_one_before_is_shown_with_its_ag
     slow = Slow(connect(queue_url))
     slow.go = threading.Event()
     monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 0.01)
+    monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 0.01)
     submit(store)
     claim(store)
     submit(store)
@@ -270,6 +278,20 @@ def test_a_long_count_holds_up_no_scrape_and_the_one_before_is_shown_with_its_ag
         monkeypatch.setattr(queue_metrics, "COUNT_AGE_MAX_S", 0.0)
         assert of(page(found), "jobs", queue="gpu", state="queued") is None
         slow.go.set()
+
+
+def test_a_count_rests_for_longer_than_it_took_however_often_somebody_scrapes(
+    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_metrics, "COUNT_REST", 1e9)
+    submit(store)
+    with closing(QueueCollector(partial(existing, queue_url))) as found:
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 1
+        submit(store)
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 1
+        monkeypatch.setattr(queue_metrics, "COUNT_REST", 0.0)
+
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 2
 
 
 def test_a_queue_that_does_not_answer_in_time_cannot_be_read(

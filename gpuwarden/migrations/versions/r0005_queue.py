@@ -17,6 +17,7 @@ PARTIAL = {
     "jobs_by_worker": (("host", "worker"), "worker IS NOT NULL"),
     "jobs_by_run": (("run_id", "state"), "run_id IS NOT NULL"),
     "jobs_at_work": (("state", "queue"), "state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')"),
+    "jobs_unwell": (("state", "job_id"), "state IN ('failed', 'cancelled')"),
     "jobs_tried_again": (("queue", "watchdog_retries", "reclaims"), "watchdog_retries > 0 OR reclaims > 0"),
 }
 WHOLE = {
