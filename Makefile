@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# What is imported is compiled once, and not by each of the hundreds of programs that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Modules that decide and compute without any I/O: every branch of them is tested.
 PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/answering.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/testimony.py,remediator/alert.py,remediator/freeing.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py

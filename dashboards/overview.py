@@ -12,11 +12,12 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from dashboards.expressions import HOST, WORKER
 from dashboards.panels import DATASOURCE, Panel, build
-from dashboards.rows import glance, hardware, jobs, remediator, watcher
+from dashboards.rows import glance, hardware, jobs, queue, remediator, watcher
 
 ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
     "Fleet at a glance": glance.PANELS,
     "Jobs and beats": jobs.PANELS,
+    "The queue, by host that tells of it (the choice of workers does not apply)": queue.PANELS,
     "GPU and RAM, by host and container (the choice of workers does not apply)": hardware.PANELS,
     "The watcher itself": (*watcher.PANELS, *remediator.PANELS),
 }

@@ -169,7 +169,7 @@ class Chain:
             "serve",
             [
                 *_gpuwarden("remediator", "serve", "--dir", str(self.directory), "--ledger", self.ledger_url),
-                *("--token-file", str(self.token_file)),
+                *("--token-file", str(self.token_file), "--queue", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
             ],
         )

@@ -1,16 +1,20 @@
 """The worker image: Debian's Python and a shell, with what the caller adds, imported straight into an engine.
 
 No registry and no image builder is needed. The base is a root filesystem unpacked from Debian's packages, kept in
-`.parts/worker-base`; the image is that and the caller's files as one tar stream. Its tag is a hash of all that is in
+`.parts/worker-root`; the image is that and the caller's files as one tar stream. Its tag is a hash of all that is in
 it, so that an engine that has it already is left alone.
 
 In the image: `/usr/bin/python3` with the standard library, busybox as `/bin/sh` and its commonest commands; `/app` is
-first on Python's path.
+first on Python's path. Python finds all of it compiled, where it is of our own version: else each container would
+compile it anew at its first start, for longer than all else that a worker does until it is ready.
 """
 
+import compileall
 import hashlib
+import py_compile
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +26,10 @@ from docker.errors import ImageNotFound
 from deploy import parts
 
 REPOSITORY = "gpuwarden-worker"
-BASE_ROOM = "worker-base"
+UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
+"""Nobody edits what is in an image, and its files are dated anew: a cache is believed without a look at its source."""
+
+BASE_ROOM = "worker-root"
 APP = PurePosixPath("/app")
 """What lies below it in the image is importable."""
 CHANGES = [
@@ -93,7 +100,8 @@ _COMMANDS = (
 def worker_image(client: docker.DockerClient, *, extra: Mapping[str, Path]) -> str:
     """Have the worker image in the engine of `client`, and return its name with its tag.
 
-    `extra` maps absolute paths in the image to host files or folders that are copied there; `__pycache__` is not.
+    `extra` maps absolute paths in the image to host files or folders that are copied there; `__pycache__` is not, but
+    made anew.
     Raises PartMissing when the base cannot be fetched, FileNotFoundError when something of `extra` is not there.
     """
     base = base_root()
@@ -105,10 +113,10 @@ def worker_image(client: docker.DockerClient, *, extra: Mapping[str, Path]) -> s
     try:
         client.images.get(name)
     except ImageNotFound:
-        with tempfile.TemporaryFile() as stream:
+        with tempfile.TemporaryFile() as stream, tempfile.TemporaryDirectory() as scratch:
             with tarfile.open(fileobj=stream, mode="w") as tar:
                 tar.add(base, arcname=".", filter=_as_root)
-                for path, file in added:
+                for path, file in (*added, *_caches(added, Path(scratch))):
                     tar.add(file, arcname=f".{path}", recursive=False, filter=_as_root)
             stream.seek(0)
             client.api.import_image_from_data(stream, repository=REPOSITORY, tag=tag, changes=CHANGES)
@@ -150,6 +158,9 @@ def _complete(root: Path) -> None:
         _link(root / "usr/bin" / command, "busybox")
     newest = max((root / "usr/bin").glob("python3.[0-9]*"), key=lambda python: int(python.name.split(".")[1]))
     _link(root / "usr/bin/python3", newest.name)
+    if newest.name == f"python3.{sys.version_info.minor}":
+        library = root / "usr/lib" / newest.name
+        compileall.compile_dir(library, quiet=2, stripdir=root, prependdir="/", invalidation_mode=UNCHECKED)
 
 
 def _link(link: Path, target: str) -> None:
@@ -177,9 +188,29 @@ def _files(target: str, source: Path) -> Iterator[tuple[str, Path]]:
                 yield from _files(f"{target.rstrip('/')}/{inside.name}", inside)
 
 
+def _caches(added: list[tuple[PurePosixPath, Path]], scratch: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+    """What our Python compiles of `added`, made in `scratch`, each folder before what is in it.
+
+    A Python of another version does not look at it.
+    """
+    folders = set()
+    for number, (path, file) in enumerate(added):
+        made = scratch / str(number)
+        if path.suffix != ".py" or not py_compile.compile(
+            str(file), cfile=str(made), dfile=str(path), quiet=2, invalidation_mode=UNCHECKED
+        ):
+            continue
+        folder = path.parent / "__pycache__"
+        if folder not in folders:
+            folders.add(folder)
+            yield folder, scratch
+        yield folder / f"{path.stem}.{sys.implementation.cache_tag}.pyc", made
+
+
 def _content_hash(base: Path, added: list[tuple[PurePosixPath, Path]]) -> str:
     """16 hexadecimal digits that change with anything in the image: packages, recipe, added files and their modes."""
     digest = hashlib.sha256((base / ".packages").read_bytes())
+    digest.update(sys.version.encode())  # of what is compiled
     # The recipe is this file.
     digest.update(Path(__file__).read_bytes())
     for path, file in added:

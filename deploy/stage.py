@@ -50,11 +50,7 @@ class Stage:
         reports_steps: bool = True,
     ) -> JobId:
         """Draw a noisy picture and queue the job that cleans it."""
-        path = self.data / f"{script.picture}.pgm"
-        if not path.exists():
-            draw = random.Random(script.picture)  # noqa: S311 - noise for a picture, not a secret
-            side = range(PICTURE_SIDE)
-            body.write_picture(path, [[60.0 + draw.randrange(140) for _ in side] for _ in side])
+        self.draw(script)
         return self.store.submit(
             Submission(
                 queue=queue,
@@ -68,6 +64,14 @@ class Stage:
             ),
             now=now,
         )
+
+    def draw(self, script: body.Script) -> None:
+        """Draw the noisy picture of a job, if it is not there."""
+        path = self.data / f"{script.picture}.pgm"
+        if not path.exists():
+            draw = random.Random(script.picture)  # noqa: S311 - noise for a picture, not a secret
+            side = range(PICTURE_SIDE)
+            body.write_picture(path, [[60.0 + draw.randrange(140) for _ in side] for _ in side])
 
     def armed(self, worker: str) -> bool:
         """Whether a worker's job has loaded and given its first beat, as the host's exporter sees it."""

@@ -1,3 +1,22 @@
 """What a GPU job imports, and what the exporter and the remediator share: state files, job states and the queue."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuwarden.tasks import Queue, current
+
 __version__ = "0.1.0"
+
+__all__ = ["Queue", "__version__", "current"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Queue` and `current`, brought in when they are asked for: they need more than the standard library."""
+    if name not in ("Queue", "current"):
+        raise AttributeError(f"module 'gpuwarden' has no attribute {name!r}")
+    try:
+        tasks = importlib.import_module("gpuwarden.tasks")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"gpuwarden.{name} needs {error.name!r}: pip install 'gpuwarden[jobs]'") from error
+    return getattr(tasks, name)

@@ -20,6 +20,9 @@ GROUP: Final = "gpuwarden.commands"
 _OWN: Final[Mapping[str, str]] = {
     "worker": "gpuwarden.worker:command",
     "job": "gpuwarden.jobs:command",
+    "run": "gpuwarden.runs:command",
+    "queue": "gpuwarden.queues:command",
+    "events": "gpuwarden.events:command",
     "gpu": "gpuwarden.quarantine:command",
 }
 _HELP: Final[Mapping[str, str]] = {
@@ -33,14 +36,17 @@ _HELP: Final[Mapping[str, str]] = {
     "resume": "end a pause",
     "brake": "release the storm brake",
     "gpu": "take a GPU out of use, put it back, list those out of use",
-    "job": "put jobs in the queue, see what becomes of them, end, hold or repeat them",
+    "job": "put jobs in the queue, see what becomes of them, wait for, end, hold or repeat them",
+    "run": "submit jobs that wait for one another, from a file; list, show, end runs",
+    "queue": "what there is in each queue, what is set for it, its tables' version",
+    "events": "print what has ended, once for each consumer",
     "worker": "claim jobs and run them; or list, lock, unlock, drain workers",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
 }
 """What each command does, in the order in which they are listed; others come after them."""
 
-_EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "worker", "deploy": "exporter,remediator,up"}
+_EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
 """The extra that brings what a package needs, where it is not called like the package."""
 
 

@@ -15,10 +15,11 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, Final, Protocol
 
 from alembic import command
@@ -26,7 +27,6 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
-from alembic.util.exc import CommandError
 from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, func, inspect, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
@@ -100,6 +100,13 @@ BASELINE: Final = "0001"
 """The revision of an SQLite database that was made before there was a history."""
 
 
+NOTHING: Final = "none"
+"""How a person calls the revision before the first: no tables."""
+
+Agree = Callable[[Connection, Sequence[ModuleType]], None]
+"""Asked before tables go down, with the revisions that are undone, newest first; raises where they must not."""
+
+
 def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
     """Connect, and bring the tables up to this version.
 
@@ -113,6 +120,24 @@ def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
         DatabaseError: the URL cannot be used, the database cannot be opened, or it is of a newer gpuwarden; without
             `migrate` also of an older one.
     """
+    engine = connect(url)
+    try:
+        if migrate:
+            migrate_to(engine, schema)
+        else:
+            _check_revision(engine, schema)
+    except Exception:
+        engine.dispose()
+        raise
+    return engine
+
+
+def connect(url: str) -> Engine:
+    """Make ready to connect, whatever the tables are like.
+
+    Raises:
+        DatabaseError: the URL cannot be used.
+    """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # the second: a port that is no number
@@ -120,16 +145,7 @@ def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
         raise DatabaseError(
             f"{shown!r} is no database URL: sqlite:////absolute/path.db or postgresql://user@server/database is one"
         ) from None
-    engine = _postgresql(parsed) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed)
-    try:
-        if migrate:
-            _migrate(engine, schema)
-        else:
-            _check_revision(engine, schema)
-    except Exception:
-        engine.dispose()
-        raise
-    return engine
+    return _postgresql(parsed) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed)
 
 
 def is_shared(engine: Engine) -> bool:
@@ -169,7 +185,7 @@ def at_once(engine: Engine) -> Iterator[Connection]:
     Raises:
         DatabaseError: the database refused, or is gone; of a statement that writes nobody knows whether it was done.
     """
-    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "writes": True}
     with _translated(engine), engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
 
@@ -221,7 +237,8 @@ class DatabaseClock:
         now_s = clock.boottime_s()
         if self._ahead_s is None or now_s - self._asked_s >= CLOCK_TRUSTED_S:
             try:
-                with _translated(self._engine), self._engine.connect() as connection:
+                # Nothing to roll back: psycopg forgets its prepared statements with every transaction that is.
+                with at_once(self._engine) as connection:
                     told = connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
                     now_s = clock.boottime_s()
                 self._ahead_s, self._asked_s = float(told or 0) - now_s, now_s
@@ -478,8 +495,9 @@ def _check_if_idle(connection: Any, record: ConnectionPoolEntry, _fairy: object)
     if time.monotonic() - record.info.get("used_at_s", math.inf) < IDLE_TRUSTED_S:
         return
     try:
+        connection.autocommit = True  # a transaction that is rolled back takes the prepared statements with it
         connection.execute("SELECT 1")
-        connection.rollback()
+        connection.autocommit = False
     except Exception as error:
         raise DisconnectionError from error
 
@@ -558,30 +576,46 @@ def _config(schema: Schema) -> Config:
     return config
 
 
-def _migrate(engine: Engine, schema: Schema) -> None:
-    """Bring one schema's tables to the newest revision, one process at a time, in one transaction."""
+def migrate_to(
+    engine: Engine, schema: Schema, revision: str | None = None, *, agree: Agree | None = None
+) -> tuple[str | None, str | None]:
+    """Bring one schema's tables to a revision, one process at a time, in one transaction.
+
+    Args:
+        engine: the database.
+        schema: whose tables.
+        revision: to which one; the newest when not given, `NOTHING` for no tables at all.
+        agree: asked before tables go down; without it they never do.
+
+    Returns:
+        The revision that was there and the one that is there now; `None` is for no tables.
+
+    Raises:
+        DatabaseError: the tables are of a newer gpuwarden or another program's, or there is no such revision; or they
+            would go down and nobody was asked.
+    """
     config = _config(schema)
     script = ScriptDirectory.from_config(config)
+    history = {each.revision: each.module for each in reversed(list(script.walk_revisions()))}  # oldest first
     newest = script.get_current_head()
+    wanted = newest if revision is None else None if revision == NOTHING else revision
+    if wanted not in {None, *history}:
+        known = ", ".join((NOTHING, *history))
+        raise DatabaseError(f"the {schema.name} has no revision {wanted!r}: there are {known}")
     with reading(engine) as connection:
-        if _revision(connection, schema) == newest:
-            return
+        if _revision(connection, schema) == wanted is not None:
+            return wanted, wanted
     with writing(engine) as connection:
         if is_shared(engine):
             for timeout in ("lock_timeout", "statement_timeout"):
                 connection.execute(select(func.set_config(timeout, "0", True)))
             connection.execute(select(func.pg_advisory_xact_lock(_lock_number(f"migrate {schema.name}"))))
         found = _revision(connection, schema)
-        if found == newest:
-            return
-        if found is not None:
-            try:
-                script.get_revision(found)
-            except CommandError:
-                raise DatabaseError(
-                    f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer "
-                    f"gpuwarden (revision {found}; this one knows {newest}): upgrade this program"
-                ) from None
+        if found not in {None, *history}:
+            raise DatabaseError(
+                f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer "
+                f"gpuwarden (revision {found}; this one knows {newest}): upgrade this program"
+            )
         tables = set() if found is not None else set(inspect(connection).get_table_names()) & set(schema.tables.tables)
         if tables and is_shared(engine):
             raise DatabaseError(
@@ -592,7 +626,19 @@ def _migrate(engine: Engine, schema: Schema) -> None:
         with _MIGRATING:
             if schema.first in tables:
                 command.stamp(config, BASELINE)
-            command.upgrade(config, "head")
+                found = BASELINE
+            order = [None, *history]
+            undone = [
+                history[each] for each in history if order.index(wanted) < order.index(each) <= order.index(found)
+            ]
+            if undone:
+                if agree is None:
+                    raise DatabaseError(f"the {schema.name} is of revision {found}, and going down to {wanted} loses")
+                agree(connection, undone[::-1])
+                command.downgrade(config, wanted or "base")
+            elif found != wanted:
+                command.upgrade(config, wanted or "base")
+    return found, wanted
 
 
 def _revision(connection: Connection, schema: Schema) -> str | None:
@@ -601,7 +647,7 @@ def _revision(connection: Connection, schema: Schema) -> str | None:
 
 
 def migrate_within(context: EnvironmentContext | Any) -> None:
-    """What each history's `env.py` does: run in the transaction that `_migrate` began."""
+    """What each history's `env.py` does: run in the transaction that `migrate_to` began."""
     attributes = context.config.attributes
     context.configure(connection=attributes["connection"], version_table=attributes["version_table"])
     with context.begin_transaction():

@@ -63,6 +63,7 @@ class State(StrEnum):
     RUNNING = "running"
     FENCING = "fencing"
     NODE_LOST = "node_lost"
+    FINISHED = "finished"
     BLOCKED = "blocked"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -77,6 +78,9 @@ class Move(StrEnum):
     COMPLETE = "complete"
     FAIL_BY_WORKER = "fail_by_worker"
     RELEASE = "release"
+    FINISH = "finish"
+    CLOSE = "close"
+    RECALL = "recall"
     RECLAIM = "reclaim"
     SUPERSEDE = "supersede"
     EXHAUST = "exhaust"
@@ -111,6 +115,11 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.COMPLETE: _legal(State.COMPLETED, State.RUNNING),
     Move.FAIL_BY_WORKER: _legal(State.FAILED, State.RUNNING),
     Move.RELEASE: _legal(State.QUEUED, State.RUNNING),
+    # A rank of a gang is done while others are not; the last one completes them all. One that is queued again takes the
+    # others along: they are ended as one.
+    Move.FINISH: _legal(State.FINISHED, State.RUNNING),
+    Move.CLOSE: _legal(State.COMPLETED, State.FINISHED),
+    Move.RECALL: _legal(State.QUEUED, State.RUNNING, State.NODE_LOST, State.FINISHED),
     # The lease gives away what nobody renews. A fence has one too: whoever owes the settle renews it. A job whose host
     # is lost has one only where its queue says for how long it is to be held (D4).
     Move.RECLAIM: _legal(State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST),
@@ -118,7 +127,7 @@ MOVES: Final[Mapping[Move, Legal]] = {
     # owed already, and stays so.
     Move.SUPERSEDE: _legal(State.QUEUED, State.RUNNING, State.NODE_LOST),
     # What would queue the job once more finds a cap used up.
-    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING, State.NODE_LOST),
+    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING, State.NODE_LOST, State.FINISHED),
     # A trip: fence first, so that neither the old attempt nor a new claim can move the job; then settle.
     Move.FENCE: _legal(State.FENCING, State.RUNNING, State.NODE_LOST),
     Move.REQUEUE: _legal(State.QUEUED, State.FENCING),
@@ -133,11 +142,44 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.DEFER: _legal(State.WAITING, State.BLOCKED),
     Move.CANCEL: _legal(
         State.CANCELLED,
-        *(State.WAITING, State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST, State.BLOCKED),
+        *(State.WAITING, State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST, State.FINISHED, State.BLOCKED),
     ),
 }
 
 FINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class ItemState(StrEnum):
+    """Where an item of a run stands; a job of the run takes it, does it, and takes the next."""
+
+    PENDING = "pending"
+    TAKEN = "taken"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ItemMove(StrEnum):
+    """Each way an item changes state."""
+
+    TAKE = "take"
+    FINISH = "finish"
+    TRY_AGAIN = "try_again"
+    GIVE_UP = "give_up"
+    RESET = "reset"
+
+
+ITEM_MOVES: Final[Mapping[ItemMove, tuple[frozenset[ItemState], ItemState]]] = {
+    # What an attempt that is over had taken is there to be taken, too.
+    ItemMove.TAKE: (frozenset({ItemState.PENDING, ItemState.TAKEN}), ItemState.TAKEN),
+    ItemMove.FINISH: (frozenset({ItemState.TAKEN}), ItemState.DONE),
+    ItemMove.TRY_AGAIN: (frozenset({ItemState.TAKEN}), ItemState.PENDING),
+    ItemMove.GIVE_UP: (frozenset({ItemState.TAKEN}), ItemState.FAILED),
+    # A person, or a rule about the worker that failed it.
+    ItemMove.RESET: (frozenset({ItemState.FAILED}), ItemState.PENDING),
+}
+
+ITEM_TRIES_MAX: Final = 3
+"""How often an item may fail, on whichever workers, before it has failed for good."""
 
 
 class Kind(StrEnum):

@@ -5,7 +5,6 @@ The workers that have a GPU in quarantine claim nothing until it is released; wh
 
 import argparse
 import json
-import os
 import sys
 from contextlib import closing
 from dataclasses import asdict
@@ -13,12 +12,13 @@ from datetime import UTC, datetime
 
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.reporter import host_key, state_directory
+from gpuwarden.stores import add_store, existing
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden gpu`."""
     arguments = _parser().parse_args(argv)
-    with closing(JobStore.open(arguments.store)) as store:
+    with closing((existing if arguments.act is _list else JobStore.open)(arguments.store)) as store:
         code: int = arguments.act(store, arguments)
     return code
 
@@ -66,11 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpuwarden gpu",
         description="GPUs in quarantine: the workers that have one claim nothing, and finish what they run.",
     )
-    store = os.environ.get("GPUWARDEN_STORE")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--store", default=store, required=store is None, help="the queue's database URL, or $GPUWARDEN_STORE"
-    )
+    add_store(common)
     acts = parser.add_subparsers(required=True, metavar="list | quarantine | release")
 
     listing = acts.add_parser("list", parents=[common], help="the GPUs in quarantine, the longest first, and why")

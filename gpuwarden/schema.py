@@ -3,6 +3,7 @@
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -12,6 +13,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -27,6 +29,9 @@ def _partial(name: str, *columns: str, where: str) -> Index:
 
 # SQLite numbers rows by itself only where the key is called INTEGER, which has 64 bits there.
 ID = BigInteger().with_variant(Integer, "sqlite")
+
+AT_WORK = "state IN ('waiting', 'running', 'fencing', 'node_lost', 'finished', 'blocked')"
+"""The jobs that are neither over nor claimable. SQLite uses their index only for a query that says just this."""
 
 RUNS = Table(
     "runs",
@@ -73,6 +78,12 @@ JOBS = Table(
     Column("queued_at", Float),  # since when it may be claimed, or could when it was
     Column("needs", Integer, nullable=False, server_default="0"),  # jobs that must have completed before it is queued
     Column("pending", Integer, nullable=False, server_default="0"),  # those of them that have not
+    # The ranks of one gang bear the id of its first; null: a job of one rank.
+    Column("gang", BigInteger),
+    Column("rank", Integer, nullable=False, server_default="0"),
+    Column("ranks", Integer, nullable=False, server_default="1"),
+    # Fenced while its gang was queued again: when it is, too, nobody is taken along once more.
+    Column("recalled", Boolean, nullable=False, server_default=false()),
     # The claim: who holds the attempt, and until when without a renewal; of a fenced job, until when its settle may
     # take before any sweep gives it away. Null while nobody holds it.
     Column("claimed_by", String),
@@ -84,18 +95,20 @@ JOBS = Table(
     Column("because", String),
     Column("ended_at", Float),
     Column("result", JSON(none_as_null=True)),
-    # Each holds only the jobs that are looked for by it, so that a claim costs the same whatever else is there.
-    _partial("jobs_claimable", "queue", "priority", "job_id", where="state = 'queued'"),
+    # Each holds only the jobs that are looked for by it, so that a claim costs the same whatever else is there; and all
+    # that a count of them asks for.
+    _partial("jobs_claimable", "queue", "priority", "job_id", "queued_at", where="state = 'queued'"),
     _partial("jobs_by_model", "queue", "model", "priority", "job_id", where="state = 'queued' AND model IS NOT NULL"),
     _partial("jobs_by_lease", "lease_expires_at", where="lease_expires_at IS NOT NULL"),
     _partial("jobs_by_worker", "host", "worker", where="worker IS NOT NULL"),
+    _partial("jobs_by_gang", "gang", where="gang IS NOT NULL"),
     _partial("jobs_by_run", "run_id", "state", where="run_id IS NOT NULL"),
+    _partial("jobs_at_work", "state", "queue", where=AT_WORK),
     _partial(
-        "jobs_at_work",
-        *("state", "queue"),
-        where="state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')",
+        "jobs_tried_again",
+        *("queue", "watchdog_retries", "reclaims"),
+        where="watchdog_retries > 0 OR reclaims > 0",
     ),
-    _partial("jobs_tried_again", "queue", where="watchdog_retries > 0 OR reclaims > 0"),
 )
 
 # Which jobs a job needs: it is queued once all of them have completed. Both are of one run.

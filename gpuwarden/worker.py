@@ -1,9 +1,11 @@
 """`gpuwarden worker`: claims jobs, loads, arms, runs, renews, and stops itself when it no longer owns its job.
 
 The job's own code is a *body*: a function `load(job, report)` that loads what the job needs and returns the function
-that does the work. Between the two the worker sends the arming beat (A3). The body runs in the main thread; another
-thread renews the lease and watches the claim, and ends the process at once when the claim is gone (A11), because the
-body may be deaf. A body must be idempotent on its output: an attempt can end at any instruction and another begin.
+that does the work. Between the two the worker sends the arming beat (A3). What the work returns is kept as the job's
+result. The body runs in the main thread; another thread renews the lease and watches the claim, and ends the process at
+once when the claim is gone (A11), because the body may be deaf. A body must be idempotent on its output: an attempt can
+end at any instruction and another begin. A body that keeps a model loaded between jobs says so in an attribute
+`loaded_model`, and jobs that need it come first. `gpuwarden.Queue` is such a body.
 
 At its start it registers with the queue, which settles what the incarnation before it held. An incarnation that is
 over, because another has registered or because it is being ended, claims nothing and ends with the same exit code.
@@ -21,26 +23,29 @@ import argparse
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Final, TypeVar
 
 import structlog
 
-from gpuwarden import clock, logs, workers
+from gpuwarden import clock, joblogs, logs, workers
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
-from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, is_gpu
-from gpuwarden.reporter import Reporter, host_key, state_directory
+from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, Result, check_result, is_gpu
+from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
+from gpuwarden.stores import default_store
+from gpuwarden.tasks import Queue
 
-Body = Callable[[Job, Reporter], Callable[[], None]]
+Body = Callable[[Job, Reporter], Callable[[], Result]]
 T = TypeVar("T")
 
 OWNERSHIP_S: Final = 1.0
@@ -120,6 +125,7 @@ class Settings:
     lease_s: float = LEASE_S
     heartbeat_s: float = HEARTBEAT_S
     jobs_max: int | None = None
+    logs: Path | None = None
 
 
 class Worker:
@@ -210,7 +216,13 @@ class Worker:
             incarnation=self._reporter.incarnation,
             now=self._store.now(),
             lease_s=self._settings.lease_s,
+            loaded=self._loaded(),
         )
+
+    def _loaded(self) -> str | None:
+        """What the body keeps loaded, if it says so."""
+        name = getattr(self._body, "loaded_model", None)
+        return name if isinstance(name, str) else None
 
     def _tell_of_quarantine(self) -> None:
         """Say once why nothing is claimed, and once that it is over."""
@@ -246,8 +258,11 @@ class Worker:
         keeper.start()
         if self._store.shared:
             threading.Thread(target=self._time, args=(bound, over), name="gpuwarden-lease-time", daemon=True).start()
+        logs = self._settings.logs
+        keeping = nullcontext() if logs is None else joblogs.kept(logs, job.job_id, job.attempt)
         try:
-            because = self._attempt(job, bound)
+            with keeping:
+                outcome = self._attempt(job, bound)
         except WorkerStopping:
             over.set()
             given_back = self._store.release(
@@ -259,39 +274,46 @@ class Worker:
             raise
         finally:
             over.set()  # before the result is written: a keeper that finds the job settled must not take it for lost
-        if not self._settle(job, because, bound):
+        if not self._settle(job, outcome, bound):
             _stop_at_once(bound, _DISOWNED, self._code_of_end())
         keeper.join(timeout=BUSY_TIMEOUT_S)  # or its last heartbeat could put the model back into the row
         self._reporter.end_job()
         self._see(model=None)
 
-    def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> str | None:
-        """Load, arm and work; why the job failed, or `None` when it is done."""
+    def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> "_Outcome":
+        """Load, arm and work."""
         try:
             with self._stop.interrupting():
+                if job.needs:
+                    job = replace(job, inputs=self._answer(lambda: self._store.inputs(job.job_id)))
                 work = self._body(job, self._reporter)
                 self._reporter.arm()
                 bound.info("job armed")
-                work()
+                result = work()
+                check_result(result)
         except (Exception, SystemExit) as error:
             if self._stop.requested:
                 raise WorkerStopping from error  # a body that turned the stop into an error of its own
             because = f"{type(error).__name__}: {error}"[:500].encode("utf-8", "backslashreplace").decode()
             because = because.replace("\0", "\\x00")  # which PostgreSQL takes in no text
             bound.error("job failed", because=because, exc_info=True)
-            return because
-        return None
+            return _Outcome(failed=because)
+        return _Outcome(result=result)
 
-    def _settle(self, job: Job, because: str | None, bound: structlog.typing.FilteringBoundLogger) -> bool:
+    def _settle(self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger) -> bool:
         """Write the result, for up to a lease if the queue does not answer; false when the job was no longer ours."""
         attempt, incarnation = job.attempt, self._reporter.incarnation
         give_up_s = time.monotonic() + self._settings.lease_s
-        unanswered = False
+        unanswered, because = False, outcome.failed
         while True:
             try:
                 if because is None:
                     accepted = self._store.complete(
-                        job.job_id, attempt=attempt, incarnation=incarnation, now=self._store.now()
+                        job.job_id,
+                        attempt=attempt,
+                        incarnation=incarnation,
+                        now=self._store.now(),
+                        result=outcome.result,
                     )
                 else:
                     accepted = self._store.fail_by_worker(
@@ -392,7 +414,16 @@ class Worker:
             incarnation=self._reporter.incarnation,
             model=model,
             now=self._store.now(),
+            loaded=self._loaded(),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """How an attempt ended: with a result, or why it failed."""
+
+    failed: str | None = None
+    result: Result = None
 
 
 _DISOWNED: Final = "this worker no longer owns its job"
@@ -424,13 +455,37 @@ def gpus_named(env: Mapping[str, str]) -> str:
     return ""
 
 
+def _directory_told() -> Path | None:
+    """Where state files go as far as anybody has said so, or set the host up for it."""
+    told = "GPUWARDEN_DIR" in os.environ or (DEFAULT_DIR / "host").exists()
+    return state_directory() if told else None
+
+
+def _own_directory() -> Path:
+    """A folder of this user's, for a host that nobody has set up; its key is the host's name."""
+    room = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    directory = Path(room) / "gpuwarden"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = directory / "host"
+        if not key.exists():
+            key.write_text(socket.gethostname() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BodyError(f"no place for state files ({error}): say where with --dir or $GPUWARDEN_DIR") from None
+    log.warning(
+        "this host is not set up: state files go to a folder of this user's, where no exporter looks unless it is told",
+        dir=str(directory),
+    )
+    return directory
+
+
 def _gpus(text: str) -> tuple[str, ...]:
     given = (each.strip() for each in text.split(","))
     return tuple(each for each in given if is_gpu(each))
 
 
 def find_body(target: str) -> Body:
-    """Import `module:function`.
+    """Import `module:function`; without a function, the one `gpuwarden.Queue` that the module has.
 
     Raises:
         BodyError: there is no such module or function.
@@ -439,7 +494,8 @@ def find_body(target: str) -> Body:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # the installed command has its own folder there instead
     try:
-        body: Body = getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
+        body: Body = getattr(found, name) if name else _only_queue(found)
     except (ImportError, AttributeError, ValueError) as error:
         raise BodyError(
             f"no job body at {target!r} ({error}): give module:function, importable from here or PYTHONPATH"
@@ -449,12 +505,22 @@ def find_body(target: str) -> Body:
     return body
 
 
+def _only_queue(module: ModuleType) -> Body:
+    queues = {id(each): each for each in vars(module).values() if isinstance(each, Queue)}
+    if len(queues) != 1:
+        raise ValueError(f"it has {len(queues)} queues, and the one that is meant is not said")
+    return queues.popitem()[1]
+
+
 def command(argv: list[str]) -> int:
     """`gpuwarden worker`: runs one, or looks after those there are."""
     if argv[:1] and argv[0] in ("list", "lock", "unlock", "drain", "dead"):
         return workers.command(argv)
     parser = _parser()
     arguments = parser.parse_args(argv)
+    arguments.body = arguments.body or arguments.named_body
+    if arguments.body is None:
+        parser.error("say what runs a job: gpuwarden worker MODULE:FUNCTION")
     if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
         parser.error(
             f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and that above 0, or a lease ends "
@@ -488,17 +554,23 @@ def command(argv: list[str]) -> int:
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     body = find_body(arguments.body)
+    directory = arguments.dir or _own_directory()
+    if arguments.store is None:
+        arguments.store = body.url if isinstance(body, Queue) else default_store()
     settings = Settings(
         name=arguments.name,
-        queue=arguments.queue,
-        host=host_key(arguments.dir),
+        queue=arguments.queue or (body.name if isinstance(body, Queue) else "gpu"),
+        host=host_key(directory),
         gpus=_gpus(arguments.gpus),
         lease_s=arguments.lease_s,
         heartbeat_s=arguments.heartbeat_s,
         jobs_max=arguments.jobs_max,
+        logs=arguments.logs,
     )
+    if settings.logs is not None:
+        joblogs.check_folder(settings.logs)
     reporter = Reporter(
-        arguments.dir,
+        directory,
         worker=settings.name,
         queue=settings.queue,
         subdirectory=arguments.subdirectory,
@@ -506,6 +578,8 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     )
     with reporter:
         store = _answer(lambda: JobStore.open(arguments.store), worker=settings.name, stop=stop, reporter=reporter)
+        if isinstance(body, Queue):
+            body.serve_from(store)
         try:
             Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
         finally:
@@ -523,13 +597,19 @@ def _parser() -> argparse.ArgumentParser:
         f"incarnation of the worker is over; {Trip.BUDGET.exit_code} it was taken for its budget, "
         f"{Trip.STALL.exit_code} for a stall, {Trip.HEALTH.exit_code} for its GPU's health (A18).",
     )
-    parser.add_argument("--name", required=True, help="this slot's name, unique on the host; it names the state files")
-    parser.add_argument("--body", required=True, help="module:function that loads a job and returns its work")
-    parser.add_argument("--queue", default="gpu", help="the queue to serve")
-    parser.add_argument("--store", default=env.get("GPUWARDEN_STORE"), required="GPUWARDEN_STORE" not in env,
-                        help="the queue's database URL, or $GPUWARDEN_STORE")  # fmt: skip
-    parser.add_argument("--dir", type=Path, default=state_directory(),
-                        help="where state files go, or $GPUWARDEN_DIR")  # fmt: skip
+    parser.add_argument("body", metavar="BODY", nargs="?",
+                        help="module:function that loads a job and returns its work, or module:queue, or the module "
+                             "alone where it has one gpuwarden.Queue")  # fmt: skip
+    parser.add_argument("--body", dest="named_body", metavar="BODY", help="the same, by name")
+    parser.add_argument("--name", default="worker-0", help="this slot's name, unique on the host; it names the state "
+                        "files")  # fmt: skip
+    parser.add_argument("--queue", help="the queue to serve; that of the gpuwarden.Queue, else gpu")
+    parser.add_argument("--store", default=env.get("GPUWARDEN_STORE"),
+                        help="the queue's database URL, or $GPUWARDEN_STORE; that of the gpuwarden.Queue, else an "
+                             "SQLite file of this user's")  # fmt: skip
+    parser.add_argument("--dir", type=Path, default=_directory_told(),
+                        help=f"where state files go, or $GPUWARDEN_DIR; {DEFAULT_DIR} where it is there, else a folder "
+                             "of this user's")  # fmt: skip
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
                         help="the container's own folder in --dir; the worker's name when not given")  # fmt: skip
     parser.add_argument("--gpus", default=gpus_named(env), metavar="UUID,...",
@@ -542,5 +622,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
                         help="how often the lease is renewed and the files refreshed, seconds; at most 10")  # fmt: skip
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")
+    logs_told = env.get("GPUWARDEN_LOGS")
+    parser.add_argument("--logs", type=Path, default=None if logs_told is None else Path(logs_told), metavar="DIR",
+                        help="keep what each attempt prints in a file there, for `gpuwarden job logs`, or "
+                             "$GPUWARDEN_LOGS; none is kept when not given")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
     return parser

@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from gpuwarden.jobs import add_store
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.reporter import host_key, state_directory
+from gpuwarden.stores import add_store, existing
 from gpuwarden.text import ago, plain, who
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
@@ -19,7 +19,8 @@ _Act = Callable[[JobStore, argparse.Namespace], int]
 def command(argv: list[str]) -> int:
     """`gpuwarden worker list|lock|unlock|drain|dead`."""
     arguments = _parser().parse_args(argv)
-    with closing(JobStore.open(arguments.store)) as store:
+    asks = arguments.act in (_list, _dead)
+    with closing((existing if asks else JobStore.open)(arguments.store)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 
@@ -37,12 +38,17 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         seen = ago(now - each.last_seen_at) if each.alive else f"({ago(now - each.last_seen_at)})"
         print(
             f"{plain(each.worker):20} {plain(each.host):16} {plain(each.queue):12} {_state(each):10} {job:>6} "
-            f"{seen:11} {plain(each.current_model or '-'):16} {', '.join(each.gpus) or '-'}"
+            f"{seen:11} {plain(_model(each)):16} {', '.join(each.gpus) or '-'}"
         )
         if each.locked_at is not None:
             because = f": {plain(each.locked_because)}" if each.locked_because else ""
             print(f"    locked {ago(now - each.locked_at)} ago by {plain(each.locked_by or '')}{because}")
     return 0
+
+
+def _model(worker: WorkerRow) -> str:
+    """What it works with; in brackets, what it only keeps loaded."""
+    return worker.current_model or (f"({worker.loaded_model})" if worker.loaded_model else "-")
 
 
 def _state(worker: WorkerRow) -> str:

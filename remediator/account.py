@@ -5,17 +5,25 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from typing import Final
 
+from gpuwarden import history
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.text import duration_s, plain, when
 from remediator import summary
 from remediator.ledger import Entry, Ledger, Story
-from remediator.whereabouts import add_ledger, existing
+from remediator.schema import LEDGER
+from remediator.whereabouts import add_ledger, check_there, existing
+
+_MIGRATE: Final = "bring the ledger's tables to another version, up or down"
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden ledger`."""
     arguments = _parser().parse_args(argv)
+    if arguments.what == "migrate":
+        check_there(arguments.ledger)
+        return history.command(arguments.ledger, LEDGER, arguments)
     ledger = existing(arguments.ledger)
     try:
         acts = {"list": _list, "show": _show, "refused": _refused, "summary": _summary, "orders": _orders}
@@ -114,7 +122,7 @@ def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
     add_ledger(parser)
-    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|refused|summary|orders")
+    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|refused|summary|orders|migrate")
     for name, help_text in (
         ("list", "the newest episodes"),
         ("show", "one episode"),
@@ -134,4 +142,6 @@ def _parser() -> argparse.ArgumentParser:
             each.add_argument("--last", type=int, default=50, help="how many, newest (default: 50)")
         if name == "summary":
             each.add_argument("--host", help="this host's episodes only")
+    migrate = what.add_parser("migrate", help=_MIGRATE, description=_MIGRATE)
+    history.add_migrate(migrate)
     return parser

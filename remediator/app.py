@@ -112,7 +112,9 @@ class LedgerCollector(Collector):
             )
 
 
-def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) -> FastAPI:
+def create_app(
+    *, ledger: Ledger, host: str, token: str, body_max_bytes: int, queue: Collector | None = None
+) -> FastAPI:
     """The application.
 
     Args:
@@ -120,9 +122,9 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
         host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
         token: the bearer token that Alertmanager must send.
         body_max_bytes: larger bodies are refused with 413.
+        queue: the queue's numbers, where it is to be told of too.
     """
-    registry = CollectorRegistry()
-    registry.register(LedgerCollector(ledger, host))
+    registry = _registry(ledger, host, queue)
     rejected = Counter(
         "gpuwarden_remediator_webhook_rejected",
         "Webhook calls that were not made durable, by reason.",
@@ -184,6 +186,14 @@ def create_app(*, ledger: Ledger, host: str, token: str, body_max_bytes: int) ->
         return Response("ok\n", media_type="text/plain")
 
     return app
+
+
+def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(LedgerCollector(ledger, host))
+    if queue is not None:
+        registry.register(queue)
+    return registry
 
 
 def _hosts(ledger: Ledger, host: str, found: Sequence[alerts.Alert]) -> Collection[str]:

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore
 from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints
+from gpuwarden.stores import existing
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
@@ -26,6 +28,7 @@ from remediator.app import create_app
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
+from remediator.queue_metrics import QueueCollector
 from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Safeguards
 from remediator.settings import ExecuteSettings, ServeSettings
@@ -72,16 +75,17 @@ def serve(settings: ServeSettings) -> None:
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
     token = _token(settings.token_file)
-    ledger = Ledger.open(settings.ledger, host=host)
-    try:
-        app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes)
+    with ExitStack() as parts:
+        ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
+        queue = None
+        if settings.queue is not None:
+            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue))))
+        app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes, queue=queue)
         server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
         with _listening(settings.listen, settings.port) as listener:
             port = listener.getsockname()[1]
             log.info("remediator ready", host=host, listen=settings.listen, port=port, version=__version__)
             server.run(sockets=[listener])
-    finally:
-        ledger.close()
     log.info("remediator stopped")
 
 

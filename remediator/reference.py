@@ -1,6 +1,6 @@
-"""Writes docs/settings-remediator.md from the settings.
+"""Writes docs/settings-remediator.md from the settings and docs/metrics-queue.md from the queue's series.
 
-`python -m remediator.reference` writes it; `--check` writes nothing and exits 1 when the page lags behind the code.
+`python -m remediator.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
 """
 
 import sys
@@ -11,14 +11,15 @@ from typing import Final
 from pydantic_settings import BaseSettings
 
 from gpuwarden.settings import table, write_pages
+from remediator.queue_metrics import ANSWER_S, COUNT_WAIT_S, SERIES
 from remediator.settings import ExecuteSettings, ServeSettings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page, or with `--check` compare it; 1 when it lags."""
-    pages = {"settings-remediator.md": settings_page}
+    """Write the pages, or with `--check` compare them; 1 when one lags."""
+    pages = {"settings-remediator.md": settings_page, "metrics-queue.md": queue_page}
     about = (__doc__ or "").partition("\n")[0]
     return write_pages(pages, module="remediator.reference", about=about, docs=DOCS, argv=argv)
 
@@ -37,6 +38,36 @@ def settings_page() -> str:
             "",
             *_section("serve", ServeSettings),
             *_section("execute", ExecuteSettings),
+        ]
+    )
+
+
+def queue_page() -> str:
+    """docs/metrics-queue.md."""
+    rows = [
+        f"| `{name}` | {its.kind} | {', '.join(f'`{label}`' for label in its.labels)} | {its.unit} | {its.meaning} "
+        f"| {its.absent} |"
+        for name, its in SERIES.items()
+    ]
+    return "\n".join(
+        [
+            "# Metrics of the queue",
+            "",
+            "<!-- Written by `python -m remediator.reference`; change remediator/queue_metrics.py, not this page. -->",
+            "",
+            "What `/metrics` of `gpuwarden remediator serve` publishes where it is given `--queue`. Unknown is an",
+            "absent series, never a zero; what was counted and is none is a 0. Hosts may share a queue, and each then",
+            "tells of the whole of it: take the greatest of them (`max by (queue)`), never the sum.",
+            "",
+            "A scrape reads what is small, and the events that are new; it costs the same however many jobs are done.",
+            "Counting the claimable jobs takes longer the more there are, and is done beside the scrapes: each starts",
+            f"a count, waits {COUNT_WAIT_S * 1000:g} ms for it, and shows the one before where that is not enough.",
+            f"A queue that does not answer within {ANSWER_S:g} s cannot be read.",
+            "",
+            "| series | type | labels | unit | meaning | absent when |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
         ]
     )
 

@@ -48,6 +48,10 @@ class ServeSettings(_Common):
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     token_file: Path = Field(description="file with the bearer token that Alertmanager sends; 16 characters or more")
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
+    queue: str | None = Field(
+        default=None,
+        description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
+    )
 
 
 class ExecuteSettings(_Common):

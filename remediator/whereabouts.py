@@ -38,11 +38,20 @@ def existing(url: str, *, host: str | None = None) -> Ledger:
     Raises:
         GpuwardenError: there is none, or it cannot be opened.
     """
+    check_there(url)
+    return Ledger.open(url, host=host, migrate=False)
+
+
+def check_there(url: str) -> None:
+    """Whether there is a ledger, as far as that can be told without asking its server.
+
+    Raises:
+        GpuwardenError: there is none.
+    """
     with suppress(ArgumentError):  # Ledger.open says it better
         database = make_url(url).database
         if make_url(url).get_backend_name() == "sqlite" and database and not Path(database).exists():
             raise GpuwardenError(f"there is no ledger at {database}: is --ledger or ${LEDGER_ENV} right?")
-    return Ledger.open(url, host=host, migrate=False)
 
 
 def ledger_url(env: Mapping[str, str]) -> str | None:

@@ -1,7 +1,8 @@
-"""What every test run shares: a PostgreSQL, and `--no-skips`, with which a skip is a failure, as in CI."""
+"""What all tests share: a PostgreSQL, the order of their modules, and `--no-skips`: a skip is a failure, as in CI."""
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,6 +13,13 @@ from deploy.postgres import postgres as postgres_server
 # A slow machine fails no test: times are measured in bench/, never asserted.
 hypothesis.settings.register_profile("gpuwarden", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("gpuwarden")
+
+TESTS = Path(__file__).parent
+LONGEST = (
+    *("races/test_races", "e2e/test_up_faults", "e2e/test_killed_executor", "remediator/test_execute"),
+    *("e2e/test_conditions", "alerts/test_rules", "e2e/test_arming", "gpuwarden/test_queue", "e2e/test_up"),
+)
+"""Modules that start before the others: each runs in one process, and whichever comes last is waited for by all."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what the tests start would inherit it, and no test could interrupt it.
@@ -25,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-skips"):
         config.pluginmanager.register(_NoSkips())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 class _NoSkips:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 
@@ -38,3 +38,23 @@ def within(timeout_s: float, act: Callable[[], T]) -> T:
     if not answers:
         pytest.fail(f"no answer within {timeout_s:g} s")
     return answers[0]
+
+
+def together(*acts: Callable[[], Any]) -> list[Any]:
+    """Do these in threads that begin at once; what each returned, or raised."""
+    start = threading.Barrier(len(acts))
+    answers: list[Any] = [None] * len(acts)
+
+    def run(number: int, act: Callable[[], Any]) -> None:
+        start.wait()
+        try:
+            answers[number] = act()
+        except Exception as error:  # noqa: BLE001 - shown by the test
+            answers[number] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(acts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return answers

@@ -1,7 +1,8 @@
 """Whether every link of the chain really happened: each is looked up afterwards in the part that must know."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from deploy.demo import body
 from deploy.demo.story import ALERT
@@ -10,6 +11,15 @@ from gpuwarden.job import State
 from remediator.ledger import Story
 
 WINDOW = "10m"
+MENDED: Final = (
+    ("decided begin", "confirmed from the host's exporter"),
+    ("did fence", "fenced"),
+    ("did stop", "stopped"),
+    ("saw free: dead", "seen dead"),
+    ("did requeue", "requeued"),
+    ("did start", "started again"),
+)
+"""What a mend is made of, in its order: the ledger's entry, and the link that it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +73,14 @@ def _mended(stage: Stage, case: Case, stories: list[Story], before: dict[str, st
     yield _link(
         case, "Alertmanager called the remediator", "saw alert firing" in times, _at(story, times, "saw alert firing")
     )
-    order = ["saw alert firing", "decided begin", "did fence", "did stop", "saw free: dead", "did requeue", "did start"]
-    for step, name in zip(
-        order[1:],
-        ("confirmed from the host's exporter", "fenced", "stopped", "seen dead", "requeued", "started again"),
-        strict=True,
-    ):
-        earlier = order[order.index(step) - 1]
+    earlier = "saw alert firing"
+    for step, name in MENDED:
+        if step == "did stop" and ended_by_itself(case.script, times):
+            yield _link(case, name, ok=True, shown="not needed: the fence had ended it")
+            continue
         ok = step in times and earlier in times and times[step] >= times[earlier]
         yield _link(case, name, ok, _at(story, times, step))
+        earlier = step
     after = stage.fleet.incarnation(worker) if story else ""
     changed = bool(after) and after != before.get(worker)
     yield _link(
@@ -80,6 +89,16 @@ def _mended(stage: Stage, case: Case, stories: list[Story], before: dict[str, st
     outcome = story.outcome if story else "no episode"
     ok = len(stories) == 1 and outcome == "mended"
     yield _link(case, "one episode, mended", ok, f"{len(stories)} episode(s), {outcome}")
+
+
+def ended_by_itself(script: body.Script, times: Mapping[str, float]) -> bool:
+    """Whether its worker was gone before it was to be stopped, which only one can be whose other threads run on.
+
+    It sees the fence at its next heartbeat, and ends. `times` says when each entry was made, by act and step.
+    """
+    seen = times.get("saw free: dead")
+    fenced_before = seen is not None and times.get("did fence", seen + 1) <= seen
+    return not script.wedge_with_gil and "did stop" not in times and fenced_before
 
 
 def _left_alone(stage: Stage, case: Case, stories: list[Story], before: dict[str, str]) -> Iterator[Link]:

@@ -10,6 +10,7 @@ from gpuwarden.queue.records import (
     DeadWorker,
     DrainedError,
     Event,
+    Item,
     Job,
     Quarantine,
     QueueSettings,
@@ -22,6 +23,7 @@ from gpuwarden.queue.records import (
     SubmissionError,
     UnknownJobError,
     WorkerRow,
+    check_result,
     is_gpu,
 )
 from gpuwarden.queue.store import JobStore
@@ -31,6 +33,7 @@ __all__ = [
     "DeadWorker",
     "DrainedError",
     "Event",
+    "Item",
     "Job",
     "JobStore",
     "Quarantine",
@@ -44,5 +47,6 @@ __all__ = [
     "SubmissionError",
     "UnknownJobError",
     "WorkerRow",
+    "check_result",
     "is_gpu",
 ]

@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from gpuwarden.database import at_once, reading, writing
 from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, Move, State, Trip
-from gpuwarden.queue import runs, statements
+from gpuwarden.queue import gangs, runs, statements
 from gpuwarden.queue.records import DrainedError, Job, ReplacedError, Result, check_result, to_job
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
@@ -58,7 +58,10 @@ class Claims(Room):
                 rows = [{"host": host, "worker": worker, "gpu": gpu} for gpu in sorted(set(gpus))]
                 connection.execute(insert(WORKER_GPUS), rows)
             held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
-            return statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
+            gangs.lock_runs_of(connection, and_(held, statements.from_sources(Move.SUPERSEDE)))
+            settled = statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
+            gangs.recall(connection, settled, now)
+            return settled
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -188,8 +191,9 @@ class Claims(Room):
     def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float, result: Result = None) -> bool:
         """The attempt finished its work; false when it no longer held the job, and nothing was written.
 
-        With it go its `completed` event, what waited for this job alone, and, where it was the last of its run, the
-        run. `result` is kept with the job, for whoever asks and for the jobs that need it.
+        A rank of a gang has finished then, and completes with the last of them. With a completion go its event, what
+        waited for this job alone, and, where it was the last of its run, the run. `result` is kept with the job, for
+        whoever asks and for the jobs that need it.
 
         Raises:
             ResultError: the result cannot be kept: it is no JSON, or too long.
@@ -202,12 +206,16 @@ class Claims(Room):
                     return True
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
-            done = _complete(**claim, now=now, result=result)
+            gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
+            done = (_complete if gang is None else _finish)(**claim, now=now, result=result)
             if connection.execute(*done).rowcount != 1 and not (
                 statements.come_back(connection, job_id, attempt, incarnation)
                 and connection.execute(*done).rowcount == 1
             ):
                 return False
+            if run_id is not None and gang is not None:
+                gangs.close(connection, run_id, gang, now)
+                return True
             connection.execute(*statements.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
             if run_id is not None:
                 runs.go_on(connection, run_id, job_id, now)
@@ -224,8 +232,11 @@ class Claims(Room):
         """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
         held = statements.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
+            gangs.lock_runs_of(connection, statements.claimed(job_id, attempt, incarnation))
             statements.come_back(connection, job_id, attempt, incarnation)
-            return bool(statements.give_away(connection, Move.RELEASE, held, "released by its worker", now))
+            released = statements.give_away(connection, Move.RELEASE, held, "released by its worker", now)
+            gangs.recall(connection, released, now)
+            return bool(released)
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:
         """The trip for which this incarnation's job was taken; `None` where none was, or its replacement is there."""
@@ -378,6 +389,16 @@ def _complete_at_once(**its: ColumnElement[Any]) -> Executable:
     told = statements.events_of(done, kind=literal(Kind.COMPLETED), now=its["now"])
     event = insert(DISPATCH_EVENTS).from_select(statements.EVENT, told).returning(DISPATCH_EVENTS.c.job_id)
     return select(event.cte("event").c.job_id)
+
+
+@Prepared
+def _finish(**its: ColumnElement[Any]) -> Executable:
+    return statements.transition(Move.FINISH, _held(its), result=its["result"], **statements.UNCLAIMED)
+
+
+@Prepared
+def _gang_of(**its: ColumnElement[Any]) -> Executable:
+    return select(JOBS.c.gang).where(JOBS.c.job_id == its["job_id"])
 
 
 def _completion(its: _Its, *where: ColumnElement[bool]) -> Update:

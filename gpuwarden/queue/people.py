@@ -1,6 +1,6 @@
 """What a person does: end, hold and free jobs; lock, unlock and drain workers."""
 
-from sqlalchemy import ColumnElement, and_, func, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from gpuwarden.database import reading, tell, writing
 from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
@@ -14,13 +14,14 @@ class People(Room):
     """Moves that a person makes by hand: each is refused from a state that it does not start from."""
 
     def cancel(self, job_id: int, *, because: str, now: float) -> bool:
-        """End a job that is not over, and what needs it; its worker stops itself within a second.
+        """End a job that is not over, all its ranks, and what needs it; its workers stop themselves within a second.
 
         False when it was over.
         """
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
-            ids = runs.cancel(connection, JOBS.c.job_id == job_id, because, now)
+            gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id).scalar_subquery()
+            ids = runs.cancel(connection, or_(JOBS.c.job_id == job_id, JOBS.c.gang == gang), because, now)
             if run_id is not None and ids:
                 runs.cancel_what_needs(connection, ids, now)
                 runs.close(connection, run_id, job_id, now)

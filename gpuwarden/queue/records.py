@@ -8,14 +8,20 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Row
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import ATTEMPTS_MAX, JobClass, JobId, Kind, State
+from gpuwarden.job import ATTEMPTS_MAX, ItemState, JobClass, JobId, Kind, State
 from gpuwarden.statefile import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
 """A job's priority when its submitter names none; lower runs sooner."""
 
+RANKS_MAX: Final = 4096
+"""Ranks that one job may have."""
+
 RESULT_MAX_BYTES: Final = 65536
 """A job's result is an answer, and no place for data."""
+
+PAYLOAD_MAX_BYTES: Final = 2**20
+"""A job's payload says what is to be done, and with which files."""
 
 Result: TypeAlias = Any
 """What JSON can hold; `None` where a job left nothing."""
@@ -63,8 +69,11 @@ class Submission:
     attempts_max: int = ATTEMPTS_MAX
     needs: tuple[JobId, ...] = ()
     """The jobs of its run that must have completed before it is queued."""
+    ranks: int = 1
+    """How many workers it takes at once: each runs a rank, and they end as one."""
 
     def __post_init__(self) -> None:
+        check_json(self.payload, "payload", PAYLOAD_MAX_BYTES, SubmissionError)
         for name in ("queue", "model", "run_id"):
             text = getattr(self, name)
             if text is not None and not is_text(text):
@@ -73,10 +82,12 @@ class Submission:
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
-        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX)):
+        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", -COUNT_MAX), ("ranks", 1)):
             count = getattr(self, name)
             if count is not None and not least <= count < COUNT_MAX:
                 raise SubmissionError(f"{name} {count} will not do: a whole number from {least}, below {COUNT_MAX}")
+        if self.ranks > RANKS_MAX:
+            raise SubmissionError(f"ranks {self.ranks} will not do: {RANKS_MAX} at most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +119,17 @@ class Job:
     """How many jobs had to complete before it could be queued."""
     pending: int
     """How many of them have yet to."""
+    gang: JobId | None
+    """The job of rank 0, which is also what the gang is called; `None` for a job of one rank."""
+    rank: int
+    ranks: int
     submitted_at: float
     queued_at: float | None
     claimed_at: float | None
     ended_at: float | None
     result: Result
+    inputs: Mapping[JobId, Result] = field(default_factory=dict)
+    """To its body: what the jobs that it needs have left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +160,21 @@ class Event:
     waited_s: float | None
     ran_s: float | None
     written_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A piece of a run's work, such as a frame; `job_id`, `attempt`, `host` and `worker` are of who has or had it."""
+
+    run_id: str
+    item: str
+    state: ItemState
+    job_id: JobId | None
+    attempt: int | None
+    host: str | None
+    worker: str | None
+    because: str | None
+    result: Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +301,9 @@ def to_job(row: Row[Any]) -> Job:
         because=row.because,
         needs=row.needs,
         pending=row.pending,
+        gang=None if row.gang is None else JobId(row.gang),
+        rank=row.rank,
+        ranks=row.ranks,
         submitted_at=row.submitted_at,
         queued_at=row.queued_at,
         claimed_at=row.claimed_at,
@@ -293,6 +328,21 @@ def to_event(row: Row[Any]) -> Event:
     )
 
 
+def to_item(row: Row[Any]) -> Item:
+    """A row of the table as a value."""
+    return Item(
+        run_id=row.run_id,
+        item=row.item,
+        state=ItemState(row.state),
+        job_id=None if row.job_id is None else JobId(row.job_id),
+        attempt=row.attempt,
+        host=row.host,
+        worker=row.worker,
+        because=row.because,
+        result=row.result,
+    )
+
+
 def to_settings(row: Row[Any]) -> QueueSettings:
     """A row of the table as a value."""
     return QueueSettings(
@@ -311,16 +361,19 @@ def check_result(result: Result) -> None:
     Raises:
         ResultError: it is no JSON, has a NUL in a text, or is longer than `RESULT_MAX_BYTES`.
     """
-    if result is None:
-        return
+    check_json(result, "result", RESULT_MAX_BYTES, ResultError)
+
+
+def check_json(value: object, what: str, size_max_bytes: int, error: type[GpuwardenError]) -> None:
+    """Whether a job's result or payload can be kept in both databases; raises `error` where it cannot."""
     try:
-        text = json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ResultError(f"a job's result is what JSON can hold, and this is not: {error}") from None
-    if len(text) > RESULT_MAX_BYTES:
-        raise ResultError(
-            f"a job's result may have {RESULT_MAX_BYTES} bytes as JSON, and this has {len(text)}: leave the data in a "
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as because:
+        raise error(f"a job's {what} is what JSON can hold, and this is not: {because}") from None
+    if len(text) > size_max_bytes:
+        raise error(
+            f"a job's {what} may have {size_max_bytes} bytes as JSON, and this has {len(text)}: leave the data in a "
             "file, and the path of it here"
         )
-    if "\\u0000" in text:
-        raise ResultError("a text with a NUL in it cannot be kept in every database")
+    if "\\u0000" in text.replace("\\\\", ""):
+        raise error(f"a job's {what} has a text with a NUL in it, which not every database can keep")

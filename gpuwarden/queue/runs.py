@@ -6,14 +6,16 @@ cancelled takes with it what needs it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
+from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func, insert, or_, select, update
 
 from gpuwarden.database import reading, tell, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
-from gpuwarden.queue import statements
+from gpuwarden.queue import gangs, statements
 from gpuwarden.queue.records import Result, Run, Submission, SubmissionError
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
@@ -24,15 +26,19 @@ class Runs(Room):
     """What is submitted, and what becomes of it as a whole."""
 
     def submit(self, submission: Submission, *, now: float) -> JobId:
-        """Queue a job, and open its run when it is the first of it.
+        """Queue a job, and open its run when it is the first of it; the id of a gang is that of its rank 0.
+
+        A gang that is of no run is given one of its own.
 
         Raises:
             SubmissionError: its run is over, what it needs is not of its run or will never complete, or nobody has set
                 a budget for its queue.
         """
+        if submission.run_id is None and submission.ranks > 1:
+            submission = replace(submission, run_id=f"gang-{uuid4().hex}")
         with writing(self._engine) as connection:
             if submission.run_id is not None:
-                _open(connection, submission.run_id, now)
+                open_run(connection, submission.run_id, now)
             job_id = _insert(connection, submission, submission.needs, now)
             tell(connection, QUEUE.channel)
         return job_id
@@ -66,7 +72,7 @@ class Runs(Room):
             raise SubmissionError(f"these wait for one another for ever: {' -> '.join(error.args[1])}") from None
         ids: dict[str, JobId] = {}
         with writing(self._engine) as connection:
-            _open(connection, run_id, now)
+            open_run(connection, run_id, now)
             for name in order:
                 if submissions[name].run_id not in (None, run_id) or submissions[name].needs:
                     raise SubmissionError(f"{name!r}: its run and its needs are said for the run as a whole")
@@ -103,7 +109,7 @@ class Runs(Room):
             return [JobId(each) for each in connection.scalars(needed.order_by(DEPENDENCIES.c.needs_job_id))]
 
 
-def _open(connection: Connection, run_id: str, now: float) -> None:
+def open_run(connection: Connection, run_id: str, now: float) -> None:
     """Have the run there and locked, so that a job is not added to one that ends meanwhile."""
     opened = upsert(connection, RUNS).values(run_id=run_id, state="running", submitted_at=now)
     connection.execute(opened.on_conflict_do_nothing())
@@ -132,38 +138,46 @@ def _insert(
         )
     if job_class.ingests and run_id is not None:
         raise SubmissionError(f"a job of class {job_class} belongs to no run: submit it without one")
+    needs = _with_their_ranks(connection, needs)
     pending = _unmet(connection, run_id, needs)
-    job_id = connection.scalar(
-        insert(JOBS)
-        .values(
-            run_id=run_id,
-            queue=submission.queue,
-            job_class=job_class,
-            model=submission.model,
-            payload=submission.payload,
-            asked_budget_s=submission.budget_s,
-            budget_s=budget_s,
-            stall_timeout_s=stall_timeout_s(
-                job_class, reports_steps=submission.reports_steps, configured_s=submission.stall_timeout_s
-            ),
-            steps_total=submission.steps_total,
-            state=State.WAITING if pending else State.QUEUED,
-            priority=submission.priority,
-            attempt=0,
-            attempts_max=submission.attempts_max,
-            watchdog_retries=0,
-            reclaims=0,
-            submitted_at=now,
-            queued_at=None if pending else now,
-            needs=len(set(needs)),
-            pending=pending,
-        )
-        .returning(JOBS.c.job_id)
+    row = insert(JOBS).values(
+        run_id=run_id,
+        queue=submission.queue,
+        job_class=job_class,
+        model=submission.model,
+        payload=submission.payload,
+        asked_budget_s=submission.budget_s,
+        budget_s=budget_s,
+        stall_timeout_s=stall_timeout_s(
+            job_class, reports_steps=submission.reports_steps, configured_s=submission.stall_timeout_s
+        ),
+        steps_total=submission.steps_total,
+        state=State.WAITING if pending else State.QUEUED,
+        priority=submission.priority,
+        attempt=0,
+        attempts_max=submission.attempts_max,
+        watchdog_retries=0,
+        reclaims=0,
+        submitted_at=now,
+        queued_at=None if pending else now,
+        needs=len(set(needs)),
+        pending=pending,
     )
+    ids = [JobId(int(connection.scalar(row.returning(JOBS.c.job_id)) or 0)) for _ in range(submission.ranks)]
+    if submission.ranks > 1:
+        gangs.bind(connection, ids)
     if needs:
-        rows = [{"job_id": job_id, "needs_job_id": each} for each in sorted(set(needs))]
+        rows = [{"job_id": job_id, "needs_job_id": each} for job_id in ids for each in sorted(set(needs))]
         connection.execute(insert(DEPENDENCIES), rows)
-    return JobId(int(job_id or 0))
+    return ids[0]
+
+
+def _with_their_ranks(connection: Connection, needs: Sequence[int]) -> Sequence[int]:
+    """Who needs a gang needs all its ranks."""
+    if not needs:
+        return needs
+    mates = select(JOBS.c.job_id).where(JOBS.c.gang.in_(select(JOBS.c.gang).where(JOBS.c.job_id.in_(needs))))
+    return [*needs, *connection.scalars(mates)]
 
 
 def _unmet(connection: Connection, run_id: str | None, needs: Sequence[int]) -> int:

@@ -7,9 +7,13 @@ from sqlalchemy import select
 from gpuwarden.database import Changes, open_database, reading, watch, writing
 from gpuwarden.job import State
 from gpuwarden.queue.claims import Claims
+from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.events import Events
+from gpuwarden.queue.gangs import Gangs
 from gpuwarden.queue.gpus import Gpus
 from gpuwarden.queue.hosts import Hosts
+from gpuwarden.queue.items import Items
+from gpuwarden.queue.lists import Lists
 from gpuwarden.queue.people import People
 from gpuwarden.queue.queues import Queues
 from gpuwarden.queue.records import Job, UnknownJobError, to_job
@@ -19,7 +23,7 @@ from gpuwarden.queue.trips import Trips
 from gpuwarden.schema import JOBS, QUEUE
 
 
-class JobStore(Claims, Runs, Trips, People, Queues, Hosts, Gpus, Sweeps, Events):
+class JobStore(Claims, Runs, Gangs, Items, Trips, People, Queues, Hosts, Gpus, Sweeps, Events, Lists, Counts):
     """The queue in one database. Safe to share between threads."""
 
     @classmethod

@@ -6,7 +6,7 @@ from sqlalchemy import Executable, String, and_, delete, literal_column, select,
 
 from gpuwarden.database import only_one, reading, writing
 from gpuwarden.job import INGEST, JobId, Kind, Move
-from gpuwarden.queue import runs, statements
+from gpuwarden.queue import gangs, runs, statements
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
 from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS
@@ -48,7 +48,10 @@ class Sweeps(Room):
                 key = AVOIDED.primary_key.columns
                 past = select(*key).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
                 connection.execute(delete(AVOIDED).where(tuple_(*key).in_(past)))
-            return statements.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
+            gangs.lock_runs_of(connection, and_(expired, statements.from_sources(Move.RECLAIM)))
+            reclaimed = statements.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
+            gangs.recall(connection, reclaimed, now)
+            return reclaimed
 
     def consume_events(self, *, now: float) -> int:
         """Do what unread `failed` events ask, once each: fail the run, cancel its other jobs (A10). How many."""

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, and_, case, delete, select, update
 
 from gpuwarden.database import reading, tell, upsert, writing
 from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
-from gpuwarden.queue import statements
+from gpuwarden.queue import gangs, statements
 from gpuwarden.queue.records import DeadWorker, Slot
 from gpuwarden.queue.room import Room
 from gpuwarden.schema import AVOIDED, DEAD_WORKERS, JOBS, QUEUE, WORKERS
@@ -82,8 +82,10 @@ class Trips(Room):
             **statements.UNCLAIMED,
         )
         with writing(self._engine) as connection:
+            gangs.lock_runs_of(connection, JOBS.c.job_id == job_id)
             if connection.execute(back).rowcount != 1:
                 return False
+            gangs.recall(connection, [job_id], now, tripped=True)
             connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
             if avoid is not None and avoid_s > 0:
                 for gpu in {"", *avoid.gpus}:

@@ -14,6 +14,41 @@ HEALTH: Final = "health.rules.yaml"
 SERVER: Final = "server.rules.yaml"
 RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER)}
 
+FIRST: Final = {
+    STALL: (
+        "fires when one leg after another",
+        "fires when two exporters watch one host and agree",
+        "does not fire when one of two exporters sees work in a save",
+    ),
+    WORKER: (
+        "fires when a second exporter cannot tell",
+        "does not fire when two exporters disagree",
+        "fires when a worker is dead on two hosts",
+    ),
+    GONE: (
+        "fires when the lock has been free",
+        "does not fire when one of two exporters is in doubt",
+        "fires for nobody else when a namesake's",
+    ),
+    BUDGET: (
+        "does not fire when one of two exporters is in doubt",
+        "fires for each of several",
+        "does not fire when the exporter has vanished",
+    ),
+    HEALTH: (
+        "does not fire within the grace",
+        "does not fire when one of two exporters is in doubt",
+        "fires for each of several",
+    ),
+    SERVER: (
+        "goes by the stricter of two series",
+        "fires once all of it has lasted",
+        "does not fire when a figure is absent",
+    ),
+}
+"""The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
+their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:

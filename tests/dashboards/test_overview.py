@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 import promql_parser as promql
 import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine
 
@@ -38,10 +39,13 @@ from exporter.readings import (
 )
 from exporter.scrape import SnapshotCollector
 from gpuwarden import clock
-from gpuwarden.job import JobClass, Phase
+from gpuwarden.job import JobClass, Phase, State
+from gpuwarden.queue import JobStore
+from gpuwarden.queue.counts import Crew, Retries, Waiting
 from gpuwarden.statefile import JobFile, WorkerFile
 from remediator.app import create_app
 from remediator.ledger import Ledger, Totals
+from remediator.queue_metrics import Look, QueueCollector
 from remediator.safety import Orders
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())
@@ -129,11 +133,35 @@ class FullLedger(Ledger):
         )
 
 
+class FullQueue(QueueCollector):
+    """A queue in which everything has happened once."""
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("gpuwarden_queue_up", "Up.", value=1)
+        self._tally.ended["q", "gpu", "failed"] += 1
+        self._tally.waited["q"].add(1.0)
+        self._tally.ran["q", "gpu"].add(1.0)
+        look = Look(
+            now=2.0,
+            at_work={("q", State.RUNNING): 1},
+            crews={"q": Crew(busy=1, by_state={"busy": 1, "idle": 0})},
+            retries={"q": Retries(watchdog=1, reclaims=1)},
+            dead={"q": 1},
+            quarantined=1,
+            lags={"c": 1},
+        )
+        return iter([up, *self._families(look, (1.0, {"q": Waiting(jobs=1, oldest_at=1.0)}))])
+
+
+def no_store() -> JobStore:
+    raise AssertionError("it is not opened")
+
+
 @cache
 def remediated() -> dict[str, frozenset[str]]:
     """Every series of the remediator and its labels, from its own page."""
     ledger = FullLedger(create_engine("sqlite://"))
-    app = create_app(ledger=ledger, host="h1", token="t", body_max_bytes=1)
+    app = create_app(ledger=ledger, host="h1", token="t", body_max_bytes=1, queue=FullQueue(no_store))
 
     async def page() -> str:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:
@@ -245,12 +273,12 @@ def test_a_rate_is_of_a_counter_over_the_rate_interval(query: PanelQuery) -> Non
     for call in rates(query.expr):
         (series,) = call.args
         assert isinstance(series, promql.MatrixSelector)
-        assert (series.vector_selector.name or "").endswith("_total")
+        assert (series.vector_selector.name or "").endswith(("_total", "_bucket"))
         assert series.range == promql.parse_duration("7m")
 
 
 def test_there_are_rates_to_judge() -> None:
-    assert [call.func.name for query in QUERIES for call in rates(query.expr)] == ["rate"] * 6
+    assert [call.func.name for query in QUERIES for call in rates(query.expr)] == ["rate"] * 10
 
 
 @each_panel

@@ -59,7 +59,7 @@ def test_a_container_has_a_shell_a_writable_tmp_and_users(client: docker.DockerC
     )
 
 
-def test_what_is_added_is_importable_for_everyone_and_comes_without_its_caches(
+def test_what_is_added_is_importable_for_everyone_and_comes_without_the_hosts_caches(
     client: docker.DockerClient, tmp_path: Path
 ) -> None:
     module = greeting(tmp_path / "module")
@@ -69,7 +69,27 @@ def test_what_is_added_is_importable_for_everyone_and_comes_without_its_caches(
     name = worker_image(client, extra={"/app/salute": module, "/opt/one/file": module / "__init__.py"})
 
     assert run(client, name, "python3", "-c", "import salute", user="nobody") == "hello"
-    assert run(client, name, "sh", "-c", "find /app -name '*.pyc'; cat /opt/one/file") == "print('hello')"
+    assert run(client, name, "sh", "-c", "find /app -name 'stale.pyc'; cat /opt/one/file") == "print('hello')"
+
+
+def test_what_a_worker_imports_was_compiled_with_the_image(client: docker.DockerClient) -> None:
+    name = worker_image(client, extra=image_files())
+    theirs = run(client, name, "python3", "-c", "import sys; print(sys.implementation.cache_tag)")
+    if theirs != sys.implementation.cache_tag:
+        pytest.skip(f"the image's Python is {theirs}, and compiles for itself")
+
+    said = run(
+        client,
+        name,
+        *("python3", "-c"),
+        "import gpuwarden.worker, sys; from pathlib import Path;"
+        "print([name for name, module in sys.modules.items()"
+        " if getattr(module, '__cached__', None) and not Path(module.__cached__).exists()]);"
+        "print(gpuwarden.worker.Worker.run.__code__.co_filename)",
+        user="nobody",
+    )
+
+    assert said.splitlines() == ["[]", "/app/gpuwarden/worker.py"]
 
 
 def test_the_same_content_is_imported_once_and_other_content_is_another_image(

@@ -1,4 +1,7 @@
-"""A job that wedges at every attempt: three requeues, and the fourth trip fails it and its run."""
+"""A job that wedges at every attempt: three requeues, and the fourth trip fails it and its run.
+
+Beside it an ingest job that goes over its budget, which is not tried again.
+"""
 
 import time
 from collections.abc import Iterator
@@ -10,23 +13,39 @@ from deploy.demo.body import Script
 from deploy.engine import Engine
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
-from gpuwarden.job import FINAL, State
+from gpuwarden.job import FINAL, JobClass, State, Trip
+from gpuwarden.queue import Submission
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
-WORKER = "gpuwarden-cap-a"
+WORKER, INGESTER = "gpuwarden-cap-a", "gpuwarden-cap-ingest"
 SCRIPT = Script(picture="hopeless", load_s=0.5, load_mib=8, steps=3, step_s=0.2, wedge_attempts=99, wedge_after_step=2)
+SWEEP = Script(picture="sweep", load_s=0.2, load_mib=4, steps=1000, step_s=0.1)
+BUDGET_S = 4.0
 
 
 @pytest.fixture(scope="module")
 def ended(work: Path, engine: Engine) -> Iterator[Stage]:
-    with stage(work, engine, [Slot(worker=WORKER, gpus=("GPU-sim-cap",))], armed=True, stop_grace_s=1.0) as scene:
+    with stage(
+        work,
+        engine,
+        [Slot(worker=WORKER, gpus=("GPU-sim-cap",)), Slot(worker=INGESTER, gpus=("GPU-sim-ingest",))],
+        armed=True,
+        stop_grace_s=1.0,
+        queues={INGESTER: "fetch"},
+    ) as scene:
         job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed")
         scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed", queue="served-by-nobody")
+        sweep = Submission(queue="fetch", payload=SWEEP.payload(), model="denoiser", budget_s=BUDGET_S)
+        scene.draw(SWEEP)
+        ingest_id = scene.store.submit(sweep, now=time.time())
         scene.start_workers()
         eventually(
-            lambda: scene.store.job(job_id).state in FINAL and not scene.ledger.open_episodes(),
+            lambda: (
+                all(scene.store.job(each).state in FINAL for each in (job_id, ingest_id))
+                and not scene.ledger.open_episodes()
+            ),
             within_s=120,
             what="the job ended",
             log=lambda: scene.chain.log_tail("execute"),
@@ -42,6 +61,7 @@ def test_three_trips_requeue_and_the_fourth_fails(ended: Stage) -> None:
     settles = [
         entry.step
         for story in ended.ledger.stories()
+        if story.worker == WORKER
         for entry in ended.ledger.story(story.episode_id).entries  # type: ignore[union-attr]
         if entry.act == "did" and entry.step in ("requeue", "fail")
     ]
@@ -56,8 +76,19 @@ def test_the_failed_event_is_written_once_and_its_consumer_fails_the_run_and_can
     assert ended.store.dispatch_events(2) == ["cancelled"]
 
 
+@pytest.mark.behaviour("A17")
+def test_an_ingest_job_that_is_tripped_is_marked_failed_and_not_tried_again(ended: Stage) -> None:
+    (job,) = [job for job in ended.store.jobs() if job.queue == "fetch"]
+
+    assert (job.job_class, job.state, job.attempt, job.watchdog_retries) == (JobClass.INGEST_FETCH, State.FAILED, 1, 0)
+    assert job.because is not None
+    assert "jobs of its class are not retried" in job.because
+    (story,) = [story for story in ended.ledger.stories() if story.worker == INGESTER]
+    assert (story.trip, story.outcome) == (Trip.BUDGET, "mended")
+
+
 def test_each_wedge_of_the_same_container_is_an_episode_of_its_own_and_all_are_mended(ended: Stage) -> None:
-    stories = ended.ledger.stories()
+    stories = [story for story in ended.ledger.stories() if story.worker == WORKER]
 
     assert [story.attempt for story in stories] == [1, 2, 3, 4]
     assert {story.outcome for story in stories} == {"mended"}

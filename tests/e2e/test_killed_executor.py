@@ -69,7 +69,7 @@ KILLS: Final = (
     ("after ledger: did stop", "after ledger: decided close: mended"),
 )
 KILLS_AT_THE_CAP: Final = (
-    twice("queue: jobs failed, dispatch_events", "queue: runs failed, jobs cancelled, dispatch_events"),
+    twice("queue: jobs failed, dispatch_events", "queue: runs failed, dispatch_events, jobs cancelled"),
     ("before ledger: did fail",),
     ("after ledger: did fail",),
 )

@@ -164,7 +164,9 @@ def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_re
     assert scene.happened(worker) == ["start", "die", "stop"]
 
     scene.stage.gpus.stuck = {}
-    busy = scene.stage.submit(STEADY, now=time.time(), stall_timeout_s=FOR_EVER_S, queue="unkillable")
+    busy = scene.stage.submit(
+        replace(STEADY, steps=400), now=time.time(), stall_timeout_s=FOR_EVER_S, queue="unkillable"
+    )
     scene.until(lambda: scene.stage.store.job(busy).worker == other, "the other worker has a job")
     scene.fleet.start(worker)
     waits = scene.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S, queue="unkillable")

@@ -61,6 +61,8 @@ class Task:
     reclaims: int = 0
     claimed_at: float | None = None
     result: Any = None
+    gang: JobId | None = None
+    recalled: bool = False
     avoided: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
 
@@ -108,7 +110,7 @@ class Model:
     def refusal(self, submission: Submission, run_id: str | None, needs: Iterable[JobId]) -> str | None:
         """Why a submission is refused; `None` where it is not."""
         job_class = self._class_of(submission)
-        needed = [self.jobs[each] for each in needs]
+        needed = [self.jobs[each] for each in self._with_their_ranks(needs)]
         if run_id is not None and self.runs.get(run_id, "running") in ("failed", "cancelled"):
             return "its run is over"
         if self._budget_s(submission.queue, job_class, submission.budget_s) is None:
@@ -124,27 +126,37 @@ class Model:
     def submitted(
         self, job_id: JobId, submission: Submission, run_id: str | None, needs: Iterable[JobId], now: float
     ) -> None:
-        """A job was accepted, by that number."""
-        job_class, needs = self._class_of(submission), frozenset(needs)
+        """A job was accepted, by that number; the ranks of a gang have it and those that follow."""
+        job_class, needs = self._class_of(submission), frozenset(self._with_their_ranks(needs))
         if run_id is not None:
             if self.runs.get(run_id) == "completed":
                 self.happened["run opened again"] += 1
             self.runs[run_id] = "running"
         waits = any(self.jobs[each].state is not State.COMPLETED for each in needs)
-        self.jobs[job_id] = Task(
-            job_id=job_id,
-            queue=submission.queue,
-            job_class=job_class,
-            model=submission.model,
-            run_id=run_id,
-            priority=submission.priority,
-            attempts_max=submission.attempts_max,
-            needs=needs,
-            asked_budget_s=submission.budget_s,
-            budget_s=self._budget_s(submission.queue, job_class, submission.budget_s) or 0.0,
-            state=State.WAITING if waits else State.QUEUED,
-            queued_at=None if waits else now,
-        )
+        for rank in range(submission.ranks):
+            its = JobId(job_id + rank)
+            self.jobs[its] = Task(
+                job_id=its,
+                queue=submission.queue,
+                job_class=job_class,
+                model=submission.model,
+                run_id=run_id,
+                priority=submission.priority,
+                attempts_max=submission.attempts_max,
+                needs=needs,
+                asked_budget_s=submission.budget_s,
+                budget_s=self._budget_s(submission.queue, job_class, submission.budget_s) or 0.0,
+                state=State.WAITING if waits else State.QUEUED,
+                queued_at=None if waits else now,
+                gang=job_id if submission.ranks > 1 else None,
+            )
+
+    def _with_their_ranks(self, needs: Iterable[JobId]) -> list[JobId]:
+        return sorted({each.job_id for needed in needs for each in self.ranks_of(self.jobs[needed])})
+
+    def ranks_of(self, job: Task) -> list[Task]:
+        """A job's whole gang; of one that has none, the job."""
+        return [each for each in self.jobs.values() if each is job or (job.gang and each.gang == job.gang)]
 
     def refusal_of_run(self, run_id: str, submissions: Mapping[str, Submission]) -> bool:
         """Whether a whole run is refused."""
@@ -190,6 +202,7 @@ class Model:
         held = [job for job in self.held_by(place) if job.holder != incarnation]
         for job in held:
             self._given_away(job, Move.SUPERSEDE, now)
+        self._recall(held, now)
         return [job.job_id for job in held]
 
     def claim(
@@ -279,10 +292,24 @@ class Model:
         if job is None:
             return False
         self._comes_back(job, "result")
-        self._over_as(job, Move.COMPLETE, now)
         job.result = result
-        if job.run_id is None:
+        if job.gang is None:
+            self._over_as(job, Move.COMPLETE, now)
+            self._go_on(job, now)
             return True
+        self._move(job, Move.FINISH)
+        self._unclaimed(job)
+        ranks = self.ranks_of(job)
+        if all(each.state is State.FINISHED for each in ranks):
+            for each in ranks:
+                self._over_as(each, Move.CLOSE, now)
+            for each in ranks:
+                self._go_on(each, now)
+        return True
+
+    def _go_on(self, job: Task, now: float) -> None:
+        if job.run_id is None:
+            return
         for each in self._needing(job):
             if each.state in FINAL or self.pending(each) > 0:
                 continue
@@ -293,7 +320,6 @@ class Model:
             elif each.state is State.BLOCKED:
                 self.happened["ready while blocked"] += 1
         self._close(job.run_id, job)
-        return True
 
     def fail_by_worker(self, job_id: JobId, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
         job = self._mine(job_id, attempt, incarnation)
@@ -309,6 +335,7 @@ class Model:
             return False
         self._comes_back(job, "release")
         self._given_away(job, Move.RELEASE, now)
+        self._recall([job], now)
         return True
 
     # --- a trip's
@@ -342,6 +369,7 @@ class Model:
         job.retries, job.priority, job.queued_at = job.retries + 1, min(job.priority, REQUEUE_PRIORITY), now
         if avoid is not None and avoid_s > 0:
             job.avoided |= {(avoid.host, avoid.worker, gpu): now + avoid_s for gpu in {"", *avoid.gpus}}
+        self._recall([job], now, retries=1)
         return True
 
     def fail(self, job_id: JobId, *, attempt: int, because: str, now: float) -> bool:
@@ -359,8 +387,9 @@ class Model:
     def reclaim_expired(
         self, *, now: float, among: Iterable[JobId] | None = None, ingest: bool | None = None
     ) -> list[JobId]:
-        touched = []
+        touched: list[JobId] = []
         for kind in (False, True) if ingest is None else (ingest,):
+            given: list[Task] = []
             for job in self._expired(now):
                 if job.job_class.ingests is kind and (among is None or job.job_id in set(among)):
                     if job.state is State.NODE_LOST:
@@ -368,7 +397,9 @@ class Model:
                     if kind:
                         self.happened["ingest reclaimed"] += 1
                     self._given_away(job, Move.RECLAIM, now)
-                    touched.append(job.job_id)
+                    given.append(job)
+            self._recall(given, now)
+            touched += [job.job_id for job in given]
         return sorted(touched)
 
     def consume_events(self, *, now: float) -> int:
@@ -405,9 +436,9 @@ class Model:
 
     def cancel(self, job_id: JobId, *, because: str, now: float) -> bool:
         job = self.jobs[job_id]
-        ids = self._cancel([job])
+        ids = self._cancel(self.ranks_of(job))
         if ids and job.run_id is not None:
-            wave = [job]
+            wave = [self.jobs[each] for each in ids]
             while wave:
                 needing = {each.job_id: each for one in wave for each in self._needing(one)}
                 wave = [self.jobs[each] for each in self._cancel(needing.values())]
@@ -520,6 +551,25 @@ class Model:
         job.queued_at = now
         if lost:
             job.reclaims, job.priority = job.reclaims + 1, min(job.priority, REQUEUE_PRIORITY)
+
+    def _recall(self, queued: Iterable[Task], now: float, *, retries: int = 0) -> None:
+        """Jobs were queued again: so are the other ranks of their gangs, but for those that still are to be settled."""
+        back = [job for job in queued if job.gang is not None and job.state is State.QUEUED]
+        gangs = {job.gang for job in back if not job.recalled}
+        for job in back:
+            job.recalled = False
+        for job in [each for each in self.jobs.values() if each.gang in gangs]:
+            if job.state is State.FENCING:
+                job.recalled = True
+                self.happened["recalled while it is fenced"] += 1
+            elif job.state in HELD | {State.FINISHED}:
+                if job.attempt >= job.attempts_max:
+                    self._over_as(job, Move.EXHAUST, now)
+                    continue
+                self._move(job, Move.RECALL)
+                self._unclaimed(job)
+                job.retries, job.queued_at, job.result = job.retries + retries, now, None
+                job.priority = min(job.priority, REQUEUE_PRIORITY)
 
     def _over_as(self, job: Task, move: Move, now: float) -> None:
         self._move(job, move)

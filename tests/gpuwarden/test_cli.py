@@ -36,7 +36,7 @@ def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[st
 
     assert (code, out) == (2, "")
     assert "commands:" in err
-    for command in ("worker", "job", "gpu"):
+    for command in ("worker", "job", "run", "queue", "events", "gpu"):
         assert f"\n  {command} " in err
 
 
@@ -85,7 +85,7 @@ def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
     code, _, err = run(capsys, "job", "list")
 
     assert code == 1
-    assert "pip install 'gpuwarden[worker]'" in err
+    assert "pip install 'gpuwarden[jobs]'" in err
 
 
 def test_programs_register_their_commands_without_the_library_importing_them() -> None:
@@ -158,7 +158,8 @@ def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str)
         "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
         "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
         "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "because": None,
-        "asked_budget_s": 60.0, "needs": 0, "pending": 0, "claimed_at": None, "ended_at": None, "result": None,
+        "asked_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},
+        "claimed_at": None, "ended_at": None, "result": None, "progress": None,
         "submitted_at": pytest.approx(time.time(), abs=60), "queued_at": first["submitted_at"],
     }  # fmt: skip
     assert (second["queue"], second["budget_s"], second["stall_timeout_s"]) == ("gpu", 8100.0, 120.0)
@@ -171,10 +172,13 @@ def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixtur
     _, out, _ = run(capsys, "job", "list", "--store", url)
 
     heading, line = out.splitlines()
-    assert heading.split() == ["JOB", "STATE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "BECAUSE"]
-    assert line.split() == ["1", "queued", "0", "0", "100", "-"]
+    assert heading.split() == [
+        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "PROGRESS", "BECAUSE"
+    ]  # fmt: skip
+    assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-"]
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
     assert run(capsys, "job", "list", "--store", url, *options) == (0, "", "")
@@ -288,6 +292,7 @@ def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[s
     assert err == "gpuwarden gpu: GPU-a is not in quarantine: `gpuwarden gpu list` says which are\n"
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_no_gpu_out_of_use_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
     assert run(capsys, "gpu", "list", "--store", url, *options) == (0, "", "")

@@ -1,7 +1,6 @@
 """The queue on real databases: claims, fencing, requeue, fail, leases, caps."""
 
 import subprocess
-import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from gpuwarden.job import (
 from gpuwarden.queue import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError, runs
 from gpuwarden.schema import AVOIDED, JOBS, WORKERS
 from remediator.queues.builtin import RENEWAL_S
-from tests.waiting import eventually
+from tests.waiting import eventually, together
 
 Spawn = Callable[..., subprocess.Popen[str]]
 
@@ -750,26 +749,6 @@ def waits_for_a_row(store: JobStore) -> bool:
     with reading(store._engine) as connection:
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         return bool(connection.scalar(text(waits)))
-
-
-def together(*acts: Callable[[], Any]) -> list[Any]:
-    """Do these in threads that begin at once; what each returned, or raised."""
-    start = threading.Barrier(len(acts))
-    answers: list[Any] = [None] * len(acts)
-
-    def run(number: int, act: Callable[[], Any]) -> None:
-        start.wait()
-        try:
-            answers[number] = act()
-        except Exception as error:  # noqa: BLE001 - shown by the test
-            answers[number] = error
-
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(acts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return answers
 
 
 @pytest.mark.behaviour("A11")

@@ -198,6 +198,23 @@ class QueueMachine(RuleBasedStateMachine):
         self.works(work)
 
     @rule(
+        run_id=RUNS,
+        ranks=st.sampled_from([2, 2, 3]),
+        priority=PRIORITIES,
+        attempts_max=ATTEMPTS,
+        follows=st.booleans(),
+        result=RESULTS,
+        ends=st.integers(0, 4),
+    )
+    def submit_gang(self, run_id: str, follows: bool, result: Any, ends: int, **asked: Any) -> None:
+        """A job of several ranks, what needs it, and every worker claims; the first few complete."""
+        before = len(self.model.jobs)
+        self.submits(Submission(queue="gpu", run_id=run_id, **asked))
+        if follows and len(self.model.jobs) > before:
+            self.submits(Submission(queue="gpu", run_id=run_id, needs=(list(self.model.jobs)[before],)))
+        self.works((None, ends), "gpu", result)
+
+    @rule(
         queue=QUEUES,
         job_class=st.sampled_from([None, JobClass.CPU]),
         budget_s=st.sampled_from([None, 5.0]),
@@ -478,6 +495,8 @@ class Row(NamedTuple):
     budget_s: float
     needs: int
     pending: int
+    gang: int | None
+    recalled: int
 
 
 def expected(job: Task, model: Model, found: Row) -> Row:
@@ -500,6 +519,8 @@ def expected(job: Task, model: Model, found: Row) -> Row:
         budget_s=job.budget_s,
         needs=len(job.needs),
         pending=found.pending if job.state in FINAL else model.pending(job),
+        gang=job.gang,
+        recalled=found.recalled if job.state in FINAL else job.recalled,
     )
 
 
@@ -585,6 +606,7 @@ WANTED: Final = (
     *(f"event: {kind}" for kind in Kind),
     *("claimed", "claimed again", "claimed by model", "overtaken long enough", "left to another worker"),
     *("claimed what needs others", "claimed what needs several", "ready", "ready while blocked"),
+    "recalled while it is fenced",
     *("cancelled for what it needs", "run opened again", "budget of the queue", "ingest reclaimed"),
     *("nothing: locked", "nothing: in quarantine", "nothing: a lost host's GPU"),
     *("back by a renewal", "back by a result", "back by a claim", "back by a release", "lost: given away at last"),

@@ -142,6 +142,7 @@ def test_a_second_process_for_the_same_worker_is_refused_and_changes_nothing(
     start: Callable[..., Any], host_dir: Path
 ) -> None:
     process = start("report.start_job(**JOB)")
+    eventually(lambda: seen(host_dir).job, "its job is seen")
 
     with pytest.raises(LockHeldError, match=r"another live process is worker 'w1'.*stop it, or take another name"):
         Reporter(host_dir, worker="w1", queue="gpu").open()

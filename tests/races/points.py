@@ -89,7 +89,9 @@ def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None
     refusal = dialect.dbapi.OperationalError("played: it does not answer")
 
     def begun(connection: Connection) -> None:
-        connection.connection.info["writes"] = connection.get_execution_options().get("writes", False)
+        options = connection.get_execution_options()
+        connection.connection.info["writes"] = options.get("writes", False)
+        connection.connection.info["done"] = options.get("isolation_level") == "AUTOCOMMIT"
 
     def do_commit(borrowed: Any) -> None:
         writes: bool = borrowed.info.get("writes", False)
@@ -99,7 +101,11 @@ def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None
             if writes:
                 on_write(points.actor)
 
-        points.around("write" if writes else "read", act, refusal)
+        if borrowed.info.get("done", False):  # a statement of its own: what harms it comes after it
+            act()
+            points.around("write" if writes else "read", lambda: None, refusal)
+        else:
+            points.around("write" if writes else "read", act, refusal)
 
     event.listen(engine, "begin", begun)
     dialect.do_commit = do_commit

@@ -91,10 +91,10 @@ def port_of(log: Path) -> int | None:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
+def serving(folder: Path, *more: str) -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
     options, log = house(folder), folder / "log"
     with log.open("wb") as stderr:
-        process = subprocess.Popen(gpuwarden_remediator("serve", "--port", "0", *options), stderr=stderr)
+        process = subprocess.Popen(gpuwarden_remediator("serve", "--port", "0", *options, *more), stderr=stderr)
     try:
         eventually(lambda: port_of(log) or process.poll() is not None, "the webhook listens")
         url = f"http://127.0.0.1:{port_of(log)}"

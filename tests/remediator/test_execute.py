@@ -940,13 +940,14 @@ def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed:
     assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
     if failed:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
-        assert store.dispatch_events(1) == ["failed", "run_failed"], account
+        assert store.dispatch_events(1) == ["failed"], account
     else:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
         assert claims(store, "w9") == 1
         assert claims(store, "w8") is None
 
 
+@pytest.mark.no_cover  # the same lines again and again
 @pytest.mark.parametrize(
     ("backend", "job_class", "ends_cleanly"),
     [
@@ -976,6 +977,7 @@ def test_killed_after_any_call_the_next_executor_finishes_and_nothing_happens_tw
             return
 
 
+@pytest.mark.no_cover  # the same lines again and again
 @settings(max_examples=15, deadline=None)
 @given(crashes=st.lists(st.integers(1, 30), min_size=2, max_size=5))
 def test_killed_again_and_again_it_is_still_mended_once(scene: Scenes, crashes: list[int]) -> None:

@@ -8,6 +8,14 @@ down_revision = None
 
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
+LOSES = (
+    ("SELECT count(*) FROM jobs", "all {} jobs"),
+    ("SELECT count(*) FROM runs", "all {} runs"),
+    ("SELECT count(*) FROM workers", "all {} workers"),
+    ("SELECT count(*) FROM dispatch_events", "all {} dispatch events"),
+)
+REFUSES = (("SELECT count(*) FROM jobs WHERE state = 'running'", "{} jobs run: let them end, or cancel them"),)
+
 
 def upgrade() -> None:
     """Make them."""
@@ -64,3 +72,9 @@ def upgrade() -> None:
         sa.Column("consumed_at", sa.Float),
         sa.UniqueConstraint("job_id", "kind", name="one_event_of_a_kind_per_job"),
     )
+
+
+def downgrade() -> None:
+    """Remove them."""
+    for table in ("dispatch_events", "workers", "jobs", "runs"):
+        op.drop_table(table)

@@ -8,6 +8,14 @@ down_revision = "0001"
 
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
+LOSES = (
+    ("SELECT count(*) FROM jobs WHERE attempts_max <> 20", "the cap on attempts of {} jobs"),
+    ("SELECT count(*) FROM workers WHERE retired = incarnation", "that {} workers are being ended: they claim again"),
+    ("SELECT count(DISTINCT gpu) FROM quarantined_gpus", "the quarantine of {} GPUs: they are used again"),
+    ("SELECT count(DISTINCT job_id) FROM avoided", "which GPUs {} jobs avoid"),
+    ("SELECT count(*) FROM worker_gpus", "which {} GPUs the workers have, until they are started anew"),
+)
+
 
 def upgrade() -> None:
     """Add them."""
@@ -37,3 +45,13 @@ def upgrade() -> None:
         sa.Column("since", sa.Float, nullable=False),
         sa.Column("because", sa.String, nullable=False),
     )
+
+
+def downgrade() -> None:
+    """Remove them."""
+    for table in ("quarantined_gpus", "avoided", "worker_gpus"):
+        op.drop_table(table)
+    op.drop_column("workers", "retired")
+    for index in ("jobs_by_worker", "jobs_by_lease"):
+        op.drop_index(index, "jobs")
+    op.drop_column("jobs", "attempts_max")

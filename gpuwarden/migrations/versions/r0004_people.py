@@ -6,6 +6,12 @@ from alembic import op
 revision = "0004"
 down_revision = "0003"
 
+LOSES = (
+    ("SELECT count(*) FROM workers WHERE locked_at IS NOT NULL", "the locks of {} workers: they claim again"),
+    ("SELECT count(*) FROM workers WHERE draining = incarnation", "that {} workers are to end: they go on"),
+    ("SELECT count(*) FROM dead_workers", "the flags of {} dead workers"),
+)
+
 
 def upgrade() -> None:
     """Add them."""
@@ -23,3 +29,10 @@ def upgrade() -> None:
         sa.Column("stamped_at", sa.Float, nullable=False),
         sa.Column("because", sa.String, nullable=False),
     )
+
+
+def downgrade() -> None:
+    """Remove them."""
+    op.drop_table("dead_workers")
+    for column in ("locked_because", "locked_by", "locked_at", "draining"):
+        op.drop_column("workers", column)

@@ -1,5 +1,7 @@
 """Dependencies, results, queues' own settings, items, an outbox with consumers; indexes of what is looked for alone."""
 
+import time
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -9,19 +11,67 @@ down_revision = "0004"
 ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 PARTIAL = {
-    "jobs_claimable": (("queue", "priority", "job_id"), "state = 'queued'"),
+    "jobs_claimable": (("queue", "priority", "job_id", "queued_at"), "state = 'queued'"),
     "jobs_by_model": (("queue", "model", "priority", "job_id"), "state = 'queued' AND model IS NOT NULL"),
     "jobs_by_lease": (("lease_expires_at",), "lease_expires_at IS NOT NULL"),
     "jobs_by_worker": (("host", "worker"), "worker IS NOT NULL"),
     "jobs_by_run": (("run_id", "state"), "run_id IS NOT NULL"),
     "jobs_at_work": (("state", "queue"), "state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')"),
-    "jobs_tried_again": (("queue",), "watchdog_retries > 0 OR reclaims > 0"),
+    "jobs_tried_again": (("queue", "watchdog_retries", "reclaims"), "watchdog_retries > 0 OR reclaims > 0"),
 }
 WHOLE = {
     "jobs_claimable": ("queue", "state", "priority", "job_id"),
     "jobs_by_lease": ("lease_expires_at",),
     "jobs_by_worker": ("host", "worker"),
 }
+
+LEASE_S = 600.0
+
+# An older version reads no state and no class that it does not know, and would run at once what it is to run later.
+REFUSES = (
+    (
+        "SELECT count(*) FROM jobs WHERE state = 'waiting'",
+        "{} jobs wait for others (`gpuwarden job list --state waiting`): let what they need complete, or cancel them",
+    ),
+    (
+        "SELECT count(*) FROM jobs WHERE state = 'blocked' AND pending > 0",
+        "{} blocked jobs need others that are not done (`gpuwarden job list --state blocked`): cancel them",
+    ),
+    (
+        "SELECT count(*) FROM jobs WHERE job_class = 'ingest' AND state NOT IN ('completed', 'failed', 'cancelled')",
+        "{} jobs of class ingest are not over: let them end, or cancel them",
+    ),
+    (
+        "SELECT count(*) FROM items WHERE state IN ('pending', 'taken')",
+        "{} items of runs are not done: let their runs end, or cancel them",
+    ),
+)
+LOSES = (
+    ("SELECT count(*) FROM queues", "the settings of {} queues"),
+    ("SELECT count(*) FROM jobs WHERE result IS NOT NULL", "the results of {} jobs"),
+    ("SELECT count(DISTINCT job_id) FROM dependencies", "which jobs {} jobs needed"),
+    (
+        "SELECT count(*) FROM jobs WHERE asked_budget_s IS NULL AND state NOT IN ('completed', 'failed', 'cancelled')",
+        "that the budgets of {} jobs are their queue's or class's: they keep the present ones",
+    ),
+    (
+        "SELECT count(*) FROM jobs WHERE queued_at <> submitted_at AND ended_at IS NULL",
+        "since when {} jobs could be claimed: they count from their submission",
+    ),
+    ("SELECT count(*) FROM jobs WHERE job_class = 'ingest'", "the class of {} jobs: ingest becomes ingest_load"),
+    (
+        "SELECT count(*) FROM jobs WHERE state = 'node_lost'",
+        "that the hosts of {} jobs seem lost: the jobs run, for a lease more",
+    ),
+    ("SELECT count(*) FROM runs WHERE state = 'completed'", "that {} runs have completed: they are running"),
+    (
+        "SELECT count(*) FROM dispatch_events WHERE kind <> 'failed'",
+        "{} events of jobs that completed or were cancelled, and of runs that ended",
+    ),
+    ("SELECT count(*) FROM consumers", "how far {} consumers of events have read"),
+    ("SELECT count(*) FROM items", "{} items of runs"),
+    ("SELECT count(*) FROM item_outcomes", "{} outcomes of items"),
+)
 
 
 def upgrade() -> None:
@@ -36,6 +86,13 @@ def upgrade() -> None:
         op.drop_index(name, "jobs")
     for name, (columns, where) in PARTIAL.items():
         _partial(name, "jobs", columns, where)
+    # Until now a run did not end when its last job did.
+    op.execute(
+        "UPDATE runs SET state = 'completed',"
+        " ended_at = (SELECT max(jobs.ended_at) FROM jobs WHERE jobs.run_id = runs.run_id)"
+        " WHERE state = 'running' AND EXISTS (SELECT 1 FROM jobs WHERE jobs.run_id = runs.run_id) AND NOT EXISTS"
+        " (SELECT 1 FROM jobs WHERE jobs.run_id = runs.run_id AND jobs.state <> 'completed')"
+    )
     op.add_column("workers", sa.Column("loaded_model", sa.String))
     op.add_column("dispatch_events", sa.Column("queue", sa.String))
     op.add_column("dispatch_events", sa.Column("job_class", sa.String))
@@ -95,6 +152,30 @@ def upgrade() -> None:
         sa.Column("because", sa.String),
     )
     op.create_index("item_outcomes_by_worker", "item_outcomes", ["run_id", "host", "worker"])
+
+
+def downgrade() -> None:
+    """Remove them, and tell what is left in the words of before."""
+    for table in ("item_outcomes", "items", "consumers", "dependencies", "queues"):
+        op.drop_table(table)
+    # Unread events of other kinds would fail their runs: an older consumer takes every event for a failure.
+    op.execute("DELETE FROM dispatch_events WHERE kind <> 'failed'")
+    for index in ("dispatch_events_unheeded", "dispatch_events_unplaced", "dispatch_events_in_order"):
+        op.drop_index(index, "dispatch_events")
+    for column in ("position", "ran_s", "waited_s", "job_class", "queue"):
+        op.drop_column("dispatch_events", column)
+    op.drop_column("workers", "loaded_model")
+    op.execute("UPDATE runs SET state = 'running', ended_at = NULL WHERE state = 'completed'")
+    op.execute("UPDATE jobs SET job_class = 'ingest_load' WHERE job_class = 'ingest'")
+    jobs = sa.table("jobs", sa.column("state"), sa.column("lease_expires_at"))
+    runs_for_a_lease = {"state": "running", "lease_expires_at": time.time() + LEASE_S}
+    op.execute(sa.update(jobs).where(jobs.c.state == "node_lost").values(**runs_for_a_lease))
+    for name in PARTIAL:
+        op.drop_index(name, "jobs")
+    for name, columns in WHOLE.items():
+        op.create_index(name, "jobs", list(columns))
+    for column in ("result", "pending", "needs", "queued_at", "asked_budget_s"):
+        op.drop_column("jobs", column)
 
 
 def _partial(name: str, table: str, columns: tuple[str, ...], where: str) -> None:

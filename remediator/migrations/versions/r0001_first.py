@@ -8,6 +8,14 @@ down_revision = None
 
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
+LOSES = (
+    ("SELECT count(*) FROM episodes", "all {} episodes"),
+    ("SELECT count(*) FROM journal", "all {} entries of the journal"),
+    ("SELECT count(*) FROM alerts", "all {} alerts"),
+    ("SELECT count(*) FROM intents", "all {} intents"),
+    ("SELECT count(*) FROM executors", "all {} executors"),
+)
+
 
 def upgrade() -> None:
     """Make them."""
@@ -84,3 +92,9 @@ def upgrade() -> None:
         sa.Column("beat_at", sa.Float, nullable=False),
         sa.Column("errors", sa.Integer, nullable=False),
     )
+
+
+def downgrade() -> None:
+    """Remove them."""
+    for table in ("executors", "journal", "intents", "alerts", "episodes"):
+        op.drop_table(table)

@@ -6,6 +6,11 @@ from alembic import op
 revision = "0002"
 down_revision = "0001"
 
+LOSES = (
+    ("SELECT count(*) FROM intents WHERE holder IS NOT NULL", "who holds {} intents"),
+    ("SELECT count(*) FROM journal WHERE host IS NOT NULL", "on which hosts {} entries of the journal were written"),
+)
+
 
 def upgrade() -> None:
     """Add them."""
@@ -21,3 +26,13 @@ def upgrade() -> None:
     for row in op.get_bind().execute(accepted).all():
         host = sa.update(alerts).where(alerts.c.alert_id == row.alert_id).values(host=row.labels.get("host"))
         op.execute(host)
+
+
+def downgrade() -> None:
+    """Remove them."""
+    op.drop_column("alerts", "host")
+    op.drop_column("journal", "host")
+    for index in ("intents_by_episode", "intents_by_stage"):
+        op.drop_index(index, "intents")
+    for column in ("held_until", "holder"):
+        op.drop_column("intents", column)

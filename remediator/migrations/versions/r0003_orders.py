@@ -8,6 +8,14 @@ down_revision = "0002"
 
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
+LOSES = (
+    (
+        "SELECT count(*) FROM standing_orders",
+        "{} orders, and with them what is armed, paused or braked: the older version acts where `--armed` says so",
+    ),
+    ("SELECT count(*) FROM executors WHERE workers IS NOT NULL", "how many workers {} executors see"),
+)
+
 
 def upgrade() -> None:
     """Add them. Whether an executor acted was its own option until now; from here on it has to be armed anew."""
@@ -27,3 +35,11 @@ def upgrade() -> None:
     op.create_index("intents_by_time", "intents", ["kind", "entered_at"])
     op.add_column("executors", sa.Column("workers", sa.Integer))
     op.add_column("executors", sa.Column("summed_up_on", sa.String))
+
+
+def downgrade() -> None:
+    """Remove them."""
+    for column in ("summed_up_on", "workers"):
+        op.drop_column("executors", column)
+    op.drop_index("intents_by_time", "intents")
+    op.drop_table("standing_orders")

@@ -6,6 +6,19 @@ from alembic import op
 revision = "0004"
 down_revision = "0003"
 
+# An older version would take an episode about a server for one about a worker, and act on that.
+REFUSES = (
+    (
+        "SELECT count(*) FROM episodes WHERE subject = 'server' AND closed_at IS NULL",
+        "{} episodes about servers are open (`gpuwarden ledger list`): let them close",
+    ),
+    (
+        "SELECT count(*) FROM alerts WHERE state = 'new'",
+        "{} alerts have not been taken up yet, and may be about servers: let the executor take them up",
+    ),
+)
+LOSES = (("SELECT count(*) FROM episodes WHERE subject = 'server'", "that {} closed episodes were about servers"),)
+
 
 def upgrade() -> None:
     """Say what an episode is about; all there are yet are about workers."""
@@ -20,3 +33,18 @@ def upgrade() -> None:
         sqlite_where=is_open,
         postgresql_where=is_open,
     )
+
+
+def downgrade() -> None:
+    """Take it away; whoever was asked has seen to it that no open episode is about a server."""
+    op.drop_index("one_open_episode_per_subject", "episodes")
+    is_open = sa.text("closed_at IS NULL")
+    op.create_index(
+        "one_open_episode_per_worker",
+        "episodes",
+        ["host", "worker"],
+        unique=True,
+        sqlite_where=is_open,
+        postgresql_where=is_open,
+    )
+    op.drop_column("episodes", "subject")

@@ -1,16 +1,14 @@
-"""How many jobs one queue hands out and takes back, a second: SQLite and PostgreSQL, with every commit synced."""
+"""How many jobs one SQLite file hands out and takes back, a second, with every commit synced."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import Final
 
 from bench.figures import BenchError, Figure, Place, figure, progress
-from deploy.postgres import NoPostgres, postgres
 from gpuwarden.queue import JobStore, Submission
 
 JOBS: Final = 400
@@ -22,29 +20,14 @@ _Lap = tuple[float, float, list[float]]
 """When a process began and ended, monotonic seconds, and how long each of its jobs took, milliseconds."""
 
 
-def measure(places: list[Place]) -> Iterator[Figure]:
+def measure(place: Place) -> Iterator[Figure]:
     """A job is one claim and one completion: a look and two transactions that write."""
-    for place in places:
-        yield from _measure(place.name, partial("sqlite:///{}/{}.db".format, place.folder))
-    with postgres(places[0].folder) as server:
-        if isinstance(server, NoPostgres):
-            progress(f"queue on PostgreSQL is left out: {server.because}")
-            return
-
-        def create(name: str) -> str:
-            server.create(name)
-            return server.url(name)
-
-        yield from _measure("PostgreSQL", create)
-
-
-def _measure(where: str, fresh: Callable[[str], str]) -> Iterator[Figure]:
-    """`fresh` makes a database of that name and tells its URL."""
     base: float | None = None
     for processes in PROCESSES:
-        progress(f"queue on {where}, {processes} process(es)")
-        rounds = [_round(fresh(f"queue_{processes}_{number}"), processes) for number in range(ROUNDS)]
-        what = f"{processes} process(es), {where}"
+        progress(f"queue on {place.name}, {processes} process(es)")
+        files = [place.folder / f"queue_{processes}_{number}.db" for number in range(ROUNDS)]
+        rounds = [_round(f"sqlite:///{each}", processes) for each in files]
+        what = f"{processes} process(es), {place.name}"
         rates = [rate for rate, _ in rounds]
         median = statistics.median(rates)
         yield Figure(

@@ -1,0 +1,143 @@
+"""Ours: `JobStore`, as `gpuwarden.worker` and the remediator use it."""
+
+import sqlite3
+from contextlib import closing
+from typing import ClassVar, Final, Self
+
+from bench.figures import BenchError
+from bench.queue.worker import QUEUE_NAME, Chore, Worker, execute
+from gpuwarden.database import Changes
+from gpuwarden.job import Trip
+from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.schema import JOBS, METADATA
+from gpuwarden.worker import IDLE_WAIT_S
+
+ATTEMPTS_MAX: Final = 2**31 - 1  # a job is given back as often as the time allows
+COLUMNS: Final = ", ".join(column.name for column in JOBS.columns if not column.primary_key)
+TABLES: Final = ", ".join(table.name for table in METADATA.sorted_tables)
+
+
+class Ours(Worker):
+    """A job is claimed and completed by one call each; the clock is the queue's own, as for every worker."""
+
+    title: ClassVar[str] = "gpuwarden"
+    chores: ClassVar[tuple[Chore, ...]] = (*Worker.chores, Chore.FENCE, Chore.COMPLETE_AND_SEE)
+
+    def __init__(self, store: JobStore, name: str) -> None:
+        super().__init__()
+        self._store = store
+        self._name = name
+        self._begun = 0
+        self._incarnation = f"{name}-0"
+        self._changes: Changes | None = None
+
+    @classmethod
+    def install(cls, url: str) -> None:
+        """See `Worker.install`."""
+        JobStore.open(url).close()
+
+    @classmethod
+    def refill(cls, url: str, count: int) -> None:
+        """See `Worker.refill`: one job is submitted, and multiplied. An SQLite file must be a new one."""
+        on_sqlite = url.startswith("sqlite:")
+        if not on_sqlite:
+            execute(url, f"TRUNCATE {TABLES} RESTART IDENTITY")
+        store = JobStore.open(url)
+        _submit(store)
+        store.close()
+        more = (
+            f"INSERT INTO jobs ({COLUMNS}) "  # noqa: S608 - names of our own tables
+            f"WITH RECURSIVE more(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM more WHERE n < {count}) "
+            f"SELECT {COLUMNS} FROM jobs, more WHERE n <= {count}"
+        )
+        if on_sqlite:
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as database:
+                database.execute(more)
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        else:
+            execute(url, more, f"VACUUM (ANALYZE) {TABLES}")
+
+    @classmethod
+    async def open(cls, url: str, name: str) -> Self:
+        """See `Worker.open`: a first claim registers."""
+        return cls(JobStore.open(url), name)
+
+    async def submit(self) -> None:
+        """See `Worker.submit`."""
+        _submit(self._store)
+
+    async def claim(self) -> Job | None:
+        """See `Worker.claim`."""
+        return self._store.claim(
+            QUEUE_NAME, host="bench", worker=self._name, incarnation=self._incarnation, now=self._store.now()
+        )
+
+    async def complete(self, job: Job) -> None:
+        """See `Worker.complete`."""
+        _accepted(
+            self._store.complete(job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()),
+            job,
+        )
+
+    async def give_back(self, job: Job) -> None:
+        """See `Worker.give_back`: as a worker does that is asked to stop."""
+        _accepted(
+            self._store.release(job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()),
+            job,
+        )
+
+    async def do(self, chore: Chore) -> int:
+        """See `Worker.do`."""
+        if chore is Chore.FENCE:
+            if self.held is not None:
+                self._lose(self.held)
+            self.held = await self.claim()
+            return 0 if self.held is None else 1
+        if chore is Chore.COMPLETE_AND_SEE:
+            done = await super().do(Chore.COMPLETE)
+            # After each job a worker tells that it holds no model any more.
+            self._store.heartbeat(
+                host="bench",
+                worker=self._name,
+                queue=QUEUE_NAME,
+                incarnation=self._incarnation,
+                model=None,
+                now=self._store.now(),
+            )
+            return done
+        return await super().do(chore)
+
+    def _lose(self, job: Job) -> None:
+        """A trip: the job is fenced and queued again, and the worker, which that ends, starts anew."""
+        trip, store = Trip.STALL, self._store
+        _accepted(
+            store.fence(job.job_id, attempt=job.attempt, incarnation=self._incarnation, trip=trip, now=store.now()), job
+        )
+        _accepted(store.requeue(job.job_id, attempt=job.attempt, trip=trip, now=store.now()), job)
+        self._begun += 1
+        self._incarnation = f"{self._name}-{self._begun}"
+        store.register(QUEUE_NAME, host="bench", worker=self._name, incarnation=self._incarnation, now=store.now())
+
+    async def listen(self) -> None:
+        """See `Worker.listen`."""
+        self._changes = self._store.changes()
+
+    async def wait(self) -> None:
+        """See `Worker.wait`: looks up as often as a worker does, to see whether it was told to stop."""
+        while self._changes is not None and not self._changes.wait(IDLE_WAIT_S):
+            pass
+
+    async def close(self) -> None:
+        """See `Worker.close`."""
+        if self._changes is not None:
+            self._changes.close()
+        self._store.close()
+
+
+def _submit(store: JobStore) -> None:
+    store.submit(Submission(queue=QUEUE_NAME, attempts_max=ATTEMPTS_MAX), now=store.now())
+
+
+def _accepted(accepted: object, job: Job) -> None:
+    if not accepted:
+        raise BenchError(f"a move of job {job.job_id} was refused")

@@ -1,0 +1,178 @@
+"""How much there is of everything in the queue, for people and for Prometheus; no statement looks at a finished job.
+
+Every count but one is of a small index or a small table. The one is of the jobs that wait for a worker, `waiting`: it
+grows with their number, to some 200 ms for a million.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Executable, String, and_, case, func, literal_column, or_, select
+
+from gpuwarden.database import reading
+from gpuwarden.job import FRESH_S, State
+from gpuwarden.queue import statements
+from gpuwarden.queue.room import Room
+from gpuwarden.queue.statements import Prepared
+from gpuwarden.queue.trips import FLAG_FRESH_S
+from gpuwarden.schema import AT_WORK, CONSUMERS, DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, WORKERS
+
+OUTCOMES_MAX: Final = 20_000
+"""So many events are read at a time; the next look takes up the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """The jobs of a queue that a worker may claim, and since when (Unix seconds) the oldest of them may be."""
+
+    jobs: int
+    oldest_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How often jobs of a queue were queued again: after trips, and after leases that were lost."""
+
+    watchdog: int
+    reclaims: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """The workers of a queue: `busy` were seen within `FRESH_S` and work with a model (A12), `by_state` is for all."""
+
+    busy: int
+    by_state: dict[str, int]
+
+
+class Outcome(NamedTuple):
+    """An event, as far as it is counted; seconds. Its class and kind are words of `JobClass` and `Kind`."""
+
+    event_id: int
+    queue: str | None
+    job_class: str | None
+    kind: str
+    waited_s: float | None
+    ran_s: float | None
+
+
+WORKER_STATES: Final = ("busy", "idle", "locked", "draining", "gone")
+"""As `gpuwarden worker list` tells them; the first that holds of: locked, gone, draining, busy, idle."""
+
+
+class Counts(Room):
+    """Reads alone."""
+
+    def waiting(self) -> dict[str, Waiting]:
+        """The claimable jobs, by queue; a queue without any is left out."""
+        with reading(self._engine) as connection:
+            return {row[0]: Waiting(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())}
+
+    def at_work(self) -> dict[tuple[str, State], int]:
+        """How many jobs of each queue are neither over nor claimable, by state; one in which none is, is left out."""
+        with reading(self._engine) as connection:
+            return {(row[0], State(row[1])): int(row[2]) for row in connection.execute(*_at_work())}
+
+    def retries(self) -> dict[str, Retries]:
+        """By queue, of all jobs there ever were."""
+        with reading(self._engine) as connection:
+            return {
+                row[0]: Retries(watchdog=int(row[1]), reclaims=int(row[2])) for row in connection.execute(*_tried())
+            }
+
+    def crews(self, *, now: float) -> dict[str, Crew]:
+        """The workers, by queue, of every slot that has ever registered."""
+        busy: dict[str, int] = {}
+        states: dict[str, dict[str, int]] = {}
+        with reading(self._engine) as connection:
+            for row in connection.execute(*_crews(fresh_since=now - FRESH_S)):
+                its = states.setdefault(row.queue, dict.fromkeys(WORKER_STATES, 0))
+                its[row.state] += int(row.workers)
+                busy[row.queue] = busy.get(row.queue, 0) + int(row.busy)
+        return {queue: Crew(busy=busy[queue], by_state=states[queue]) for queue in states}
+
+    def dead_flags(self, *, now: float) -> dict[str, int]:
+        """By queue, the workers that were found dead and have not come back (A14)."""
+        found = select(DEAD_WORKERS.c.queue, func.count()).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
+        with reading(self._engine) as connection:
+            return {row[0]: int(row[1]) for row in connection.execute(found.group_by(DEAD_WORKERS.c.queue))}
+
+    def gpus_out_of_use(self) -> int:
+        """How many GPUs are in quarantine."""
+        with reading(self._engine) as connection:
+            return int(connection.scalar(select(func.count(QUARANTINED_GPUS.c.gpu.distinct()))) or 0)
+
+    def lags(self) -> dict[str, int]:
+        """How many events each consumer has yet to acknowledge; nothing is written for it."""
+        newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
+        unplaced = select(func.count()).where(DISPATCH_EVENTS.c.position.is_(None))
+        with reading(self._engine) as connection:
+            found = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position)).all()
+            more = int(connection.scalar(unplaced) or 0) if found else 0
+            return {row[0]: max(0, int(row[1])) + more for row in found}
+
+    def last_event(self) -> int:
+        """The greatest number of an event; 0 where there is none."""
+        with reading(self._engine) as connection:
+            return int(connection.scalar(select(func.max(DISPATCH_EVENTS.c.event_id))) or 0)
+
+    def outcomes_after(self, event_id: int, *, and_of: Collection[int] = ()) -> list[Outcome]:
+        """The next events after this number, `OUTCOMES_MAX` at most, in the order of their numbers; and these.
+
+        On PostgreSQL one of a lower number may be seen later: whoever counts asks again for the numbers it missed.
+        """
+        missed = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id.in_(sorted(and_of)))
+        with reading(self._engine) as connection:
+            late = connection.execute(missed).all() if and_of else []
+            found = connection.execute(*_outcomes(after=event_id, limit=OUTCOMES_MAX)).all()
+        return [Outcome(*row) for row in (*late, *found)]
+
+
+_COUNTED: Final = tuple(DISPATCH_EVENTS.c[name] for name in Outcome._fields)
+
+
+@Prepared
+def _waiting() -> Executable:
+    claimable = statements.is_in({State.QUEUED})
+    return select(JOBS.c.queue, func.count(), func.min(JOBS.c.queued_at)).where(claimable).group_by(JOBS.c.queue)
+
+
+@Prepared
+def _at_work() -> Executable:
+    found = select(JOBS.c.queue, JOBS.c.state, func.count()).where(literal_column(AT_WORK))
+    return found.group_by(JOBS.c.state, JOBS.c.queue)
+
+
+@Prepared
+def _tried() -> Executable:
+    again = or_(JOBS.c.watchdog_retries > literal_column("0"), JOBS.c.reclaims > literal_column("0"))
+    sums = func.sum(JOBS.c.watchdog_retries), func.sum(JOBS.c.reclaims)
+    return select(JOBS.c.queue, *sums).where(again).group_by(JOBS.c.queue)
+
+
+@Prepared
+def _crews(**its: ColumnElement[Any]) -> Executable:
+    fresh = WORKERS.c.last_seen_at > its["fresh_since"]
+    over = and_(WORKERS.c.retired.is_not(None), WORKERS.c.retired == WORKERS.c.incarnation)
+    busy = and_(fresh, WORKERS.c.current_model.is_not(None))
+    state = case(
+        (WORKERS.c.locked_at.is_not(None), _word("locked")),
+        (or_(~fresh, over), _word("gone")),
+        (and_(WORKERS.c.draining.is_not(None), WORKERS.c.draining == WORKERS.c.incarnation), _word("draining")),
+        (WORKERS.c.current_model.is_not(None), _word("busy")),
+        else_=_word("idle"),
+    ).label("state")
+    one = select(WORKERS.c.queue, state, case((busy, 1), else_=0).label("busy")).subquery("one")
+    counted = select(one.c.queue, one.c.state, func.count().label("workers"), func.sum(one.c.busy).label("busy"))
+    return counted.group_by(one.c.queue, one.c.state)
+
+
+def _word(word: str) -> ColumnElement[str]:
+    return literal_column(f"'{word}'", String)
+
+
+@Prepared
+def _outcomes(**its: ColumnElement[Any]) -> Executable:
+    after = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id > its["after"])
+    return after.order_by(DISPATCH_EVENTS.c.event_id).limit(its["limit"])

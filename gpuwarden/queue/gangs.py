@@ -1,0 +1,89 @@
+"""Jobs of several ranks: each rank is a job with a worker, a claim and a lease of its own, and they end as one.
+
+A rank that is done is `finished` until all are; then all complete, in the transaction of the last. One that has to be
+queued again, for whatever reason, takes the others along, those that are finished too: their workers find within a
+second that they no longer own their jobs, and stop. One that fails fails their run, and with it the others.
+
+A gang is of one run, whose row is locked before more than one rank is changed.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, select, update
+
+from gpuwarden.database import reading, tell
+from gpuwarden.job import REQUEUE_PRIORITY, JobId, Kind, Move, State
+from gpuwarden.queue import runs, statements
+from gpuwarden.queue.records import Job, to_job
+from gpuwarden.queue.room import Room
+from gpuwarden.schema import JOBS, QUEUE
+
+
+class Gangs(Room):
+    """What the ranks of a job know of one another."""
+
+    def ranks(self, gang: int) -> list[Job]:
+        """The ranks of a gang, in order: who runs them, and where, is what their rendezvous needs."""
+        with reading(self._engine) as connection:
+            found = connection.execute(select(JOBS).where(JOBS.c.gang == gang).order_by(JOBS.c.rank))
+            return [to_job(row) for row in found]
+
+
+def close(connection: Connection, run_id: str, gang: int, now: float) -> None:
+    """Complete a gang of a locked run whose last rank has just finished; nothing while another has not."""
+    its = JOBS.c.gang == gang
+    others = exists().where(its, JOBS.c.state != State.FINISHED)
+    if connection.scalar(select(others)):
+        return
+    ids = list(connection.scalars(select(JOBS.c.job_id).where(its).order_by(JOBS.c.job_id)))
+    connection.execute(statements.transition(Move.CLOSE, its, ended_at=now))
+    for job_id in ids:
+        connection.execute(*statements.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
+    for job_id in ids:
+        runs.go_on(connection, run_id, job_id, now)
+
+
+def lock_runs_of(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Lock the runs of the gangs among some jobs, before any of the jobs is locked."""
+    found = select(JOBS.c.run_id).where(which, JOBS.c.gang.is_not(None)).distinct().order_by(JOBS.c.run_id)
+    for run_id in list(connection.scalars(found)):
+        runs.lock(connection, run_id)
+
+
+def recall(connection: Connection, job_ids: Iterable[int], now: float, *, tripped: bool = False) -> list[JobId]:
+    """Jobs were queued again: queue the other ranks of their gangs too, or fail those at a cap; the ids of those.
+
+    `tripped` counts a watchdog retry for them as for the one that was tripped, so that all come to the cap as one.
+    """
+    these = and_(JOBS.c.job_id.in_(list(job_ids)), JOBS.c.gang.is_not(None), JOBS.c.state == State.QUEUED)
+    ranks = connection.execute(select(JOBS.c.gang, JOBS.c.recalled).where(these)).all()
+    gangs = {row.gang for row in ranks if not row.recalled}
+    if any(row.recalled for row in ranks):
+        connection.execute(update(JOBS).where(these).values(recalled=False))
+    if not gangs:
+        return []
+    # A rank that is fenced is queued by whoever settles it, once its process is known to be gone.
+    connection.execute(update(JOBS).where(JOBS.c.gang.in_(gangs), JOBS.c.state == State.FENCING).values(recalled=True))
+    others = and_(JOBS.c.gang.in_(gangs), statements.from_sources(Move.RECALL))
+    found = connection.execute(statements.locked(select(JOBS).where(others))).all()
+    back = [row.job_id for row in found if row.attempt < row.attempts_max]
+    for row in found:
+        if row.attempt >= row.attempts_max:
+            because = f"another rank was queued again, and all {row.attempts_max} attempts are used"
+            statements.end_failed(connection, Move.EXHAUST, JOBS.c.job_id == row.job_id, row.job_id, because, now)
+    values: dict[str, Any] = {"because": "another rank was queued again", "queued_at": now, "result": None}
+    if tripped:
+        values["watchdog_retries"] = JOBS.c.watchdog_retries + 1
+    soon = {"priority": statements.least(JOBS.c.priority, REQUEUE_PRIORITY)}
+    move = statements.transition(Move.RECALL, JOBS.c.job_id.in_(back), **values, **soon, **statements.UNCLAIMED)
+    connection.execute(move)
+    tell(connection, QUEUE.channel)
+    return [JobId(row.job_id) for row in found]
+
+
+def bind(connection: Connection, job_ids: list[JobId]) -> None:
+    """Make jobs that were just inserted the ranks of one gang."""
+    for rank, job_id in enumerate(job_ids):
+        place = {"gang": job_ids[0], "rank": rank, "ranks": len(job_ids)}
+        connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(**place))

@@ -1,0 +1,26 @@
+"""What the demonstration takes for a link that held."""
+
+import pytest
+
+from deploy.demo import verdict
+from deploy.demo.body import Script
+
+FENCED = {"saw alert firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("wedge_with_gil", "times", "ended"),
+    [
+        pytest.param(False, FENCED | {"saw free: dead": 0.7}, True, id="its other threads saw the fence"),
+        pytest.param(False, FENCED | {"did stop": 0.6, "saw free: dead": 0.7}, False, id="it was stopped"),
+        pytest.param(False, FENCED, False, id="it was never seen dead"),
+        pytest.param(False, {"did fence": 0.8, "saw free: dead": 0.7}, False, id="it was dead before it was fenced"),
+        pytest.param(True, FENCED | {"saw free: dead": 0.7}, False, id="nothing of it could run"),
+    ],
+)
+def test_a_stop_is_missed_only_where_the_fence_could_not_have_ended_the_worker(
+    wedge_with_gil: bool,
+    times: dict[str, float],
+    ended: bool,
+) -> None:
+    assert verdict.ended_by_itself(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
