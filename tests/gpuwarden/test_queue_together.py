@@ -6,15 +6,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
-from gpuwarden.database import DatabaseError, reading
-from gpuwarden.job import Trip
+from gpuwarden.database import DatabaseError, reading, writing
+from gpuwarden.job import State, Trip
 from gpuwarden.queue import (
     DrainedError,
     JobStore,
@@ -24,6 +25,8 @@ from gpuwarden.queue import (
     SubmissionError,
     UnknownJobError,
 )
+from gpuwarden.schema import JOBS
+from tests.waiting import eventually
 
 TOGETHER_S: Final = 8.0
 WORKERS: Final = 6
@@ -125,7 +128,10 @@ class Together:
     def submits(self, r: random.Random) -> Iterator[str]:
         while True:
             self._run += r.randint(0, 1)
-            jobs = {name: Submission(queue="gpu", priority=r.choice([50, 100])) for name in "abcd"}
+            jobs = {
+                name: Submission(queue="gpu", priority=r.choice([50, 100]), ranks=r.choice([1, 1, 2]))
+                for name in "abcd"
+            }
             with suppress(SubmissionError):
                 ids = self.store.submit_run(f"r{self._run}", jobs, needs=NEEDS, now=time.time())
                 self._newest = max(ids.values())
@@ -189,6 +195,37 @@ class Together:
         if events:
             self.store.acknowledge(consumer, events[-1], now=time.time())
         return len(events)
+
+
+@pytest.mark.needs_postgres
+def test_a_sweep_and_a_consumer_that_meet_in_several_runs_wait_for_one_another_in_no_circle(
+    shared_store: JobStore,
+) -> None:
+    slot: dict[str, Any] = {"host": "h", "worker": "w", "incarnation": "i"}
+    for run_id in ("b", "a"):  # so that the consumer comes to them in this order
+        shared_store.submit(Submission(queue=run_id, run_id=run_id, ranks=2), now=0)
+        shared_store.claim(run_id, host="h", worker=run_id, incarnation=run_id, now=0, lease_s=1)
+        failing = shared_store.submit(Submission(queue=run_id, run_id=run_id, priority=1), now=0)
+        shared_store.claim(run_id, **slot, now=0)
+        shared_store.fail_by_worker(failing, attempt=1, incarnation="i", because="boom", now=0)
+
+    with ThreadPoolExecutor(2) as pool:
+        with writing(shared_store._engine) as another:
+            of_b = select(JOBS.c.job_id).where(JOBS.c.run_id == "b", JOBS.c.state == State.QUEUED)
+            another.execute(of_b.with_for_update())
+            consumed = pool.submit(shared_store.consume_events, now=2)
+            eventually(lambda: waiting(shared_store) == 1, "the consumer has run b, and waits for a job of it")
+            swept = pool.submit(shared_store.reclaim_expired, now=2)
+            eventually(lambda: waiting(shared_store) == 2, "the sweep waits for run b")
+
+        assert consumed.result() == 2
+        assert swept.result() == []
+
+
+def waiting(store: JobStore) -> int:
+    with reading(store._engine) as connection:
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return connection.scalar(text(waits)) or 0
 
 
 @pytest.mark.needs_postgres
