@@ -94,7 +94,7 @@ class Together:
             try:
                 self.did[next(acts)] += 1
             except DatabaseError as error:
-                self.wrong.append(str(error))
+                self.wrong.append(f"{error}: {error.__cause__}")
                 acts = part(random.Random(len(self.wrong)))
 
     def _some_job(self, r: random.Random) -> int:
@@ -222,6 +222,22 @@ def test_a_sweep_and_a_consumer_that_meet_in_several_runs_wait_for_one_another_i
         assert swept.result() == []
 
 
+@pytest.mark.needs_postgres
+def test_a_host_that_is_lost_holds_no_job_while_it_waits_for_another(shared_store: JobStore) -> None:
+    first, second = (shared_store.submit(Submission(queue="gpu"), now=0) for _ in range(2))
+    for worker in ("w1", "w2"):
+        shared_store.claim("gpu", host="h", worker=worker, incarnation=worker, now=0)
+
+    with ThreadPoolExecutor(1) as pool:
+        with writing(shared_store._engine) as another:
+            another.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == second).with_for_update())
+            lost = pool.submit(shared_store.lose_host, "h", now=1)
+            eventually(lambda: waiting(shared_store) == 1, "it waits for the second")
+            another.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == first).with_for_update())
+
+        assert lost.result() == [first, second]
+
+
 def waiting(store: JobStore) -> int:
     with reading(store._engine) as connection:
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -234,7 +250,7 @@ def test_all_at_once_nobody_blocks_another_and_all_adds_up(shared_store: JobStor
 
     together.play()
 
-    assert together.wrong == []
+    assert not together.wrong, "\n".join(together.wrong)
     for act in ("claims", "complete", "release", "fail", "trips", "loses", "cancel", "cancel run", "unblock", "sweeps"):
         assert together.did[act], f"nobody {act}"
     with reading(shared_store._engine) as connection:
