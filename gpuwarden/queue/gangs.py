@@ -49,9 +49,8 @@ def close(connection: Connection, run_id: str, gang: int, now: float) -> None:
 
 def lock_runs_of(connection: Connection, which: ColumnElement[bool]) -> None:
     """Lock the runs of the gangs among some jobs, before any of the jobs is locked."""
-    found = select(JOBS.c.run_id).where(which, JOBS.c.gang.is_not(None)).distinct().order_by(JOBS.c.run_id)
-    for run_id in list(connection.scalars(found)):
-        runs.lock(connection, run_id)
+    found = select(JOBS.c.run_id).where(which, JOBS.c.gang.is_not(None)).distinct()
+    runs.lock_all(connection, connection.scalars(found).all())
 
 
 def recall(connection: Connection, job_ids: Iterable[int], now: float, *, tripped: bool = False) -> list[JobId]:

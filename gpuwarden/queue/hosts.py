@@ -1,6 +1,6 @@
 """What becomes of a job whose host is silent: it may still be running (D4)."""
 
-from sqlalchemy import ColumnElement, Connection, and_, select
+from sqlalchemy import and_, select
 
 from gpuwarden.database import reading, writing
 from gpuwarden.job import JobId, Move, State
@@ -18,21 +18,22 @@ class Hosts(Room):
         Nobody claims it, and its GPU is kept from others, until its worker is heard of again: a renewal, a result, a
         new incarnation. Where its queue says for how long it is held, it is given away after that.
         """
+        hold_s = select(QUEUES.c.lost_hold_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
+        this = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
+        lost = statements.transition(Move.LOSE, this, lease_expires_at=now + hold_s)
         with writing(self._engine) as connection:
-            return bool(self._lose(connection, and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt), now))
+            return connection.execute(lost).rowcount == 1
 
     def lose_host(self, host: str, *, now: float) -> list[JobId]:
-        """As `lose`, for all that runs on a host; the ids."""
-        with writing(self._engine) as connection:
-            return self._lose(connection, JOBS.c.host == host, now)
+        """As `lose`, for all that runs on a host; the ids.
 
-    def _lose(self, connection: Connection, which: ColumnElement[bool], now: float) -> list[JobId]:
-        hold_s = select(QUEUES.c.lost_hold_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
-        running = and_(which, statements.from_sources(Move.LOSE))
-        ids = [JobId(each) for each in connection.scalars(statements.locked(select(JOBS.c.job_id).where(running)))]
-        lost = statements.transition(Move.LOSE, JOBS.c.job_id.in_(ids), lease_expires_at=now + hold_s)
-        connection.execute(lost)
-        return ids
+        One job after the other, none held for the next: who queues the ranks of a gang again holds one of them first,
+        and comes to those before it afterwards.
+        """
+        there = select(JOBS.c.job_id, JOBS.c.attempt).where(JOBS.c.host == host, statements.from_sources(Move.LOSE))
+        with reading(self._engine) as connection:
+            found = connection.execute(there.order_by(JOBS.c.job_id)).all()
+        return [JobId(row.job_id) for row in found if self.lose(row.job_id, attempt=row.attempt, now=now)]
 
     def lost(self) -> list[JobId]:
         """The jobs whose host is lost."""

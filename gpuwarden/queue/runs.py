@@ -210,6 +210,12 @@ def lock(connection: Connection, run_id: str) -> str | None:
     return state
 
 
+def lock_all(connection: Connection, run_ids: Iterable[str]) -> None:
+    """Lock several runs, in one order, so that two who do never wait for one another in a circle."""
+    for run_id in sorted(set(run_ids)):
+        lock(connection, run_id)
+
+
 def lock_run_of(connection: Connection, job_id: int) -> str | None:
     """Lock a job's run, before anything of the job is; its id, or `None` for a job without one."""
     run_id: str | None = connection.scalar(*_run_of(job_id=job_id))

@@ -62,8 +62,7 @@ class Sweeps(Room):
             if not only_one(connection, "consumer of dispatch events"):
                 return 0
             events = connection.execute(*_unheeded()).all()
-            for run_id in sorted({event.run_id for event in events} - {None}):
-                runs.lock(connection, run_id)  # all, and in the order in which others lock several
+            runs.lock_all(connection, [event.run_id for event in events if event.run_id is not None])
             for event in events:
                 if event.run_id is not None:
                     runs.end(connection, event.run_id, Kind.RUN_FAILED, event.job_id, now)

@@ -108,14 +108,16 @@ def lost_gpu_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job of a lost host is anybody's."""
-    lose = JobStore._lose
+    lose = JobStore.lose
 
-    def give_away(self: JobStore, connection: Connection, which: ColumnElement[bool], now: float) -> list[JobId]:
-        ids = lose(self, connection, which, now)
-        connection.execute(update(JOBS).where(JOBS.c.job_id.in_(ids)).values(lease_expires_at=now))
-        return ids
+    def give_away(self: JobStore, job_id: int, *, attempt: int, now: float) -> bool:
+        lost = lose(self, job_id, attempt=attempt, now=now)
+        with writing(self._engine) as connection:
+            its = update(JOBS).where(JOBS.c.job_id == job_id, JOBS.c.state == State.NODE_LOST)
+            connection.execute(its.values(lease_expires_at=now))
+        return lost
 
-    monkeypatch.setattr(JobStore, "_lose", give_away)
+    monkeypatch.setattr(JobStore, "lose", give_away)
 
 
 def back_to_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
