@@ -333,10 +333,7 @@ def _budget_s() -> ColumnElement[float]:
 
 
 def _at_once(its: _Its) -> Executable:
-    """The worker's row, then the job, then what the row shows: as in steps, and in that order.
-
-    It has to stay under 4096 characters: the driver parses what is longer anew each time.
-    """
+    """The worker's row, then the job, then what the row shows: as in steps, and in that order."""
     host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
     mine = and_(
         *(WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation),
