@@ -202,7 +202,6 @@ def test_the_store_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        pytest.param([], 2, "the following arguments are required: --store", id="no store"),
         pytest.param(["--store", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
         pytest.param(["--store", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
         pytest.param(["--store", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
@@ -302,7 +301,6 @@ def test_no_gpu_out_of_use_prints_nothing(capsys: pytest.CaptureFixture[str], ur
     ("arguments", "says"),
     [
         pytest.param([], "list | quarantine | release", id="no act"),
-        pytest.param(["list"], "required: --store", id="no store"),
         pytest.param(["release", "--store", "x"], "required: UUID", id="no GPU"),
     ],
 )

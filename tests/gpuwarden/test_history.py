@@ -75,7 +75,7 @@ def fill(engine: Engine) -> None:
                 connection.execute(insert(table).values(**row))
 
 
-KNOWN = {"state": "queued", "job_class": "gpu", "payload": {"a": 1}, "pending": 0}
+KNOWN = {"state": "queued", "job_class": "gpu", "payload": {"a": 1}, "pending": 0, "gang": None, "recalled": False}
 
 
 def rows(engine: Engine) -> Rows:

@@ -15,8 +15,12 @@ PARTIAL = {
     "jobs_by_model": (("queue", "model", "priority", "job_id"), "state = 'queued' AND model IS NOT NULL"),
     "jobs_by_lease": (("lease_expires_at",), "lease_expires_at IS NOT NULL"),
     "jobs_by_worker": (("host", "worker"), "worker IS NOT NULL"),
+    "jobs_by_gang": (("gang",), "gang IS NOT NULL"),
     "jobs_by_run": (("run_id", "state"), "run_id IS NOT NULL"),
-    "jobs_at_work": (("state", "queue"), "state IN ('waiting', 'running', 'fencing', 'node_lost', 'blocked')"),
+    "jobs_at_work": (
+        ("state", "queue"),
+        "state IN ('waiting', 'running', 'fencing', 'node_lost', 'finished', 'blocked')",
+    ),
     "jobs_unwell": (("state", "job_id"), "state IN ('failed', 'cancelled')"),
     "jobs_tried_again": (("queue", "watchdog_retries", "reclaims"), "watchdog_retries > 0 OR reclaims > 0"),
 }
@@ -37,6 +41,10 @@ REFUSES = (
     (
         "SELECT count(*) FROM jobs WHERE state = 'blocked' AND pending > 0",
         "{} blocked jobs need others that are not done (`gpuwarden job list --state blocked`): cancel them",
+    ),
+    (
+        "SELECT count(*) FROM jobs WHERE gang IS NOT NULL AND state NOT IN ('completed', 'failed', 'cancelled')",
+        "{} ranks of jobs that end as one are not over: let them end, or cancel them",
     ),
     (
         "SELECT count(*) FROM jobs WHERE job_class = 'ingest' AND state NOT IN ('completed', 'failed', 'cancelled')",
@@ -82,6 +90,10 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("needs", sa.Integer, nullable=False, server_default="0"))
     op.add_column("jobs", sa.Column("pending", sa.Integer, nullable=False, server_default="0"))
     op.add_column("jobs", sa.Column("result", sa.JSON))
+    op.add_column("jobs", sa.Column("gang", sa.BigInteger))
+    op.add_column("jobs", sa.Column("rank", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("jobs", sa.Column("ranks", sa.Integer, nullable=False, server_default="1"))
+    op.add_column("jobs", sa.Column("recalled", sa.Boolean, nullable=False, server_default=sa.false()))
     op.execute("UPDATE jobs SET asked_budget_s = budget_s, queued_at = submitted_at")
     for name in WHOLE:
         op.drop_index(name, "jobs")
@@ -153,6 +165,7 @@ def upgrade() -> None:
         sa.Column("because", sa.String),
     )
     op.create_index("item_outcomes_by_worker", "item_outcomes", ["run_id", "host", "worker"])
+    op.create_index("item_outcomes_by_item", "item_outcomes", ["run_id", "item"])
 
 
 def downgrade() -> None:
@@ -175,7 +188,7 @@ def downgrade() -> None:
         op.drop_index(name, "jobs")
     for name, columns in WHOLE.items():
         op.create_index(name, "jobs", list(columns))
-    for column in ("result", "pending", "needs", "queued_at", "asked_budget_s"):
+    for column in ("recalled", "ranks", "rank", "gang", "result", "pending", "needs", "queued_at", "asked_budget_s"):
         op.drop_column("jobs", column)
 
 
