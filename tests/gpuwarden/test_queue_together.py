@@ -203,11 +203,11 @@ def test_a_sweep_and_a_consumer_that_meet_in_several_runs_wait_for_one_another_i
 ) -> None:
     slot: dict[str, Any] = {"host": "h", "worker": "w", "incarnation": "i"}
     for run_id in ("b", "a"):  # so that the consumer comes to them in this order
-        shared_store.submit(Submission(queue=run_id, run_id=run_id, ranks=2), now=0)
-        shared_store.claim(run_id, host="h", worker=run_id, incarnation=run_id, now=0, lease_s=1)
-        failing = shared_store.submit(Submission(queue=run_id, run_id=run_id, priority=1), now=0)
+        failing = shared_store.submit(Submission(queue=run_id, run_id=run_id), now=0)
         shared_store.claim(run_id, **slot, now=0)
         shared_store.fail_by_worker(failing, attempt=1, incarnation="i", because="boom", now=0)
+        shared_store.submit(Submission(queue=run_id, run_id=run_id, ranks=2), now=0)
+        shared_store.claim(run_id, host="h", worker=run_id, incarnation=run_id, now=0, lease_s=1)
 
     with ThreadPoolExecutor(2) as pool:
         with writing(shared_store._engine) as another:
