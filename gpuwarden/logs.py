@@ -19,12 +19,12 @@ class _Unfailing(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the second: it is closed
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the second: it is closed
             self._stream.flush()
 
 

@@ -133,8 +133,10 @@ def test_alertmanager_delivered_every_notification(played: Played) -> None:
 
 
 def test_every_query_of_the_overview_dashboard_answers_with_data(played: Played) -> None:
-    """On the demonstration's own Prometheus, while one more job runs, so that the panels of jobs have something."""
+    """On the demonstration's own Prometheus, while one more job runs and one waits: all panels have something."""
     scene = played.scene
+    waits = Script(picture="fifth", load_s=0.5, load_mib=4, steps=2, step_s=0.2)
+    scene.submit(waits, now=time.time(), stall_timeout_s=60, queue="served-by-nobody")
     scene.submit(
         Script(picture="fourth", load_s=0.5, load_mib=4, steps=200, step_s=0.2), now=time.time(), stall_timeout_s=60
     )

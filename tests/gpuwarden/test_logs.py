@@ -37,3 +37,11 @@ def test_a_log_on_a_full_disk_ends_no_program() -> None:
         ).stdout
 
     assert said == "lives\n"
+
+
+def test_a_stream_that_is_closed_costs_the_line_and_no_more() -> None:
+    closed = PROGRAM.replace("logs.configure()", "logs.configure(); import sys; sys.stderr.close()")
+
+    done = subprocess.run([sys.executable, "-c", closed], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "lives\n"

@@ -400,8 +400,9 @@ def test_a_folder_keeps_so_many_logs_and_the_oldest_go_first(tmp_path: Path, mon
 
 
 def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
-    tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gpuwarden.worker.logs.configure", lambda **_: None)
     tasks.paint.submit(prompt="a")
     (tmp_path / "file").touch()
 
