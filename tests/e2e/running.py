@@ -1,12 +1,13 @@
 """`gpuwarden up` as a person runs it, for tests: a start of it, what it says, where it answers, and what runs."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +98,17 @@ def runs(pid: int) -> bool:
         return False
 
 
-def free_ports() -> dict[str, int]:
+def free_ports(names: Iterable[str] = PORTS) -> dict[str, int]:
+    """A port for each name, below those that the kernel gives to connections, which might take it before it is used."""
+    found: dict[str, int] = {}
     with ExitStack() as stack:
-        probes = {part: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for part in PORTS}
-        return {part: probe.getsockname()[1] for part, probe in probes.items()}
+        for name in names:
+            while name not in found:
+                port = random.randrange(12_000, 32_000)  # noqa: S311 - a port, no secret
+                with suppress(OSError):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                    found[name] = port
+    return found
 
 
 @contextmanager

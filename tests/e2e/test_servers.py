@@ -5,7 +5,6 @@ process lives, connections are taken, and nothing comes. What its GPU does is pl
 """
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from gpuwarden.facts import ServerFacts
 from remediator.actuators.docker import LABEL
 from remediator.ledger import Story
 from remediator.witness import WitnessError
+from tests.e2e.running import free_ports
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -169,12 +169,6 @@ def get(port: int, path: str) -> int | None:
         connection.request("GET", path)
         return connection.getresponse().status
     return None
-
-
-def free_ports(names: Mapping[str, Case]) -> dict[str, int]:
-    with ExitStack() as stack:
-        probes = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
-        return {name: probe.getsockname()[1] for name, probe in probes.items()}
 
 
 @pytest.fixture(scope="module")
