@@ -47,9 +47,6 @@ HEARTBEAT_S: Final = 10.0
 """How often a worker renews its lease and refreshes its row and its files (A12, A13), seconds."""
 
 
-LOST_S: Final = 180.0
-"""A host that was silent for longer has its running jobs marked as node lost (D4), seconds."""
-
 AFFINITY_S: Final = 300.0
 """For how long a job at the head of its queue may be overtaken by others of its priority whose model a worker has
 loaded, seconds: then it goes first."""
@@ -166,6 +163,14 @@ class ItemMove(StrEnum):
     TRY_AGAIN = "try_again"
     GIVE_UP = "give_up"
     RESET = "reset"
+
+
+class ItemOutcome(StrEnum):
+    """How it went with an item, one time. What was forgiven counts no more: a person had the item tried again."""
+
+    DONE = "done"
+    FAILED = "failed"
+    FORGIVEN = "forgiven"
 
 
 ITEM_MOVES: Final[Mapping[ItemMove, tuple[frozenset[ItemState], ItemState]]] = {

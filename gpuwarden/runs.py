@@ -15,6 +15,7 @@ All of it is submitted in one transaction, or nothing.
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import FINAL, JobClass, State
+from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.stores import add_store, existing
 from gpuwarden.text import ago, plain, when, who
@@ -161,10 +162,11 @@ def _show(arguments: argparse.Namespace) -> int:
     with closing(existing(arguments.store)) as store:
         run = _known(store, arguments.run)
         jobs = list(store.newest(limit=0, run_id=run.run_id))
+        items = store.items(run.run_id)
         if arguments.json:
             needs = {job.job_id: store.needs(job.job_id) if job.needs else [] for job in jobs}
             listed = [{**asdict(job), "needs_jobs": needs[job.job_id]} for job in jobs]
-            print(json.dumps({**asdict(run), "all": listed}))
+            print(json.dumps({**asdict(run), "all": listed, "items": [asdict(item) for item in items]}))
             return 0
     ended = "" if run.ended_at is None else f", ended {when(run.ended_at)}"
     print(f"run {plain(run.run_id)}: {run.state}, submitted {when(run.submitted_at)}{ended}")
@@ -176,6 +178,12 @@ def _show(arguments: argparse.Namespace) -> int:
         worker = f"on {plain(job.worker)} of {plain(job.host or '')}" if job.worker else ""
         told = "; ".join(each for each in (waits, worker, plain(job.because or "")) if each)
         print(f"  {job.job_id:>6} {job.state:10} {plain(job.queue):10} {told}".rstrip())
+    if items:
+        counts = Counter(item.state for item in items)
+        print(f"  {len(items)} items: {', '.join(f'{counts[state]} {state}' for state in ItemState if counts[state])}")
+    for item in items:
+        if item.state is ItemState.FAILED:
+            print(f"  {plain(item.item)} failed on {plain(item.worker or '')}: {plain(item.because or '')}")
     return 0
 
 
@@ -221,10 +229,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     listing.add_argument("--json", action="store_true", help="one JSON object a line")
 
-    show = _act(acts, "show", _show, "one run, and its jobs that are not over or have failed")
+    show = _act(acts, "show", _show, "one run, its jobs that are not over or have failed, and its items")
     show.add_argument("run", metavar="RUN")
     show.add_argument("--all", action="store_true", help="those that have completed or were cancelled too")
-    show.add_argument("--json", action="store_true", help="one JSON object, with every job")
+    show.add_argument("--json", action="store_true", help="one JSON object, with every job and item")
 
     cancel = _act(acts, "cancel", _cancel, "end a run, and its jobs that are not over")
     cancel.add_argument("run", metavar="RUN")

@@ -9,13 +9,13 @@
         return DiffusionPipeline.from_pretrained("stabilityai/stable-diffusion-xl-base-1.0").to("cuda")
 
     @queue.job(model="sdxl")
-    def paint(pipeline, prompt, steps=30):
-        pipeline(prompt, num_inference_steps=steps, callback_on_step_end=current().on_step).images[0].save(path := ...)
-        return {"path": path}
+    def paint(pipeline, prompt, out):
+        pipeline(prompt, callback_on_step_end=current().on_step).images[0].save(out)
+        return {"picture": out}
 
-    paint.submit(prompt="a cat")                      # in any program; .wait() gives the result
+    paint.submit(prompt="a cat", out="/data/cat.png")  # in any program; .wait() gives the result
 
-and `gpuwarden worker tasks:queue` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker`), and nothing more:
+and `gpuwarden worker tasks` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker`), and nothing more:
 what it does could be written by hand against that. A job may be run twice (its worker may die at any instruction), so a
 function must be able to write its output again.
 """
@@ -47,8 +47,8 @@ E = TypeVar("E")
 RETRY_S: Final = 1.0
 """How long a job waits before it asks a queue again that did not answer, seconds."""
 
-LOOK_S: Final = 5.0
-"""Whoever waits for a job looks at it this often even if no change was told, seconds."""
+LOOK_S: Final = 1.0
+"""Whoever waits for a job looks at it this often, seconds: on PostgreSQL not every end of one is told."""
 
 
 class TaskError(GpuwardenError):
@@ -148,7 +148,7 @@ class Current:
                 if time.monotonic() >= give_up_s:
                     raise
                 log.warning("queue does not answer; asking again", because=str(error))
-                self.report.phase(Phase.SAVE)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
+                self.report.phase(Phase.STEP)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
                 time.sleep(RETRY_S)
 
     def step(self) -> None:

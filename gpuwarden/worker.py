@@ -608,9 +608,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpuwarden worker",
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog=f"Exit codes: 0 told to stop; 1 could not start; {EXIT_DISOWNED} the job was taken away (A11), or this "
-        f"incarnation of the worker is over; {Trip.BUDGET.exit_code} it was taken for its budget, "
-        f"{Trip.STALL.exit_code} for a stall, {Trip.HEALTH.exit_code} for its GPU's health (A18).",
+        epilog="Exit codes: 0 told to stop; 1 could not start, or the queue would not take a result; "
+        f"{EXIT_DISOWNED} the job was taken away (A11), or this incarnation of the worker is over; "
+        f"{Trip.BUDGET.exit_code} it was taken for its budget, {Trip.STALL.exit_code} for a stall, "
+        f"{Trip.HEALTH.exit_code} for its GPU's health (A18).",
     )
     parser.add_argument("body", metavar="BODY", nargs="?",
                         help="module:function that loads a job and returns its work, or module:queue, or the module "

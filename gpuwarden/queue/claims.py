@@ -39,6 +39,11 @@ _Its: TypeAlias = Mapping[str, ColumnElement[Any]]
 class Claims(Room):
     """A worker's moves: each names its attempt and its incarnation, and is refused once either has changed."""
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        # Whose last claim was answered: only after such a one may a claim be made in one statement.
+        self._answered: set[str] = set()
+
     def register(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Sequence[str] = ()
     ) -> list[JobId]:
@@ -62,11 +67,6 @@ class Claims(Room):
             settled = statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
             gangs.recall(connection, settled, now)
             return settled
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        # Whose last claim was answered: only after such a one may a claim be made in one statement.
-        self._answered: set[str] = set()
 
     def claim(
         self,
@@ -119,12 +119,11 @@ class Claims(Room):
         What it finds is read before it waits for the worker's row: so it must not follow a claim that was not answered.
         """
         with at_once(self._engine) as connection:
-            return connection.execute(*(_take_at_once_by_model if "loaded" in looks else _take_at_once)(**looks)).one()
+            return connection.execute(*_take_at_once(**looks)).one()
 
     def _claim_in_steps(self, mine: dict[str, str], looks: dict[str, Any], until: float) -> Job | None:
         host, worker, incarnation = mine["host"], mine["worker"], mine["incarnation"]
         queue, now, loaded = looks["queue"], looks["now"], looks.get("loaded")
-        next_job, take = (_next_job, _take) if loaded is None else (_next_job_by_model, _take_by_model)
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
         # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
         with reading(self._engine) as connection:
@@ -132,7 +131,7 @@ class Claims(Room):
                 raise over
             if connection.scalar(*_is_drained(**mine)):
                 raise DrainedError(f"worker {host}/{worker} was asked to end, and has nothing to do")
-            if connection.scalar(*_mine(**mine)) is None and connection.scalar(*next_job(**looks)) is None:
+            if connection.scalar(*_mine(**mine)) is None and connection.scalar(*_next_job(**looks)) is None:
                 return None
         with writing(self._engine) as connection:
             # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
@@ -142,7 +141,7 @@ class Claims(Room):
             # lost is done by now.
             row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
             if row is None:
-                row = connection.execute(*take(**looks, incarnation=incarnation, until=until)).one_or_none()
+                row = connection.execute(*_take(**looks, incarnation=incarnation, until=until)).one_or_none()
             elif statements.come_back(connection, row.job_id, row.attempt, incarnation, now):
                 row = connection.execute(*_take_again(**mine, until=until)).one()
             if row is None:
@@ -284,28 +283,8 @@ def _next_job(**its: ColumnElement[Any]) -> Executable:
 
 
 @Prepared
-def _next_job_by_model(**its: ColumnElement[Any]) -> Executable:
-    return select(_next(its, _may_claim(its)))
-
-
-@Prepared
 def _take(**its: ColumnElement[Any]) -> Executable:
     return _claim_of(its, _next(its, _may_claim(its), lock=True)).returning(JOBS)
-
-
-@Prepared
-def _take_by_model(**its: ColumnElement[Any]) -> Executable:
-    return _claim_of(its, _next(its, _may_claim(its), lock=True)).returning(JOBS)
-
-
-@Prepared
-def _take_at_once(**its: ColumnElement[Any]) -> Executable:
-    return _at_once(its)
-
-
-@Prepared
-def _take_at_once_by_model(**its: ColumnElement[Any]) -> Executable:
-    return _at_once(its)
 
 
 def _claim_of(its: _Its, job_id: ColumnElement[Any], *where: ColumnElement[bool]) -> Update:
@@ -332,7 +311,8 @@ def _budget_s() -> ColumnElement[float]:
     return func.coalesce(JOBS.c.asked_budget_s, of_queue, of_class)
 
 
-def _at_once(its: _Its) -> Executable:
+@Prepared
+def _take_at_once(**its: ColumnElement[Any]) -> Executable:
     """The worker's row, then the job, then what the row shows: as in steps, and in that order."""
     host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
     mine = and_(

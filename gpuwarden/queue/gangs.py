@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, update
 
 from gpuwarden.database import reading, tell
-from gpuwarden.job import MOVES, REQUEUE_PRIORITY, JobId, Kind, Move, State
+from gpuwarden.job import MOVES, REQUEUE_PRIORITY, Kind, Move, State
 from gpuwarden.queue import runs, statements
 from gpuwarden.queue.records import COUNT_MAX, Job, to_job
 from gpuwarden.queue.room import Room
@@ -53,8 +53,8 @@ def lock_runs_of(connection: Connection, which: ColumnElement[bool]) -> None:
     runs.lock_all(connection, connection.scalars(found).all())
 
 
-def recall(connection: Connection, job_ids: Iterable[int], now: float, *, tripped: bool = False) -> list[JobId]:
-    """Jobs were queued again: queue the other ranks of their gangs too, or fail those at a cap; the ids of those.
+def recall(connection: Connection, job_ids: Iterable[int], now: float, *, tripped: bool = False) -> None:
+    """Jobs were queued again: queue the other ranks of their gangs too, or fail those at a cap.
 
     `tripped` counts a watchdog retry for them as for the one that was tripped, so that all come to the cap as one.
     """
@@ -64,7 +64,7 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
     if any(row.recalled for row in ranks):
         connection.execute(update(JOBS).where(these).values(recalled=False))
     if not gangs:
-        return []
+        return
     # All of them locked before any is judged: one that is being fenced at this moment is fenced, or is taken along.
     every = connection.execute(statements.locked(select(JOBS).where(JOBS.c.gang.in_(gangs)))).all()
     # A rank that is fenced is queued by whoever settles it, once its process is known to be gone.
@@ -85,7 +85,6 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
     move = statements.transition(Move.RECALL, JOBS.c.job_id.in_(back), **values, **again)
     connection.execute(move)
     tell(connection, QUEUE.channel)
-    return [JobId(row.job_id) for row in found]
 
 
 def begin(connection: Connection, gang: int) -> None:
@@ -97,10 +96,3 @@ def begin(connection: Connection, gang: int) -> None:
 def _again() -> ColumnElement[int]:
     """The priority of a rank whose gang is queued again: no more that of one that has begun."""
     return case((JOBS.c.priority == BEGUN, REQUEUE_PRIORITY), else_=statements.least(JOBS.c.priority, REQUEUE_PRIORITY))
-
-
-def bind(connection: Connection, job_ids: list[JobId]) -> None:
-    """Make jobs that were just inserted the ranks of one gang."""
-    for rank, job_id in enumerate(job_ids):
-        place = {"gang": job_ids[0], "rank": rank, "ranks": len(job_ids)}
-        connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(**place))

@@ -3,7 +3,7 @@
 from sqlalchemy import and_, select
 
 from gpuwarden.database import reading, writing
-from gpuwarden.job import JobId, Move, State
+from gpuwarden.job import JobId, Move
 from gpuwarden.queue import statements
 from gpuwarden.queue.room import Room
 from gpuwarden.schema import JOBS, QUEUES
@@ -34,9 +34,3 @@ class Hosts(Room):
         with reading(self._engine) as connection:
             found = connection.execute(there.order_by(JOBS.c.job_id)).all()
         return [JobId(row.job_id) for row in found if self.lose(row.job_id, attempt=row.attempt, now=now)]
-
-    def lost(self) -> list[JobId]:
-        """The jobs whose host is lost."""
-        with reading(self._engine) as connection:
-            found = select(JOBS.c.job_id).where(statements.is_in({State.NODE_LOST})).order_by(JOBS.c.job_id)
-            return [JobId(each) for each in connection.scalars(found)]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Update, and_, exists, func, insert, not_, or_, select, update
 
 from gpuwarden.database import reading, upsert, writing
-from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemState, State
+from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemOutcome, ItemState, State
 from gpuwarden.queue import runs, statements
 from gpuwarden.queue.records import Item, Result, SubmissionError, check_result, to_item
 from gpuwarden.queue.room import Room
@@ -86,7 +86,7 @@ class Items(Room):
             done = _transition(ItemMove.FINISH, job.run_id, item, *_by(job_id, attempt), result=result, changed_at=now)
             if connection.execute(done).rowcount != 1:
                 return _is_told(connection, job, item, ItemState.DONE)
-            _note(connection, job, item, ItemState.DONE, None, now)
+            _note(connection, job, item, ItemOutcome.DONE, None, now)
             return True
 
     def fail_item(
@@ -107,29 +107,34 @@ class Items(Room):
                 return False
             failed = and_(
                 *(ITEM_OUTCOMES.c.run_id == job.run_id, ITEM_OUTCOMES.c.item == item),
-                ITEM_OUTCOMES.c.outcome == ItemState.FAILED,
+                ITEM_OUTCOMES.c.outcome == ItemOutcome.FAILED,
             )
             before = connection.scalar(select(func.count()).where(failed)) or 0
             move = ItemMove.TRY_AGAIN if before + 1 < tries_max else ItemMove.GIVE_UP
             moved = _transition(move, job.run_id, item, *_by(job_id, attempt), because=because, changed_at=now)
             if connection.execute(moved).rowcount != 1:
                 return _is_told(connection, job, item, ItemState.PENDING, ItemState.FAILED)
-            _note(connection, job, item, ItemState.FAILED, because, now)
+            _note(connection, job, item, ItemOutcome.FAILED, because, now)
             return True
 
     def reset_items(self, run_id: str, *, now: float, host: str | None = None, worker: str | None = None) -> int:
         """Have items that failed for good tried again: all of a run, or those that this worker failed last; how many.
 
         What has failed so far does not count any more.
+
+        Raises:
+            SubmissionError: the run is over, so that nobody would try them: give them to another run.
         """
         failed = [ITEMS.c.run_id == run_id, ITEMS.c.state == ItemState.FAILED]
         failed += [ITEMS.c[name] == told for name, told in (("host", host), ("worker", worker)) if told is not None]
         with writing(self._engine) as connection:
+            if (state := runs.lock(connection, run_id)) != "running":
+                raise SubmissionError(f"run {run_id!r} is {state or 'not there'}: give its items to another run")
             names = list(connection.scalars(select(ITEMS.c.item).where(*failed).with_for_update()))
             for name in names:
                 connection.execute(_transition(ItemMove.RESET, run_id, name, because=None, changed_at=now))
                 past = and_(ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.item == name)
-                connection.execute(update(ITEM_OUTCOMES).where(past).values(outcome="forgiven"))
+                connection.execute(update(ITEM_OUTCOMES).where(past).values(outcome=ItemOutcome.FORGIVEN))
             return len(names)
 
     def items(self, run_id: str) -> list[Item]:
@@ -158,7 +163,7 @@ def _take(connection: Connection, job: Any) -> str | None:
     mine = exists().where(
         *(ITEM_OUTCOMES.c.run_id == ITEMS.c.run_id, ITEM_OUTCOMES.c.item == ITEMS.c.item),
         *(ITEM_OUTCOMES.c.host == job.host, ITEM_OUTCOMES.c.worker == job.worker),
-        ITEM_OUTCOMES.c.outcome == ItemState.FAILED,
+        ITEM_OUTCOMES.c.outcome == ItemOutcome.FAILED,
     )
     pending = ITEMS.c.state == ItemState.PENDING
     left_behind = and_(_from_sources(ItemMove.TAKE), not_(pending), not_(_is_held()))
@@ -218,6 +223,6 @@ def _transition(move: ItemMove, run_id: str, item: str, *where: ColumnElement[bo
     return update(ITEMS).where(this, *where).values(state=ITEM_MOVES[move][1], **values)
 
 
-def _note(connection: Connection, job: Any, item: str, outcome: ItemState, because: str | None, now: float) -> None:
+def _note(connection: Connection, job: Any, item: str, outcome: ItemOutcome, because: str | None, now: float) -> None:
     by = {"run_id": job.run_id, "job_id": job.job_id, "attempt": job.attempt, "host": job.host, "worker": job.worker}
     connection.execute(insert(ITEM_OUTCOMES).values(**by, item=item, outcome=outcome, at=now, because=because))

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func
 
 from gpuwarden.database import reading, tell, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
-from gpuwarden.queue import gangs, statements
+from gpuwarden.queue import statements
 from gpuwarden.queue.records import Result, Run, Submission, SubmissionError
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
@@ -167,7 +167,9 @@ def _insert(
     )
     ids = [JobId(int(connection.scalar(row.returning(JOBS.c.job_id)) or 0)) for _ in range(submission.ranks)]
     if submission.ranks > 1:
-        gangs.bind(connection, ids)
+        for rank, job_id in enumerate(ids):
+            place = {"gang": ids[0], "rank": rank, "ranks": submission.ranks}
+            connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(**place))
     if needs:
         rows = [{"job_id": job_id, "needs_job_id": each} for job_id in ids for each in sorted(set(needs))]
         connection.execute(insert(DEPENDENCIES), rows)
@@ -270,12 +272,9 @@ def close(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     end(connection, run_id, Kind.RUN_CANCELLED if cancelled else Kind.RUN_COMPLETED, job_id, now)
 
 
-def end(connection: Connection, run_id: str, kind: Kind, job_id: int | None, now: float) -> bool:
-    """End a run, with its event, which names the job that ended it; false when it was over."""
+def end(connection: Connection, run_id: str, kind: Kind, job_id: int | None, now: float) -> None:
+    """End a run that is not over, with its event, which names the job that ended it."""
     state = kind.removeprefix("run_")
     over = update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.state == "running").values(state=state, ended_at=now)
-    if connection.execute(over).rowcount != 1:
-        return False
-    if job_id is not None:
+    if connection.execute(over).rowcount == 1 and job_id is not None:
         connection.execute(*statements.write_event(kind=kind, now=now, job_id=job_id))
-    return True

@@ -49,7 +49,7 @@ Value: TypeAlias = Union[ColumnElement[T], T]  # noqa: UP007 - a bare type varia
 
 
 class Prepared:
-    """A statement that is put together once, with a named parameter for each argument of its builder.
+    """A statement that is put together once for each set of arguments, with a named parameter for each of them.
 
     Called with the values, it gives what `Connection.execute` takes. Putting a claim together anew took most of the
     time of a claim.
@@ -57,14 +57,15 @@ class Prepared:
 
     def __init__(self, build: Callable[..., Executable]) -> None:
         self._build = build
-        self.statement: Executable | None = None
+        self.statements: dict[frozenset[str], Executable] = {}
         functools.update_wrapper(self, build)
 
     def __call__(self, **values: object) -> tuple[Executable, dict[str, object]]:
         """The statement, and its parameters."""
-        if self.statement is None:
-            self.statement = self._build(**{name: bindparam(f"p_{name}") for name in values})
-        return self.statement, {f"p_{name}": value for name, value in values.items()}
+        names = frozenset(values)
+        if (statement := self.statements.get(names)) is None:
+            statement = self.statements[names] = self._build(**{name: bindparam(f"p_{name}") for name in values})
+        return statement, {f"p_{name}": value for name, value in values.items()}
 
 
 def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:

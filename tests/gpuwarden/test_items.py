@@ -154,6 +154,19 @@ def test_what_failed_for_good_is_tried_again_when_somebody_says_so(store: JobSto
     assert store.reset_items("r1", now=NOW) == 1
 
 
+def test_nothing_of_a_run_that_is_over_is_reset_for_nobody_would_try_it(store: JobStore) -> None:
+    store.add_items("r1", ["a"], now=NOW)
+    job = share(store)
+    fail(store, job, take(store, job), tries_max=1)
+    store.cancel_run("r1", because="", now=NOW)
+
+    with pytest.raises(SubmissionError, match="run 'r1' is cancelled: give its items to another run"):
+        store.reset_items("r1", now=NOW)
+    with pytest.raises(SubmissionError, match="run 'r2' is not there"):
+        store.reset_items("r2", now=NOW)
+    assert states(store) == [ItemState.FAILED]
+
+
 def test_who_did_and_failed_what_is_kept(store: JobStore) -> None:
     store.add_items("r1", ["a", "b"], now=NOW)
     job = share(store)

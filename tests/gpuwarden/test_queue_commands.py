@@ -405,6 +405,25 @@ def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: P
         )  # fmt: skip
 
 
+def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cli: Cli) -> None:
+    store.add_items("r1", ["a", "b", "c"], now=NOW)
+    submit(store, run_id="r1")
+    job = claim(store)
+    assert job.claimed_by is not None
+    how: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
+    for item in ("a", "b"):
+        assert store.take_item(job.job_id, **how) is not None
+        if item == "a":
+            store.fail_item(job.job_id, **how, item=item, because="no such texture", tries_max=1)
+    store.finish_item(job.job_id, **how, item="b")
+
+    out = cli("run", "show", "r1")[1]
+
+    assert out.endswith("  3 items: 1 pending, 1 done, 1 failed\n  a failed on w-gpu: no such texture\n")
+    (listed,) = parsed(cli("run", "show", "r1", "--json")[1])
+    assert [item["state"] for item in listed["items"]] == ["failed", "done", "pending"]
+
+
 def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
     for n in range(3):
         store.submit(Submission(queue="gpu", run_id=f"r{n}"), now=NOW + n)

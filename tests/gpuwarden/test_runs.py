@@ -352,7 +352,7 @@ def lost(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)
     assert store.lose(job.job_id, attempt=1, now=NOW)
-    assert store.lost() == [job.job_id]
+    assert store.job(job.job_id).state is State.NODE_LOST
     return job
 
 

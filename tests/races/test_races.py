@@ -99,7 +99,7 @@ def put_together_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (claims, statements):
         for kept in vars(module).values():
             if isinstance(kept, statements.Prepared):
-                monkeypatch.setattr(kept, "statement", None)
+                monkeypatch.setattr(kept, "statements", {})
 
 
 @pytest.mark.parametrize("bug", MUTANTS)
