@@ -168,7 +168,7 @@ class Claims(Room):
         `loaded` is what it keeps loaded for the jobs to come. False when this incarnation is over, and then the worker
         must stop.
         """
-        with writing(self._engine) as connection:
+        with at_once(self._engine) as connection:  # the thread that calls it may stand still anywhere: see at_once
             accepted = statements.touch_worker(
                 connection, host, worker, queue, incarnation, now, model=model, loaded=loaded
             )
@@ -179,13 +179,12 @@ class Claims(Room):
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
-        with writing(self._engine) as connection:
-            if connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1:
-                return True
-            if not statements.come_back(connection, job_id, attempt, incarnation, now):
-                return False
-            connection.execute(*_renew(**claim, until=now + lease_s))
-            return True
+        with at_once(self._engine) as connection:  # the thread that calls it may stand still anywhere: see at_once
+
+            def renewed() -> bool:
+                return connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1
+
+            return renewed() or (statements.come_back(connection, job_id, attempt, incarnation, now) and renewed())
 
     def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
         """Whether the attempt still has its job; a read, cheap enough for every second."""

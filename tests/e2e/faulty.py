@@ -5,6 +5,7 @@ Each is real. What a fault is set on ends with its block, and with us however we
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -39,9 +40,8 @@ HOST: Final = "box1"
 SILENCE_S: Final = 3.0
 PICTURE: Final = "faults"
 WEDGE: Final = Script(
-    picture=PICTURE, load_s=0.2, load_mib=1, steps=3, step_s=0.3, wedge_attempts=1, wedge_after_step=2,
-    wedge_with_gil=False,  # a worker that stops within a transaction keeps the queue locked for all of them
-)  # fmt: skip
+    picture=PICTURE, load_s=0.2, load_mib=1, steps=3, step_s=0.3, wedge_attempts=1, wedge_after_step=2
+)
 """A job whose first attempt wedges within a second or two, and whose second is done in as many."""
 
 SCALED: Final = ("-m", "tests.e2e.scaled_up")
@@ -98,6 +98,15 @@ def small_disk(at: Path, *, size: str) -> Iterator[Disk]:
         yield Disk(at=at)
     finally:
         keeper.communicate()
+
+
+@contextmanager
+def busy(database: Path) -> Iterator[None]:
+    """Keep every writer of an SQLite database waiting."""
+    with closing(sqlite3.connect(database, timeout=20, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
 
 
 @contextmanager

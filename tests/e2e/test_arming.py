@@ -24,10 +24,7 @@ WORKERS = (FIRST, PAUSED, *CROWD)
 STORM_ABOVE = 3
 """Distinct containers that may wedge; the two stories before the storm are among them."""
 
-SCRIPT = Script(
-    picture="arming", load_s=0.5, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2,
-    wedge_with_gil=False,  # a worker that stops within a transaction keeps the queue locked for all of them
-)  # fmt: skip
+SCRIPT = Script(picture="arming", load_s=0.5, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.job import JobId, State
 from remediator.ledger import Story
+from tests.e2e.faulty import busy
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -114,7 +115,8 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
     before = scene.incarnation("rules")
     armed(scene, "rules")
 
-    os.kill(scene.fleet.pid(worker_of("rules")), signal.SIGSTOP)
+    with busy(queue(scene)):  # or it might be suspended while it writes, and keep everybody from the queue
+        os.kill(scene.fleet.pid(worker_of("rules")), signal.SIGSTOP)
 
     scene.closed("rules", episodes=1)
     scene.completed(job_id)
@@ -181,7 +183,7 @@ def test_a_container_that_docker_restarted_after_the_fence_is_not_stopped_and_it
 ) -> None:
     job_id = scene.submit("after-fence")
     armed(scene, "after-fence")
-    with busy(scene.stage.chain.plan.work / "queue" / "queue.db"):
+    with busy(queue(scene)):
         scene.until(lambda: _fence_in_hand(scene), "the executor waits for the queue to fence")
         # No evidence, no stop: what was confirmed for the fence is not confirmed for the stop.
         scene.stage.chain.signal("exporter", signal.SIGSTOP)
@@ -207,7 +209,7 @@ def test_a_container_that_docker_restarted_before_the_fence_is_not_stopped_and_i
     """The reborn worker registers first, which queues the job that its predecessor held: there is nothing to fence."""
     job_id = scene.submit("before-fence")
     armed(scene, "before-fence")
-    with busy(scene.stage.chain.plan.work / "queue" / "queue.db"):
+    with busy(queue(scene)):
         scene.until(lambda: "decided begin" in scene.acts("before-fence"), "the episode began")
         scene.stage.chain.signal("execute", signal.SIGSTOP)
         reborn = restarted_by_docker(scene, "before-fence")
@@ -263,13 +265,8 @@ def restarted_by_docker(scene: Scene, race: str) -> str:
     return scene.incarnation(race)
 
 
-@contextmanager
-def busy(database: Path) -> Iterator[None]:
-    """Keep every writer of an SQLite database waiting."""
-    with closing(sqlite3.connect(database, timeout=20, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
+def queue(scene: Scene) -> Path:
+    return scene.stage.chain.plan.work / "queue" / "queue.db"
 
 
 def _fence_in_hand(scene: Scene) -> bool:

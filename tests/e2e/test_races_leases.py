@@ -23,6 +23,7 @@ from deploy.fleet import DockerFleet, Habits
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.job import EXIT_DISOWNED, REQUEUE_PRIORITY, JobId, State
+from tests.e2e.faulty import busy
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -104,8 +105,10 @@ def begin(scene: Scene) -> None:
         )
         scene.fleet.start(first(race))
     scene.until(lambda: all(scene.stage.armed(first(race)) for race in RACES), "every job is armed")
-    for race in ("late-alert", "late-worker"):
-        os.kill(scene.fleet.pid(first(race)), signal.SIGSTOP)
+    # Or they might be suspended while they write, and keep everybody from the queue.
+    with busy(scene.stage.chain.plan.work / "queue" / "queue.db"):
+        for race in ("late-alert", "late-worker"):
+            os.kill(scene.fleet.pid(first(race)), signal.SIGSTOP)
     scene.stage.gpus.stuck = {gpu(first("unkillable")): scene.fleet.pid(first("unkillable"))}
     for race in RACES:
         scene.fleet.start(second(race))

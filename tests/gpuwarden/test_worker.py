@@ -344,6 +344,7 @@ def test_an_idle_worker_outlives_its_server_and_is_woken_by_a_submission(
     process = start(store=postgres_url)
     postgres.stop()
     eventually(lambda: "asking again" in log.read_text(), "a look goes unanswered")
+    shared_store.close()  # a connection that was used a moment ago is not asked whether it is there still
 
     postgres.start()
     job_id = submit(shared_store, out=str(tmp_path / "out"))
@@ -400,6 +401,52 @@ def test_cut_off_from_a_queue_of_its_own_for_a_lease_a_worker_works_on(
     (tmp_path / "go").touch()
 
     eventually(reaches(store, job_id, State.COMPLETED), "the job is completed", log=log.read_text)
+    assert process.poll() is None
+
+
+# A thread renews, as a worker's does, and waits for its turn to write; meanwhile the process wedges with Python's lock.
+WEDGES_AS_IT_RENEWS = """
+import ctypes, sys, threading, time
+from gpuwarden.queue import JobStore
+
+url, call, job_id = sys.argv[1:]
+store = JobStore.open(url)
+slot = {"host": "h", "worker": "w", "incarnation": "i"}
+
+def keep():
+    begun.set()
+    if call == "renew":
+        store.renew(int(job_id), attempt=1, incarnation="i", now=2_000_000.0)
+    else:
+        store.heartbeat(**slot, queue="gpu", model="m", now=2_000_000.0)
+
+store.owns(int(job_id), attempt=1, incarnation="i")  # connects
+begun = threading.Event()
+threading.Thread(target=keep, daemon=True).start()
+begun.wait()
+time.sleep(0.5)  # by now the thread waits for its turn
+print("wedged", flush=True)
+ctypes.PyDLL(None).sleep(600)
+"""
+
+
+@pytest.mark.parametrize("call", ["renew", "heartbeat"])
+def test_a_worker_that_wedges_while_it_renews_keeps_nobody_from_writing(
+    call: str, store: JobStore, url: str, spawn: Spawn, tmp_path: Path, locked: sqlite3.Connection
+) -> None:
+    job_id = submit(store)
+    assert store.claim("gpu", host="h", worker="w", incarnation="i", now=0)
+    locked.execute("BEGIN IMMEDIATE")
+    stderr = tmp_path / "wedged.log"
+    process = spawn("-c", WEDGES_AS_IT_RENEWS, url, call, str(job_id), stderr=stderr)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "wedged\n", stderr.read_text()
+
+    locked.execute("COMMIT")
+    written = {"renew": "SELECT lease_expires_at FROM jobs", "heartbeat": "SELECT last_seen_at FROM workers"}[call]
+    eventually(lambda: locked.execute(written).fetchone()[0] >= 2_000_000, "the wedged process has had its turn")
+
+    store.check_writable()
     assert process.poll() is None
 
 

@@ -91,7 +91,7 @@ def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None
     def begun(connection: Connection) -> None:
         options = connection.get_execution_options()
         connection.connection.info["writes"] = options.get("writes", False)
-        connection.connection.info["done"] = options.get("isolation_level") == "AUTOCOMMIT"
+        connection.connection.info["done"] = options.get("at_once", False)
 
     def do_commit(borrowed: Any) -> None:
         writes: bool = borrowed.info.get("writes", False)
@@ -101,7 +101,7 @@ def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None
             if writes:
                 on_write(points.actor)
 
-        if borrowed.info.get("done", False):  # a statement of its own: what harms it comes after it
+        if borrowed.info.get("done", False):  # each statement was its own commit: what harms it comes after it
             act()
             points.around("write" if writes else "read", lambda: None, refusal)
         else:
