@@ -15,7 +15,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +153,10 @@ def is_shared(engine: Engine) -> bool:
     return engine.dialect.name == "postgresql"
 
 
+def _connected(engine: Engine, **options: Any) -> Connection:
+    return engine.connect().execution_options(**options)
+
+
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction that may write: all of it is kept, or none.
@@ -160,7 +164,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
     Raises:
         DatabaseError: the database refused, is full, locked beyond the timeout, or gone.
     """
-    with _translated(engine), engine.connect().execution_options(writes=True) as connection, connection.begin():
+    with _translated(engine), _connected(engine, writes=True) as connection, _telling(connection), connection.begin():
         yield connection
 
 
@@ -174,7 +178,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
     options: dict[str, Any] = {}
     if is_shared(engine):
         options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-    with _translated(engine), engine.connect().execution_options(**options) as connection, connection.begin():
+    with _translated(engine), _connected(engine, **options) as connection, connection.begin():
         yield connection
 
 
@@ -192,8 +196,44 @@ def at_once(engine: Engine) -> Iterator[Connection]:
     options: dict[str, Any] = {"writes": True, "at_once": True}
     if is_shared(engine):
         options["isolation_level"] = "AUTOCOMMIT"  # on SQLite `_begin` sees to it, and the pool would undo our settings
-    with _translated(engine), engine.connect().execution_options(**options) as connection, connection.begin():
+    with _translated(engine), _connected(engine, **options) as connection, _telling(connection), connection.begin():
         yield connection
+
+
+def straight(
+    engine: Engine, statement: bytes, parameters: Sequence[object], *, channel: str | None = None
+) -> list[tuple[Any, ...]]:
+    """Hand PostgreSQL's driver one statement that returns rows as it is; it is a transaction of its own.
+
+    For the few statements that every job takes: what SQLAlchemy and the driver do with each execution of a long one is
+    more than the server does.
+
+    Args:
+        engine: of a shared database.
+        statement: its text, with the parameters as `$1`, `$2`.
+        parameters: their values, as the driver takes them.
+        channel: who waits for changes there is woken where any row was returned, as `tell` does it.
+
+    Raises:
+        DatabaseError: the database refused, or is gone; of a statement that writes nobody knows whether it was done.
+    """
+    from psycopg import RawCursor  # noqa: PLC0415 - it is there where an engine of PostgreSQL is
+
+    with _translated(engine):
+        borrowed = engine.raw_connection()
+        driver: Any = borrowed.driver_connection
+        try:
+            driver.autocommit = True
+            rows = RawCursor(driver).execute(statement, parameters, prepare=True).fetchall()
+            if rows and channel is not None:
+                _wake(driver, [channel])
+        finally:
+            if driver.closed:
+                borrowed.invalidate()
+            else:
+                driver.autocommit = False
+                borrowed.close()
+    return rows
 
 
 def upsert(connection: Connection, table: Table) -> Any:
@@ -205,9 +245,36 @@ def upsert(connection: Connection, table: Table) -> Any:
 
 
 def tell(connection: Connection, channel: str) -> None:
-    """Wake whoever waits for changes on `channel`, once this transaction is committed."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_notify(channel, "")))
+    """Wake whoever waits for changes on `channel`, right after this transaction is committed.
+
+    Not within it: PostgreSQL commits one transaction at a time of those that tell, and each would hold up all others
+    for as long as its sync takes. Who dies between the two wakes nobody, and what it wrote is found at the next look.
+    """
+    connection.info["tell"].add(channel)
+
+
+@contextmanager
+def _telling(connection: Connection) -> Iterator[None]:
+    """Tell, after what is inside, whoever waits for changes of it; on SQLite they see for themselves."""
+    channels: set[str] = set()
+    connection.info["tell"] = channels
+    yield
+    if not channels or connection.dialect.name != "postgresql":
+        return
+    driver: Any = connection.connection.driver_connection
+    alone, driver.autocommit = driver.autocommit, True
+    _wake(driver, channels)
+    if driver.closed:
+        connection.invalidate()
+    else:
+        driver.autocommit = alone
+
+
+def _wake(driver: Any, channels: Iterable[str]) -> None:
+    """Of what has been written nothing is lost with a connection that breaks now; but nobody is woken by it."""
+    with suppress(Exception):
+        for channel in channels:
+            driver.execute("SELECT pg_notify(%s, '')", (channel,))
 
 
 def only_one(connection: Connection, what: str) -> bool:

@@ -1,13 +1,12 @@
 """What a worker does: register, claim, renew, and bring a result."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
     Engine,
     Executable,
-    Row,
     Select,
     Update,
     and_,
@@ -30,10 +29,12 @@ from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, M
 from gpuwarden.queue import gangs, runs, statements
 from gpuwarden.queue.records import DrainedError, Job, ReplacedError, Result, check_result, to_job
 from gpuwarden.queue.room import Room
-from gpuwarden.queue.statements import Prepared
-from gpuwarden.schema import DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUEUES, WORKER_GPUS, WORKERS
+from gpuwarden.queue.statements import Prepared, Straight
+from gpuwarden.schema import DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUEUE, QUEUES, WORKER_GPUS, WORKERS
 
 _Its: TypeAlias = Mapping[str, ColumnElement[Any]]
+
+_RELEASED: Final = "released by its worker"
 
 
 class Claims(Room):
@@ -101,7 +102,7 @@ class Claims(Room):
             looks |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
         if incarnation in self._answered:
             self._answered.discard(incarnation)
-            row = self._claim_at_once({**looks, "incarnation": incarnation, "until": until})
+            row = _take_at_once.run(self._engine, {**looks, "incarnation": incarnation, "until": until})[0]
             if row.alive:
                 if row.job_id is not None and row.gang is not None:
                     with writing(self._engine) as connection:
@@ -112,14 +113,6 @@ class Claims(Room):
         if self.shared:
             self._answered.add(incarnation)
         return job
-
-    def _claim_at_once(self, looks: dict[str, Any]) -> Row[Any]:
-        """One statement for the one case that matters: a worker that is there, and holds nothing.
-
-        What it finds is read before it waits for the worker's row: so it must not follow a claim that was not answered.
-        """
-        with at_once(self._engine) as connection:
-            return connection.execute(*_take_at_once(**looks)).one()
 
     def _claim_in_steps(self, mine: dict[str, str], looks: dict[str, Any], until: float) -> Job | None:
         host, worker, incarnation = mine["host"], mine["worker"], mine["incarnation"]
@@ -202,11 +195,9 @@ class Claims(Room):
             ResultError: the result cannot be kept: it is no JSON, or too long.
         """
         check_result(result)
-        claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
-        if self.shared:
-            with at_once(self._engine) as connection:
-                if connection.scalar(*_complete_at_once(**claim, now=now, result=result)):
-                    return True
+        claim: dict[str, Any] = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+        if self.shared and _complete_at_once.run(self._engine, {**claim, "now": now, "result": result}):
+            return True
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
             gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
@@ -233,11 +224,14 @@ class Claims(Room):
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
+        claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation, "now": now}
+        if self.shared and _release_at_once.run(self._engine, claim, channel=QUEUE.channel):
+            return True
         held = statements.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             gangs.lock_runs_of(connection, statements.claimed(job_id, attempt, incarnation))
             statements.come_back(connection, job_id, attempt, incarnation, now)
-            released = statements.give_away(connection, Move.RELEASE, held, "released by its worker", now)
+            released = statements.give_away(connection, Move.RELEASE, held, _RELEASED, now)
             gangs.recall(connection, released, now)
             return bool(released)
 
@@ -310,9 +304,13 @@ def _budget_s() -> ColumnElement[float]:
     return func.coalesce(JOBS.c.asked_budget_s, of_queue, of_class)
 
 
-@Prepared
+@Straight
 def _take_at_once(**its: ColumnElement[Any]) -> Executable:
-    """The worker's row, then the job, then what the row shows: as in steps, and in that order."""
+    """The worker's row, then the job, then what the row shows: as in steps, and in that order.
+
+    For the one case that matters: a worker that is there, and holds nothing. What it finds is read before it waits for
+    the worker's row: so it must not follow a claim that was not answered.
+    """
     host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
     mine = and_(
         *(WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation),
@@ -322,8 +320,12 @@ def _take_at_once(**its: ColumnElement[Any]) -> Executable:
     there = select(WORKERS.c.worker).where(mine, free).cte("there")
     # Locked only where there may be something to take: a lock is a write.
     job = JOBS.alias("any")
-    any_job = exists(select(literal(1)).where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job)))
-    may = select(WORKERS.c.worker).where(mine, exists(select(there.c.worker)), any_job, _may_claim(its))
+    # The first of them, and not whether there are any: that is answered from the table, past all that are over.
+    claimable = and_(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job))
+    any_job = (
+        select(job.c.job_id).where(claimable).order_by(job.c.priority).limit(literal_column("1")).scalar_subquery()
+    )
+    may = select(WORKERS.c.worker).where(mine, exists(select(there.c.worker)), any_job.is_not(None), _may_claim(its))
     row = may.with_for_update().cte("mine")
     taken = _claim_of(its, _next(its, exists(select(row.c.worker)), lock=True)).returning(JOBS).cte("taken")
     shows = (
@@ -363,10 +365,10 @@ def _complete(**its: ColumnElement[Any]) -> Executable:
     return _completion(its)
 
 
-@Prepared
+@Straight
 def _complete_at_once(**its: ColumnElement[Any]) -> Executable:
     """Of a job without a run, which nothing waits for."""
-    done = _completion(its, JOBS.c.run_id.is_(None)).returning(JOBS).cte("done")
+    done = _completion(its, JOBS.c.run_id.is_(None)).returning(*statements.of_event(JOBS)).cte("done")
     told = statements.events_of(done, kind=literal(Kind.COMPLETED), now=its["now"])
     event = insert(DISPATCH_EVENTS).from_select(statements.EVENT, told).returning(DISPATCH_EVENTS.c.job_id)
     return select(event.cte("event").c.job_id)
@@ -375,6 +377,14 @@ def _complete_at_once(**its: ColumnElement[Any]) -> Executable:
 @Prepared
 def _finish(**its: ColumnElement[Any]) -> Executable:
     return statements.transition(Move.FINISH, _held(its), result=its["result"], **statements.UNCLAIMED)
+
+
+@Straight
+def _release_at_once(**its: ColumnElement[Any]) -> Executable:
+    """Of a job that has no other ranks, and attempts left."""
+    alone = and_(_held(its), JOBS.c.gang.is_(None), JOBS.c.attempt < JOBS.c.attempts_max)
+    back = {"because": _RELEASED, "queued_at": its["now"], **statements.UNCLAIMED}
+    return select(statements.transition(Move.RELEASE, alone, **back).returning(JOBS.c.job_id).cte("back").c.job_id)
 
 
 @Prepared

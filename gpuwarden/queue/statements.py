@@ -1,12 +1,15 @@
 """The statements that several moves share. Every state is written by `transition`, and by nothing else."""
 
-import functools
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypeVar, Union
+from typing import Any, Final, Generic, TypeAlias, TypeVar, Union
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
+    Dialect,
+    Engine,
     Executable,
     Float,
     FromClause,
@@ -29,7 +32,9 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from gpuwarden import database
 from gpuwarden.database import tell, upsert
 from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
 from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
@@ -43,29 +48,82 @@ SWEEP_MAX: Final = 1000
 UNCLAIMED: Final[dict[str, None]] = {"claimed_by": None, "host": None, "worker": None, "lease_expires_at": None}
 
 
+PARAMETER: Final = "p_"
+"""How the names of arguments begin within a statement."""
+
 T = TypeVar("T")
 Value: TypeAlias = Union[ColumnElement[T], T]  # noqa: UP007 - a bare type variable knows no |
 """What a column is compared with: a value, or the parameter, or the column, that stands for it."""
 
 
-class Prepared:
-    """A statement that is put together once for each set of arguments, with a named parameter for each of them.
-
-    Called with the values, it gives what `Connection.execute` takes. Putting a claim together anew took most of the
-    time of a claim.
-    """
+class Kept(Generic[T]):
+    """A statement that is put together once for each set of arguments, with a named parameter for each of them."""
 
     def __init__(self, build: Callable[..., Executable]) -> None:
         self._build = build
-        self.statements: dict[frozenset[str], Executable] = {}
-        functools.update_wrapper(self, build)
+        self.statements: dict[frozenset[str], T] = {}
+        self.__doc__ = build.__doc__
+
+    def _of(self, values: Iterable[str], finish: Callable[[Any], T]) -> T:
+        names = frozenset(values)
+        if (kept := self.statements.get(names)) is None:
+            built = self._build(**{name: bindparam(f"{PARAMETER}{name}") for name in names})
+            kept = self.statements[names] = finish(built)
+        return kept
+
+
+class Prepared(Kept[Executable]):
+    """Called with the values, it gives what `Connection.execute` takes.
+
+    Putting a claim together anew took most of the time of a claim.
+    """
 
     def __call__(self, **values: object) -> tuple[Executable, dict[str, object]]:
         """The statement, and its parameters."""
-        names = frozenset(values)
-        if (statement := self.statements.get(names)) is None:
-            statement = self.statements[names] = self._build(**{name: bindparam(f"p_{name}") for name in values})
-        return statement, {f"p_{name}": value for name, value in values.items()}
+        return self._of(values, lambda built: built), {f"{PARAMETER}{name}": value for name, value in values.items()}
+
+
+class Straight(Kept["_Written"]):
+    """A SELECT that PostgreSQL's driver is handed as it is, with the changes in its common table expressions."""
+
+    def run(self, engine: Engine, values: Mapping[str, object], *, channel: str | None = None) -> list[Any]:
+        """Its rows; see `database.straight`.
+
+        Raises:
+            DatabaseError: the database refused, or is gone; nobody knows whether it was done.
+        """
+        written = self._of(values, _Written)
+        rows = database.straight(engine, written.text, written.parameters(values), channel=channel)
+        return [written.row(row) for row in rows]
+
+
+class _Written:
+    """A statement's text, what stands for each of its parameters, and what a row of it is called by."""
+
+    def __init__(self, built: Select[Any]) -> None:
+        dialect: Dialect = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+        compiled = built.compile(dialect=dialect)
+        self.text = str(compiled).encode()
+        names = built.selected_columns.keys()
+        row: Any = namedtuple("row", names)  # type: ignore[misc]  # noqa: PYI024 - each statement has its own names
+        self.row: Callable[[Iterable[Any]], Any] = row._make
+        self._places = [_Place(compiled.binds[name], dialect) for name in compiled.positiontup or ()]
+
+    def parameters(self, values: Mapping[str, object]) -> list[object]:
+        return [place.value(values) for place in self._places]
+
+
+class _Place:
+    """One parameter: an argument, or what is always the same."""
+
+    def __init__(self, bind: BindParameter[Any], dialect: Dialect) -> None:
+        self._process = bind.type.dialect_impl(dialect).bind_processor(dialect)
+        self._name = bind.key.removeprefix(PARAMETER) if bind.key.startswith(PARAMETER) else None
+        self._constant = None if self._name is not None else bind.effective_value
+
+    def value(self, values: Mapping[str, object]) -> object:
+        value = self._constant if self._name is None else values[self._name]
+        return value if self._process is None else self._process(value)
 
 
 def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:
@@ -81,7 +139,10 @@ def is_in(states: Iterable[State], job: FromClause = JOBS) -> ColumnElement[bool
 
 def transition(move: Move, *where: ColumnElement[bool], **values: Any) -> Update:
     """The one way a job's state is written: compare with the move's sources, set its target."""
-    return update(JOBS).where(from_sources(move), *where).values(state=MOVES[move].target, **values)
+    # Told so that no index of few states is taken for the one of `where`, which finds the job itself: such an index is
+    # small when the statement is planned, and may be long while it is kept.
+    sources = or_(*(JOBS.c.state == literal(state) for state in sorted(MOVES[move].sources)))
+    return update(JOBS).where(sources, *where).values(state=MOVES[move].target, **values)
 
 
 def held(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
@@ -149,11 +210,20 @@ EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "wa
 """The columns of an event that are written with it."""
 
 
+_ABOUT: Final = ("job_id", "attempt", "run_id", "queue", "job_class")
+"""What an event has of its job, as it is there."""
+
+
 def _event(its: Mapping[str, ColumnElement[Any]], job: FromClause, *, timed: bool = True) -> Select[Any]:
-    about = [job.c[name] for name in ("job_id", "attempt", "run_id", "queue", "job_class")]
+    about = [job.c[name] for name in _ABOUT]
     waited_s, ran_s = job.c.claimed_at - job.c.queued_at, its["now"] - job.c.claimed_at
     times = [waited_s, ran_s] if timed else [null(), null()]
     return select(cast(its["kind"], String), *about, *times, cast(its["now"], Float))
+
+
+def of_event(job: FromClause) -> list[ColumnElement[Any]]:
+    """What there must be of a job that ends for its event."""
+    return [job.c[name] for name in (*_ABOUT, "queued_at", "claimed_at")]
 
 
 def events_of(ended: FromClause, **its: ColumnElement[Any]) -> Select[Any]:

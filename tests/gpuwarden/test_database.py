@@ -492,6 +492,27 @@ def test_a_transaction_whose_server_dies_keeps_nothing(postgres_engine: Engine, 
 
 
 @pytest.mark.needs_postgres
+def test_what_was_committed_stays_though_the_connection_is_lost_before_anyone_is_told(
+    postgres_engine: Engine, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = postgres_engine.dialect.do_commit
+
+    def commit_and_lose(borrowed: Any) -> None:
+        commit(borrowed)
+        pid = borrowed.driver_connection.info.backend_pid
+        with psycopg.connect(postgres.url("postgres").replace("+psycopg", ""), autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    with monkeypatch.context() as losing:
+        losing.setattr(postgres_engine.dialect, "do_commit", commit_and_lose)
+        change(postgres_engine)
+
+    assert count(postgres_engine) == 1
+    change(postgres_engine)
+    assert count(postgres_engine) == 2
+
+
+@pytest.mark.needs_postgres
 def test_what_the_server_refuses_for_good_is_told_apart_from_its_absence(postgres_engine: Engine) -> None:
     with pytest.raises(DatabaseError, match="does not exist") as refused, reading(postgres_engine) as connection:
         connection.exec_driver_sql("SELECT 1 FROM nothing")

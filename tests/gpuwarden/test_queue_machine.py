@@ -636,7 +636,7 @@ def put_together_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept statements take no part in a mutation, and keep nothing of one when the test is over."""
     for module in (claims, events, runs, statements, sweeps):
         for kept in vars(module).values():
-            if isinstance(kept, statements.Prepared):
+            if isinstance(kept, statements.Kept):
                 monkeypatch.setattr(kept, "statements", {})
 
 

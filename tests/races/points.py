@@ -1,7 +1,8 @@
 """Where a program can be cut short: before and after every commit, every look and every act, each counted by its kind.
 
-A commit is caught where SQLAlchemy hands it to the driver, so that none is forgotten. `write` and `read` are commits;
-`look` and `about` are questions to the engine and the exporter; `stop` and `start` are acts.
+A commit is caught where SQLAlchemy hands it to the driver, or a statement is handed past it, so that none is forgotten.
+`write` and `read` are commits; `look` and `about` are questions to the engine and the exporter; `stop` and `start` are
+acts.
 """
 
 from collections import Counter
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Engine, event
+
+from gpuwarden import database
+from gpuwarden.database import NoAnswerError
 
 Kind = Literal["write", "read", "look", "about", "stop", "start"]
 KINDS: Final[tuple[Kind, ...]] = ("write", "read", "look", "about", "stop", "start")
@@ -107,11 +111,21 @@ def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None
         else:
             points.around("write" if writes else "read", act, refusal)
 
+    def straight(used: Engine, *arguments: Any, **named: Any) -> Any:
+        rows = past(used, *arguments, **named)
+        if used is engine:
+            on_write(points.actor)
+            points.around("write", lambda: None, NoAnswerError("played: it does not answer"))
+        return rows
+
     event.listen(engine, "begin", begun)
     dialect.do_commit = do_commit
+    past = database.straight
+    database.straight = straight  # type: ignore[assignment]
 
     def stop() -> None:
         event.remove(engine, "begin", begun)
         del dialect.do_commit
+        database.straight = past
 
     return stop

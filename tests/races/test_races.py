@@ -98,7 +98,7 @@ def put_together_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept statements take no part in a mutation, and keep nothing of one when the test is over."""
     for module in (claims, statements):
         for kept in vars(module).values():
-            if isinstance(kept, statements.Prepared):
+            if isinstance(kept, statements.Kept):
                 monkeypatch.setattr(kept, "statements", {})
 
 
