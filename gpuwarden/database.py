@@ -228,7 +228,7 @@ def straight(
             if rows and channel is not None:
                 _wake(driver, [channel])
         finally:
-            if driver.closed:
+            if not _is_idle(driver):
                 borrowed.invalidate()
             else:
                 driver.autocommit = False
@@ -262,19 +262,30 @@ def _telling(connection: Connection) -> Iterator[None]:
     if not channels or connection.dialect.name != "postgresql":
         return
     driver: Any = connection.connection.driver_connection
-    alone, driver.autocommit = driver.autocommit, True
-    _wake(driver, channels)
-    if driver.closed:
-        connection.invalidate()
-    else:
-        driver.autocommit = alone
+    alone: bool = driver.autocommit
+    try:
+        driver.autocommit = True
+        _wake(driver, channels)
+    finally:
+        if not _is_idle(driver):
+            connection.invalidate()
+        else:
+            driver.autocommit = alone
 
 
 def _wake(driver: Any, channels: Iterable[str]) -> None:
     """Of what has been written nothing is lost with a connection that breaks now; but nobody is woken by it."""
-    with suppress(Exception):
+    with suppress(driver.Error):
         for channel in channels:
             driver.execute("SELECT pg_notify(%s, '')", (channel,))
+
+
+def _is_idle(driver: Any) -> bool:
+    """Whether PostgreSQL's driver has a connection that can be used again.
+
+    What interrupts a call, as a signal's handler may, leaves one on which the server's answer is still to come.
+    """
+    return not driver.closed and driver.info.transaction_status.name == "IDLE"
 
 
 def only_one(connection: Connection, what: str) -> bool:

@@ -57,7 +57,7 @@ class Claims(Room):
         """
         with writing(self._engine) as connection:
             statements.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
-            connection.execute(*_unflag(host=host, worker=worker))
+            connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
             slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
             connection.execute(delete(WORKER_GPUS).where(slot))
             if gpus:
@@ -166,18 +166,22 @@ class Claims(Room):
                 connection, host, worker, queue, incarnation, now, model=model, loaded=loaded
             )
             if accepted:
-                connection.execute(*_unflag(host=host, worker=worker))
+                connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
             return accepted
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+        until = now + lease_s
         with at_once(self._engine) as connection:  # the thread that calls it may stand still anywhere: see at_once
 
             def renewed() -> bool:
-                return connection.execute(*_renew(**claim, until=now + lease_s)).rowcount == 1
+                return connection.execute(*_renew(**claim, until=until)).rowcount == 1
 
-            return renewed() or (statements.come_back(connection, job_id, attempt, incarnation, now) and renewed())
+            def came_back() -> bool:
+                return statements.come_back(connection, job_id, attempt, incarnation, now, until=until)
+
+            return renewed() or came_back() or renewed()  # the last, where it was made to come back in between
 
     def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
         """Whether the attempt still has its job; a read, cheap enough for every second."""
@@ -247,8 +251,11 @@ class Claims(Room):
 
 @Prepared
 def _unflag(**its: ColumnElement[Any]) -> Executable:
-    """A sign of life: it is not dead, or not any more."""
-    return delete(DEAD_WORKERS).where(DEAD_WORKERS.c.host == its["host"], DEAD_WORKERS.c.worker == its["worker"])
+    """A sign of life: it is not dead, or not any more; unless it was flagged since, and its incarnation retired."""
+    its_flag = and_(DEAD_WORKERS.c.host == its["host"], DEAD_WORKERS.c.worker == its["worker"])
+    its_row = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
+    lives = and_(its_row, WORKERS.c.incarnation == its["incarnation"], statements.not_retired(its["incarnation"]))
+    return delete(DEAD_WORKERS).where(its_flag, exists(select(literal(1)).where(lives)))
 
 
 @Prepared

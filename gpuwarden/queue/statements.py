@@ -159,10 +159,15 @@ def claimed(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) ->
     return and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
 
 
-def come_back(connection: Connection, job_id: int, attempt: int, incarnation: str, now: float) -> bool:
-    """What is heard of a job whose host was taken for lost makes it run again (D6); false where it was not lost."""
+def come_back(
+    connection: Connection, job_id: int, attempt: int, incarnation: str, now: float, *, until: float | None = None
+) -> bool:
+    """What is heard of a job whose host was taken for lost makes it run again (D6); false where it was not lost.
+
+    Its lease ends then at `until`, or else when it did, or as a new one does where it had none while it was lost.
+    """
     lost = claimed(job_id, attempt, incarnation)
-    lease = func.coalesce(JOBS.c.lease_expires_at, now + LEASE_S)  # it had none while its host was lost
+    lease = func.coalesce(JOBS.c.lease_expires_at, now + LEASE_S) if until is None else until
     return connection.execute(transition(Move.RETURN, lost, lease_expires_at=lease)).rowcount == 1
 
 

@@ -1,12 +1,14 @@
 """The databases' promises: clear refusals, bounded waits, whole transactions, one history, wakes, locks."""
 
 import os
+import signal
 import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from gpuwarden.database import (
     lock_for_one,
     open_database,
     reading,
+    straight,
     tell,
     watch,
     writing,
@@ -510,6 +513,52 @@ def test_what_was_committed_stays_though_the_connection_is_lost_before_anyone_is
     assert count(postgres_engine) == 1
     change(postgres_engine)
     assert count(postgres_engine) == 2
+
+
+@contextmanager
+def alarmed(after_s: float) -> Iterator[None]:
+    """A signal whose handler raises, as a program's own limit of time does."""
+
+    def too_late(*_: object) -> None:
+        raise TimeoutError("it took too long")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.needs_postgres
+def test_a_program_that_is_interrupted_while_it_tells_of_a_change_hears_of_that_and_the_connection_is_not_used_again(
+    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as hanging:
+        hanging.setattr(database_module, "_wake", lambda driver, _: driver.execute("SELECT pg_sleep(20)"))
+        with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
+            change(postgres_engine)
+
+    assert count(postgres_engine) == 1
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half(postgres_engine)
+    assert count(postgres_engine) == 1
+
+
+@pytest.mark.needs_postgres
+def test_a_statement_past_sqlalchemy_that_is_interrupted_says_so_and_leaves_the_next_ones_alone(
+    postgres_engine: Engine,
+) -> None:
+    with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
+        straight(postgres_engine, b"SELECT pg_sleep(20)", [])
+
+    assert straight(postgres_engine, b"SELECT $1::int + 1", [1]) == [(2,)]
+    with pytest.raises(DatabaseError, match="division by zero"):
+        straight(postgres_engine, b"SELECT 1 / $1::int", [0])
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half(postgres_engine)
+    assert count(postgres_engine) == 0
 
 
 @pytest.mark.needs_postgres

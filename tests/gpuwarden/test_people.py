@@ -10,7 +10,7 @@ import pytest
 
 from gpuwarden.cli import main
 from gpuwarden.job import JobClass, State, Trip
-from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError
+from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError, statements
 from gpuwarden.reporter import Reporter
 from tests.gpuwarden.test_queue import NOW
 from tests.waiting import eventually
@@ -191,6 +191,27 @@ def test_a_dead_worker_is_flagged_when_its_job_is_taken_stamped_anew_and_cleared
 
     register(store, incarnation="i1b")
     assert store.dead_workers(now=NOW + 30) == []
+
+
+@pytest.mark.behaviour("A14")
+def test_a_heartbeat_that_stood_still_on_its_way_leaves_the_flag_that_was_set_meanwhile(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(store)
+    job_id = submit(store)
+    claim(store)
+    touch = statements.touch_worker
+
+    def touch_and_stand_still(*arguments: Any, **named: Any) -> bool:
+        accepted = touch(*arguments, **named)
+        store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+        return accepted
+
+    with monkeypatch.context() as slow:
+        slow.setattr(statements, "touch_worker", touch_and_stand_still)
+        store.heartbeat(host=HOST, worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
+
+    assert [flag.worker for flag in store.dead_workers(now=NOW)] == ["w1"]
 
 
 @pytest.mark.behaviour("A14")

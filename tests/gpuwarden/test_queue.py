@@ -315,6 +315,18 @@ def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStor
     watch.close()
 
 
+def test_an_idle_worker_notices_a_job_given_back_without_asking_for_jobs(store: JobStore) -> None:
+    submit(store)
+    job = claim(store)
+    watch = store.changes()
+    assert not watch.any()
+
+    store.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
+
+    assert watch.wait(10)
+    watch.close()
+
+
 def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store: JobStore) -> None:
     submit(store)
     job = claim(store, "holder")

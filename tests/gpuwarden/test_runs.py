@@ -15,6 +15,7 @@ from gpuwarden.queue import (
     ResultError,
     Submission,
     SubmissionError,
+    statements,
 )
 from tests.waiting import together
 
@@ -425,6 +426,26 @@ def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
     assert not store.renew(job.job_id, attempt=1, incarnation="i9", now=NOW)
     assert not store.renew(job.job_id, attempt=2, incarnation="i1", now=NOW)
     assert store.job(job.job_id).state is State.NODE_LOST
+
+
+def test_a_lost_job_that_is_heard_of_as_its_hold_ends_is_given_to_nobody_else(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=60.0))
+    job_id = submit(store)
+    claim(store)
+    store.lose(job_id, attempt=1, now=NOW)
+    come_back = statements.come_back
+
+    def come_back_and_stand_still(*arguments: Any, **named: Any) -> bool:
+        back = come_back(*arguments, **named)
+        store.reclaim_expired(now=NOW + 61)
+        return back
+
+    monkeypatch.setattr(statements, "come_back", come_back_and_stand_still)
+
+    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW + 61)
+    assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
 
 
 def test_a_worker_that_was_started_anew_settles_what_was_lost_with_the_one_before(store: JobStore) -> None:

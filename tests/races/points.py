@@ -62,12 +62,22 @@ class Points:
 
     def around(self, kind: Kind, act: Callable[[], Any], refusal: Exception | type[Exception]) -> Any:
         """Do something at a point; `refusal` is what a failure of it looks like to the program."""
+        harm = self.before(kind, refusal)
+        found = act()
+        self.after(harm, refusal)
+        return found
+
+    def before(self, kind: Kind, refusal: Exception | type[Exception]) -> Harm | None:
+        """A point is come to; what is to be told to `after`."""
         harm = self._next(kind)
         if harm == "killed before":
             raise Killed
         if harm == "refused":
             raise refusal
-        found = act()
+        return harm
+
+    def after(self, harm: Harm | None, refusal: Exception | type[Exception]) -> None:
+        """What was to be done there is done."""
         if harm == "killed after":
             raise Killed
         if harm == "unacknowledged":
@@ -75,7 +85,6 @@ class Points:
         if harm == "meanwhile" and (trouble := self._trouble) is not None:
             with self.program(None):
                 self._meanwhile(trouble.meanwhile)
-        return found
 
     def _next(self, kind: Kind) -> Harm | None:
         trouble = self._trouble
@@ -88,14 +97,23 @@ class Points:
 
 def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
     """Make every commit of `engine` a point, and tell after each that wrote whose it was; what is returned ends it."""
+    stops = [watch(engine, points, on_write) for watch in (_watch_transactions, _watch_at_once, _watch_straight)]
+
+    def stop() -> None:
+        for each in reversed(stops):
+            each()
+
+    return stop
+
+
+def _watch_transactions(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
     dialect: Any = engine.dialect
     commit: Callable[[Any], None] = dialect.do_commit
-    refusal = dialect.dbapi.OperationalError("played: it does not answer")
 
     def begun(connection: Connection) -> None:
         options = connection.get_execution_options()
         connection.connection.info["writes"] = options.get("writes", False)
-        connection.connection.info["done"] = options.get("at_once", False)
+        connection.connection.info["at_once"] = options.get("at_once", False)
 
     def do_commit(borrowed: Any) -> None:
         writes: bool = borrowed.info.get("writes", False)
@@ -105,27 +123,65 @@ def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None
             if writes:
                 on_write(points.actor)
 
-        if borrowed.info.get("done", False):  # each statement was its own commit: what harms it comes after it
-            act()
-            points.around("write" if writes else "read", lambda: None, refusal)
+        if borrowed.info.get("at_once", False):
+            commit(borrowed)  # of nothing
         else:
-            points.around("write" if writes else "read", act, refusal)
-
-    def straight(used: Engine, *arguments: Any, **named: Any) -> Any:
-        rows = past(used, *arguments, **named)
-        if used is engine:
-            on_write(points.actor)
-            points.around("write", lambda: None, NoAnswerError("played: it does not answer"))
-        return rows
+            points.around("write" if writes else "read", act, _refusal(engine))
 
     event.listen(engine, "begin", begun)
     dialect.do_commit = do_commit
-    past = database.straight
-    database.straight = straight  # type: ignore[assignment]
 
     def stop() -> None:
         event.remove(engine, "begin", begun)
         del dialect.do_commit
+
+    return stop
+
+
+def _watch_at_once(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
+    """The statements that are transactions of their own."""
+
+    def comes(connection: Connection, *_: Any) -> None:
+        if connection.get_execution_options().get("at_once", False):
+            connection.info["harm"] = points.before("write", _refusal(engine))
+
+    def is_done(connection: Connection, *_: Any) -> None:
+        if connection.get_execution_options().get("at_once", False):
+            on_write(points.actor)
+            points.after(connection.info["harm"], _refusal(engine))
+
+    event.listen(engine, "before_cursor_execute", comes)
+    event.listen(engine, "after_cursor_execute", is_done)
+
+    def stop() -> None:
+        event.remove(engine, "before_cursor_execute", comes)
+        event.remove(engine, "after_cursor_execute", is_done)
+
+    return stop
+
+
+def _watch_straight(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
+    """And those that go past SQLAlchemy."""
+    past = database.straight
+
+    def straight(used: Engine, *arguments: Any, **named: Any) -> Any:
+        def act() -> Any:
+            rows = past(used, *arguments, **named)
+            if used is engine:
+                on_write(points.actor)
+            return rows
+
+        return points.around("write", act, NoAnswerError("played: it does not answer")) if used is engine else act()
+
+    database.straight = straight  # type: ignore[assignment]
+
+    def stop() -> None:
         database.straight = past
 
     return stop
+
+
+def _refusal(engine: Engine) -> Exception:
+    dialect: Any = engine.dialect
+    refusal: Exception = dialect.dbapi.OperationalError("played: it does not answer")
+    return refusal
