@@ -24,6 +24,7 @@ from gpuwarden import __version__
 from gpuwarden.database import DatabaseError
 from remediator import alert as alerts
 from remediator.ledger import Ledger
+from remediator.readiness import Readiness
 from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
@@ -176,16 +177,25 @@ def create_app(
         """For Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/healthz")
-    def health() -> Response:
-        """200 while the ledger can be read."""
-        try:
-            ledger.totals(host)
-        except DatabaseError as error:
-            return Response(f"{error}\n", status_code=503, media_type="text/plain")
-        return Response("ok\n", media_type="text/plain")
-
+    _probes(app, ledger)
     return app
+
+
+def _probes(app: FastAPI, ledger: Ledger) -> None:
+    readiness = Readiness(ledger)
+
+    @app.get("/-/healthy")
+    async def healthy() -> Response:
+        """200 while the process serves, whatever the ledger does: to be started again would mend nothing else."""
+        return Response("healthy\n", media_type="text/plain")
+
+    @app.get("/-/ready")
+    async def ready() -> Response:
+        """200 while an alert could be made durable; else 503, with the reason."""
+        because = await readiness.lacks()
+        if because is not None:
+            return Response(f"{because}\n", status_code=503, media_type="text/plain")
+        return Response("ready\n", media_type="text/plain")
 
 
 def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRegistry:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     case,
     cast,
+    false,
     func,
     insert,
     not_,
@@ -603,6 +604,21 @@ class Ledger:
         """A host's executor has summed up this day."""
         with writing(self._engine) as connection:
             connection.execute(update(EXECUTORS).where(EXECUTORS.c.host == host).values(summed_up_on=day))
+
+    def check_usable(self) -> None:
+        """Read of every table, be a writer for a moment, and change nothing.
+
+        What no disk has room for any more is found by what is really written, and not here.
+
+        Raises:
+            DatabaseError: it cannot be read, or not written: another process holds the write lock, or it is read-only.
+        """
+        with reading(self._engine) as connection:
+            for table in LEDGER.tables.sorted_tables:
+                connection.execute(select(table).limit(1))
+        with writing(self._engine) as connection:
+            # Of no row: a server that only reads, a standby for one, refuses it all the same.
+            connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
 
     def check_writable(self) -> None:
         """Be the one writer for a moment, and write nothing.

@@ -14,21 +14,25 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import make_url, text
 
 import gpuwarden.database
 import remediator.app
 from deploy import parts
 from deploy.postgres import Postgres
+from gpuwarden.database import writing
+from remediator import readiness
 from remediator.app import create_app
 from remediator.ledger import Ledger
 from remediator.safety import Act, Order
 from tests.remediator.builders import HOST, payload, sent
-from tests.waiting import eventually
+from tests.waiting import eventually, together
 
 TOKEN = "0123456789abcdef-token"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -60,6 +64,10 @@ class Served:
                 if sample.name == f"gpuwarden_remediator_{series}" and sample.labels == labels:
                     return sample.value
         return None
+
+    def asked(self, probe: str) -> tuple[int, str]:
+        answer = httpx.get(f"{self.url}/-/{probe}", timeout=20, trust_env=False)
+        return answer.status_code, answer.text
 
     def kept(self) -> int:
         with closing(sqlite3.connect(self.file)) as connection:
@@ -416,14 +424,73 @@ def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Se
 
 
 def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_process: Served) -> None:
-    assert httpx.get(f"{in_process.url}/healthz", trust_env=False).status_code == 200
     with closing(sqlite3.connect(in_process.file)) as connection:
         connection.execute("ALTER TABLE episodes RENAME TO lost")
 
     assert in_process.count("ledger_up") == 0
     assert in_process.count("episodes_open") is None
-    health = httpx.get(f"{in_process.url}/healthz", trust_env=False)
-    assert (health.status_code, "no such table: episodes" in health.text) == (503, True)
+
+
+# --- its probes
+
+
+def test_it_is_ready_while_the_ledger_can_be_read_and_written_and_healthy_whatever_it_does(
+    in_process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    assert (in_process.asked("ready"), in_process.asked("healthy")) == ((200, "ready\n"), (200, "healthy\n"))
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    code, said = in_process.asked("ready")
+
+    assert (code, "no such table: episodes" in said) == (503, True)
+    assert in_process.asked("healthy") == (200, "healthy\n")
+
+
+def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_of_is(
+    monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    served: Served = request.getfixturevalue("in_process")
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        code, said = served.asked("ready")
+
+        assert (code, "database is locked" in said) == (503, True)
+        assert served.count("ledger_up") == 1
+        other.execute("ROLLBACK")
+    assert served.asked("ready") == (200, "ready\n")
+
+
+def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
+    in_process: Served, ledger_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "READY_S", 0.3)
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        answers = together(*[lambda: in_process.asked("ready")] * 60)
+
+        assert set(answers) == {(503, "the ledger could not be read and written within 0.3 s\n")}
+        assert in_process.post(payload(), headers={}).status_code == 401, "no thread is left for anything else"
+        other.execute("ROLLBACK")
+    eventually(lambda: in_process.asked("ready")[0] == 200, "it is ready again")
+
+
+def test_the_answer_of_one_look_at_the_ledger_stands_for_a_moment(
+    in_process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "STANDS_S", 60.0)
+    assert in_process.asked("ready")[0] == 200
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    assert in_process.asked("ready")[0] == 200
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    assert in_process.asked("ready")[0] == 503
 
 
 # --- as a program
@@ -431,7 +498,7 @@ def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_proce
 
 def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
     with serving(tmp_path / "run") as (served, process):
-        assert httpx.get(f"{served.url}/healthz", trust_env=False).text == "ok\n"
+        assert served.asked("ready") == (200, "ready\n")
 
         process.send_signal(signal.SIGTERM)
 
@@ -585,10 +652,24 @@ def test_while_the_server_is_away_it_says_503_and_a_later_retry_is_accepted(post
 
     assert shared.post(payload(sent())).status_code == 503
     assert shared.post(payload(sent("b", host="box2"))).status_code == 503
-    assert httpx.get(f"{shared.url}/healthz", trust_env=False).status_code == 503
+    assert (shared.asked("ready")[0], shared.asked("healthy")[0]) == (503, 200)
     assert shared.count("ledger_up") == 0
     postgres.start()
     assert shared.post(payload(sent())).status_code == 202
+
+
+@pytest.mark.needs_postgres
+def test_a_ledger_that_may_only_be_read_is_not_ready(postgres_url: str, ledger_file: Path) -> None:
+    reader = f"reader_{uuid4().hex}"
+    with closing(Ledger.open(postgres_url)) as owner, writing(owner._engine) as connection:
+        connection.execute(text(f"CREATE ROLE {reader} LOGIN"))
+        connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reader}"))
+    url = make_url(postgres_url).set(username=reader).render_as_string(hide_password=False)
+    with closing(Ledger.open(url, host=HOST)) as ledger, served_here(ledger, ledger_file) as served:
+        code, said = served.asked("ready")
+
+        assert (code, "permission denied for table executors" in said) == (503, True)
+        assert served.count("ledger_up") == 1
 
 
 @pytest.mark.needs_postgres
