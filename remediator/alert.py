@@ -15,8 +15,8 @@ from gpuwarden.statefile import TEXT_MAX as NAME_MAX
 from gpuwarden.statefile import is_text
 from remediator.plan import Subject
 
-ALERTS_MAX: Final = 2048
-"""Alerts accepted in one payload; what comes after them is refused."""
+ALERTS_MAX: Final = 1000
+"""Alerts accepted in one payload, unless set otherwise; one with more is refused whole."""
 
 LABELS_MAX: Final = 64
 """Labels or annotations accepted on one alert."""
@@ -27,6 +27,10 @@ TEXT_MAX: Final = 1024
 
 class PayloadError(GpuwardenError):
     """The body is no Alertmanager payload."""
+
+
+class TooManyAlertsError(PayloadError):
+    """The payload has more alerts than are accepted in one."""
 
 
 class Admits(Protocol):
@@ -62,17 +66,23 @@ class Refusal:
     labels: Mapping[str, str]
 
 
-def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
+def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], list[Refusal]]:
     """Split a decoded body into the alerts that can be read and those that cannot.
 
     Raises:
+        TooManyAlertsError: it has more than `alerts_max` alerts, readable or not.
         PayloadError: it is no payload at all.
     """
     if not isinstance(payload, dict) or not isinstance(payload.get("alerts"), list):
         raise PayloadError("an Alertmanager payload was wanted: a JSON object with a list `alerts`")
+    if len(payload["alerts"]) > alerts_max:
+        raise TooManyAlertsError(
+            f"{len(payload['alerts'])} alerts in one payload, and {alerts_max} are accepted: set max_alerts in "
+            "Alertmanager, or group by more labels"
+        )
     alerts: list[Alert] = []
     refusals: list[Refusal] = []
-    for position, found in enumerate(payload["alerts"][:ALERTS_MAX]):
+    for position, found in enumerate(payload["alerts"]):
         outcome = _one(found)
         if isinstance(outcome, Alert):
             alerts.append(outcome)
@@ -80,10 +90,6 @@ def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
             refusals.append(
                 Refusal(reason="malformed", because=f"alert {position}: {outcome}", fingerprint="", labels={})
             )
-    excess = len(payload["alerts"]) - ALERTS_MAX
-    if excess > 0:  # one refusal for all of them: a body of nothing else must not become a million rows
-        because = f"{excess} alerts after the first {ALERTS_MAX} of one payload: set max_alerts in Alertmanager"
-        refusals.append(Refusal(reason="too_many", because=because, fingerprint="", labels={}))
     return alerts, refusals
 
 

@@ -114,7 +114,13 @@ class LedgerCollector(Collector):
 
 
 def create_app(
-    *, ledger: Ledger, host: str, token: str, body_max_bytes: int, queue: Collector | None = None
+    *,
+    ledger: Ledger,
+    host: str,
+    token: str,
+    body_max_bytes: int,
+    alerts_max: int = alerts.ALERTS_MAX,
+    queue: Collector | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -123,6 +129,7 @@ def create_app(
         host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
         token: the bearer token that Alertmanager must send.
         body_max_bytes: larger bodies are refused with 413.
+        alerts_max: bodies with more alerts are refused with 413 too.
         queue: the queue's numbers, where it is to be told of too.
     """
     registry = _registry(ledger, host, queue)
@@ -132,7 +139,7 @@ def create_app(
         ("reason",),
         registry=registry,
     )
-    for reason in ("unauthenticated", "oversized", "incomplete", "malformed", "ledger"):
+    for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
@@ -153,7 +160,11 @@ def create_app(
         """Alertmanager's webhook."""
         body = await _body(request, body_max_bytes, rejected)
         try:
-            found, refusals = alerts.parse(json.loads(body))
+            found, refusals = alerts.parse(json.loads(body), alerts_max=alerts_max)
+        except alerts.TooManyAlertsError as error:
+            rejected.labels("too_many").inc()
+            log.warning("webhook body refused", because=str(error))
+            raise HTTPException(413, str(error)) from None
         except (ValueError, RecursionError, alerts.PayloadError) as error:
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))

@@ -80,7 +80,14 @@ def serve(settings: ServeSettings) -> None:
         queue = None
         if settings.queue is not None:
             queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue))))
-        app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes, queue=queue)
+        app = create_app(
+            ledger=ledger,
+            host=host,
+            token=token,
+            body_max_bytes=settings.body_max_bytes,
+            alerts_max=settings.alerts_max,
+            queue=queue,
+        )
         server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
         with _listening(settings.listen, settings.port) as listener:
             port = listener.getsockname()[1]

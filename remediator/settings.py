@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
+from remediator.alert import ALERTS_MAX
 
 STOP_MARGIN_S: Final = 15.0
 """What settle_bound_s must leave beyond stop_grace_s, seconds."""
@@ -48,6 +49,9 @@ class ServeSettings(_Common):
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     token_file: Path = Field(description="file with the bearer token that Alertmanager sends; 16 characters or more")
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
+    alerts_max: int = Field(
+        default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
+    )
     queue: str | None = Field(
         default=None,
         description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Refusal, admit, parse, subject
+from remediator.alert import (
+    ALERTS_MAX,
+    LABELS_MAX,
+    TEXT_MAX,
+    PayloadError,
+    Refusal,
+    TooManyAlertsError,
+    admit,
+    parse,
+    subject,
+)
 from remediator.plan import Subject
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, LABELS, alert, payload, sent, server_alert
@@ -119,12 +129,13 @@ def test_what_is_just_within_every_limit_is_accepted() -> None:
     assert refusals == []
 
 
-def test_alerts_past_the_limit_are_one_refusal_not_a_million() -> None:
-    alerts, refusals = parse(payload(*[sent()] * ALERTS_MAX, *[None] * 100_000))
+@pytest.mark.parametrize("more", [sent(), None], ids=["readable", "not readable"])
+def test_a_payload_with_one_alert_more_than_are_accepted_is_refused_whole(more: Any) -> None:
+    body = payload(*[sent()] * 3)
+    assert len(parse(body, alerts_max=3)[0]) == 3
 
-    assert len(alerts) == ALERTS_MAX
-    assert [each.reason for each in refusals] == ["too_many"]
-    assert f"100000 alerts after the first {ALERTS_MAX}" in refusals[0].because
+    with pytest.raises(TooManyAlertsError, match="4 alerts in one payload, and 3 are accepted: set max_alerts"):
+        parse(payload(*body["alerts"], more), alerts_max=3)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

@@ -37,6 +37,7 @@ from tests.waiting import eventually, together
 TOKEN = "0123456789abcdef-token"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 BODY_MAX_BYTES = 64 * 1024
+ALERTS_MAX = 20
 ALERTS = "/api/v1/alerts"
 
 
@@ -83,6 +84,7 @@ def house(folder: Path) -> list[str]:
     return [
         *("--dir", str(folder), "--token-file", str(folder / "token")),
         *("--ledger", f"sqlite:///{folder}/ledger.db", "--body-max-bytes", str(BODY_MAX_BYTES)),
+        *("--alerts-max", str(ALERTS_MAX)),
     ]
 
 
@@ -153,7 +155,7 @@ def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
 
 @contextmanager
 def served_here(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
-    app = create_app(ledger=ledger, host=HOST, token=TOKEN, body_max_bytes=BODY_MAX_BYTES)
+    app = create_app(ledger=ledger, host=HOST, token=TOKEN, body_max_bytes=BODY_MAX_BYTES, alerts_max=ALERTS_MAX)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -281,6 +283,22 @@ def test_a_body_of_exactly_the_limit_is_read(served: Served) -> None:
     body = json.dumps(payload()).encode()
 
     assert served.post(content=body + b" " * (BODY_MAX_BYTES - len(body))).status_code == 202
+
+
+def test_a_body_with_too_many_alerts_is_refused_whole_with_413_and_one_of_exactly_the_limit_is_read(
+    webhook: Served,
+) -> None:
+    before = webhook.kept(), webhook.count("webhook_rejected_total", reason="too_many")
+    many = [sent(f"f{number}") for number in range(ALERTS_MAX + 1)]
+
+    answer = webhook.post(payload(*many))
+
+    assert answer.status_code == 413
+    assert f"{ALERTS_MAX + 1} alerts in one payload, and {ALERTS_MAX} are accepted" in answer.text
+    assert webhook.kept() == before[0]
+    assert webhook.count("webhook_rejected_total", reason="too_many") == (before[1] or 0) + 1
+    assert webhook.post(payload(*many[1:])).status_code == 202
+    assert webhook.kept() == before[0] + ALERTS_MAX
 
 
 MALFORMED = {
