@@ -5,7 +5,6 @@ transaction. What it retries is 5xx alone: a database that does not answer is a 
 """
 
 import asyncio
-import hmac
 import json
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -23,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from gpuwarden import __version__
 from gpuwarden.database import DatabaseError
 from remediator import alert as alerts
+from remediator.credentials import Credentials
 from remediator.ledger import Ledger
 from remediator.readiness import Readiness
 from remediator.remedies import REMEDIES
@@ -117,7 +117,7 @@ def create_app(
     *,
     ledger: Ledger,
     host: str,
-    token: str,
+    credentials: Credentials,
     body_max_bytes: int,
     alerts_max: int = alerts.ALERTS_MAX,
     queue: Collector | None = None,
@@ -127,7 +127,7 @@ def create_app(
     Args:
         ledger: where alerts are made durable.
         host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
-        token: the bearer token that Alertmanager must send.
+        credentials: what Alertmanager must show.
         body_max_bytes: larger bodies are refused with 413.
         alerts_max: bodies with more alerts are refused with 413 too.
         queue: the queue's numbers, where it is to be told of too.
@@ -146,14 +146,15 @@ def create_app(
     next_word_s = 0.0
 
     def authenticated(authorization: Annotated[str, Header()] = "") -> None:
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        if not credentials.admit(authorization):
             rejected.labels("unauthenticated").inc()
             nonlocal next_word_s
             if time.monotonic() >= next_word_s:
                 next_word_s = time.monotonic() + UNAUTHENTICATED_S
-                log.warning("webhook calls without the token", because="is Alertmanager's credentials_file this one?")
-            raise HTTPException(401, "a bearer token is wanted", headers={"WWW-Authenticate": "Bearer"})
+                log.warning("webhook calls without the token", because="has Alertmanager's receiver one of this file?")
+            raise HTTPException(
+                401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": credentials.challenge}
+            )
 
     @app.post("/api/v1/alerts", status_code=202, dependencies=[Depends(authenticated)])
     async def receive(request: Request) -> dict[str, int]:

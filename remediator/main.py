@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -25,6 +24,7 @@ from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
 from remediator.app import create_app
+from remediator.credentials import Credentials
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
@@ -35,9 +35,6 @@ from remediator.settings import ExecuteSettings, ServeSettings
 from remediator.witness import Witness
 
 log: Final = structlog.get_logger("remediator")
-
-TOKEN_MIN: Final = 16
-"""The shortest bearer token accepted, characters."""
 
 
 def command(argv: list[str]) -> int:
@@ -74,7 +71,7 @@ def serve(settings: ServeSettings) -> None:
     """
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
-    token = _token(settings.token_file)
+    credentials = Credentials(token_file=settings.token_file, basic_auth_file=settings.basic_auth_file)
     with ExitStack() as parts:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
@@ -83,7 +80,7 @@ def serve(settings: ServeSettings) -> None:
         app = create_app(
             ledger=ledger,
             host=host,
-            token=token,
+            credentials=credentials,
             body_max_bytes=settings.body_max_bytes,
             alerts_max=settings.alerts_max,
             queue=queue,
@@ -176,15 +173,3 @@ def _listening(address: str, port: int) -> socket.socket:
         raise GpuwardenError(
             f"cannot listen on {address}:{port} ({because}): stop what listens there, or give another --port"
         ) from None
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GpuwardenError(
-            f"the token file {path} cannot be read ({error}): make one with `openssl rand -hex 24`, mode 0600"
-        ) from None
-    if len(token) < TOKEN_MIN:
-        raise GpuwardenError(f"the token in {path} has {len(token)} characters; {TOKEN_MIN} or more are wanted")
-    return token

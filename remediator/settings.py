@@ -47,7 +47,16 @@ class ServeSettings(_Common):
 
     listen: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    token_file: Path = Field(description="file with the bearer token that Alertmanager sends; 16 characters or more")
+    token_file: Path | None = Field(
+        default=None,
+        description="file with the bearer token that Alertmanager sends, 16 characters or more; of several, one a "
+        "line, any is accepted, and a change is seen within a second. This or basic_auth_file is wanted",
+    )
+    basic_auth_file: Path | None = Field(
+        default=None,
+        description="file with lines `user:password` for HTTP basic authentication, by the same rules; with both, "
+        "either is accepted",
+    )
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
     alerts_max: int = Field(
         default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
@@ -56,6 +65,15 @@ class ServeSettings(_Common):
         default=None,
         description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
     )
+
+    @model_validator(mode="after")
+    def _somebody_is_let_in(self) -> Self:
+        if self.token_file is None and self.basic_auth_file is None:
+            raise ValueError(
+                "--token-file or --basic-auth-file is wanted (or GPUWARDEN_REMEDIATOR_TOKEN_FILE or "
+                "GPUWARDEN_REMEDIATOR_BASIC_AUTH_FILE): what Alertmanager must show"
+            )
+        return self
 
 
 class ExecuteSettings(_Common):

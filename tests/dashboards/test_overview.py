@@ -44,6 +44,7 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Look, Retries, Waiting
 from gpuwarden.statefile import JobFile, WorkerFile
 from remediator.app import create_app
+from remediator.credentials import Credentials
 from remediator.ledger import Ledger, Totals
 from remediator.queue_metrics import QueueCollector
 from remediator.safety import Orders
@@ -161,7 +162,7 @@ def no_store() -> JobStore:
 def remediated() -> dict[str, frozenset[str]]:
     """Every series of the remediator and its labels, from its own page."""
     ledger = FullLedger(create_engine("sqlite://"))
-    app = create_app(ledger=ledger, host="h1", token="t", body_max_bytes=1, queue=FullQueue(no_store))
+    app = create_app(ledger=ledger, host="h1", credentials=Credentials(), body_max_bytes=1, queue=FullQueue(no_store))
 
     async def page() -> str:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:

@@ -29,6 +29,7 @@ from deploy.postgres import Postgres
 from gpuwarden.database import writing
 from remediator import readiness
 from remediator.app import create_app
+from remediator.credentials import Credentials
 from remediator.ledger import Ledger
 from remediator.safety import Act, Order
 from tests.remediator.builders import HOST, payload, sent
@@ -155,7 +156,12 @@ def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
 
 @contextmanager
 def served_here(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
-    app = create_app(ledger=ledger, host=HOST, token=TOKEN, body_max_bytes=BODY_MAX_BYTES, alerts_max=ALERTS_MAX)
+    token_file = ledger_file.with_name("token")
+    token_file.write_text(TOKEN)
+    credentials = Credentials(token_file=token_file)
+    app = create_app(
+        ledger=ledger, host=HOST, credentials=credentials, body_max_bytes=BODY_MAX_BYTES, alerts_max=ALERTS_MAX
+    )
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -255,6 +261,26 @@ def test_a_token_that_is_not_ascii_is_a_wrong_one(served: Served) -> None:
 
 def test_the_scheme_may_be_written_in_any_case(served: Served) -> None:
     assert served.post(payload(), headers={"Authorization": f"bearer {TOKEN}"}).status_code == 202
+
+
+def test_a_token_written_beside_the_old_one_is_accepted_by_the_running_process_and_so_is_a_password(
+    tmp_path: Path,
+) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("ann:0123456789abcdef\n")
+    with serving(tmp_path / "run", "--basic-auth-file", str(passwords)) as (served, _):
+        new = {"Authorization": f"Bearer new-{TOKEN}"}
+        assert (served.post(payload()).status_code, served.post(payload(), headers=new).status_code) == (202, 401)
+
+        (tmp_path / "run" / "token").write_text(f"{TOKEN}\nnew-{TOKEN}\n")
+
+        eventually(lambda: served.post(payload(), headers=new).status_code == 202, "the new token is accepted")
+        assert served.post(payload()).status_code == 202
+        answer = httpx.post(
+            served.url + ALERTS, json=payload(), auth=("ann", "0123456789abcdef"), timeout=20, trust_env=False
+        )
+        assert answer.status_code == 202
+        assert TOKEN not in served.log.read_text()
 
 
 # --- not accepted
@@ -615,8 +641,14 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None
     assert code == 2
     assert [line.removeprefix("gpuwarden remediator serve: error: ").partition(": ")[0] for line in said] == [
         "'70000' will not do for --port (or GPUWARDEN_REMEDIATOR_PORT)",
-        "--token-file (or GPUWARDEN_REMEDIATOR_TOKEN_FILE) is wanted",
     ]
+
+
+def test_serve_without_a_token_or_a_password_is_one_clear_line_and_2(tmp_path: Path) -> None:
+    code, said = failing("serve", "--dir", str(tmp_path), "--ledger", "sqlite:////x")
+
+    assert (code, len(said)) == (2, 1)
+    assert "--token-file or --basic-auth-file is wanted" in said[0]
 
 
 def test_a_role_it_does_not_have_is_2() -> None:
