@@ -2,8 +2,8 @@
 
 A file holds one secret a line: a token, or `user:password`. Any of them is accepted, so that a new one is written
 beside the old one, Alertmanager is changed, and the old one is removed, without a call refused. Empty lines are
-nothing. A file is looked at again with the calls, once a second at most, and read where it changed; what cannot be used then
-leaves the secrets as they were.
+nothing. A file is looked at again with the calls, once a second at most, and read where it changed; what cannot be used
+then leaves the secrets as they were.
 """
 
 import base64

@@ -20,6 +20,7 @@ from gpuwarden.queue import JobStore
 from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints
 from gpuwarden.stores import existing
+from remediator import tls
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
@@ -72,6 +73,11 @@ def serve(settings: ServeSettings) -> None:
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
     credentials = Credentials(token_file=settings.token_file, basic_auth_file=settings.basic_auth_file)
+    encrypted = tls.options(
+        cert_file=settings.tls_cert_file,
+        key_file=settings.tls_key_file,
+        client_ca_file=settings.tls_client_ca_file,
+    )
     with ExitStack() as parts:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
@@ -85,10 +91,15 @@ def serve(settings: ServeSettings) -> None:
             alerts_max=settings.alerts_max,
             queue=queue,
         )
-        server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+        server = _Server(
+            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **encrypted)
+        )
         with _listening(settings.listen, settings.port) as listener:
             port = listener.getsockname()[1]
-            log.info("remediator ready", host=host, listen=settings.listen, port=port, version=__version__)
+            scheme = "https" if encrypted else "http"
+            log.info(
+                "remediator ready", host=host, listen=settings.listen, port=port, scheme=scheme, version=__version__
+            )
             server.run(sockets=[listener])
     log.info("remediator stopped")
 

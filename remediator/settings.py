@@ -57,6 +57,14 @@ class ServeSettings(_Common):
         description="file with lines `user:password` for HTTP basic authentication, by the same rules; with both, "
         "either is accepted",
     )
+    tls_cert_file: Path | None = Field(
+        default=None, description="certificate in PEM, with those between it and its authority; with it HTTPS is served"
+    )
+    tls_key_file: Path | None = Field(default=None, description="the certificate's key in PEM, not encrypted")
+    tls_client_ca_file: Path | None = Field(
+        default=None,
+        description="authorities in PEM; with it every caller must show a certificate that one of them has signed",
+    )
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
     alerts_max: int = Field(
         default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
@@ -73,6 +81,14 @@ class ServeSettings(_Common):
                 "--token-file or --basic-auth-file is wanted (or GPUWARDEN_REMEDIATOR_TOKEN_FILE or "
                 "GPUWARDEN_REMEDIATOR_BASIC_AUTH_FILE): what Alertmanager must show"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("--tls-cert-file and --tls-key-file are wanted together, or neither")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("--tls-client-ca-file wants --tls-cert-file and --tls-key-file: callers are known by TLS")
         return self
 
 

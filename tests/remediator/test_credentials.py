@@ -3,7 +3,7 @@
 import base64
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -180,7 +180,7 @@ def test_as_many_tokens_as_are_accepted_are(file: Path) -> None:
 
 
 @pytest.fixture
-def door(file: Path) -> Iterator[Credentials]:
+def door(file: Path) -> Credentials:
     """Opened by passwords alone."""
     file.write_text(f"alertmanager:{PASSWORD}\nann:0123456789abcdef\n")
     return Credentials(basic_auth_file=file)
