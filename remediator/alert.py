@@ -5,7 +5,7 @@ group mixes firing and resolved alerts, so each alert's own status counts. Label
 are data, never part of a command, a path or a query. One bad alert of a payload costs itself only.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -23,6 +23,10 @@ LABELS_MAX: Final = 64
 
 TEXT_MAX: Final = 1024
 """Characters accepted in one label or annotation."""
+
+
+TRUNCATED_MAX: Final = 1_000_000
+"""The most alerts that one payload may count as left out."""
 
 
 class PayloadError(GpuwardenError):
@@ -91,6 +95,30 @@ def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], l
                 Refusal(reason="malformed", because=f"alert {position}: {outcome}", fingerprint="", labels={})
             )
     return alerts, refusals
+
+
+def truncated(payload: Mapping[str, Any]) -> int:
+    """How many alerts Alertmanager says that it left out of a payload; 0 where it says nothing that can be counted."""
+    found = payload.get("truncatedAlerts")
+    return min(found, TRUNCATED_MAX) if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
+
+
+def receiver(payload: Mapping[str, Any]) -> str:
+    """The receiver for which Alertmanager sent a payload, as a pattern, for it escapes names there; "" for none."""
+    found = payload.get("receiver")
+    return found if isinstance(found, str) and len(found) <= TEXT_MAX and _is_storable(found) else ""
+
+
+def listed(answer: Any, *, alerts_max: int = ALERTS_MAX) -> Iterator[dict[str, Any]]:
+    """What `GET /api/v2/alerts` answers about alerts that fire, as payloads of no more than `alerts_max` alerts each.
+
+    Raises:
+        PayloadError: it is no such answer.
+    """
+    if not isinstance(answer, list):
+        raise PayloadError("Alertmanager's list of alerts was wanted, a JSON list")
+    firing = [{**each, "status": "firing"} if isinstance(each, dict) else each for each in answer]
+    return ({"alerts": firing[at : at + alerts_max]} for at in range(0, len(firing), alerts_max))
 
 
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:

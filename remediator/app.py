@@ -7,7 +7,7 @@ transaction. What it retries is 5xx alone: a database that does not answer is a 
 import asyncio
 import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import structlog
@@ -23,8 +23,10 @@ from gpuwarden import __version__
 from gpuwarden.database import DatabaseError
 from remediator import alert as alerts
 from remediator.credentials import Credentials
+from remediator.inbox import Inbox
 from remediator.ledger import Ledger
 from remediator.readiness import Readiness
+from remediator.reconcile import Reconciler
 from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
@@ -120,6 +122,7 @@ def create_app(
     credentials: Credentials,
     body_max_bytes: int,
     alerts_max: int = alerts.ALERTS_MAX,
+    alertmanagers: Sequence[str] = (),
     queue: Collector | None = None,
 ) -> FastAPI:
     """The application.
@@ -130,6 +133,7 @@ def create_app(
         credentials: what Alertmanager must show.
         body_max_bytes: larger bodies are refused with 413.
         alerts_max: bodies with more alerts are refused with 413 too.
+        alertmanagers: the Alertmanagers that are asked for the alerts that a call left out.
         queue: the queue's numbers, where it is to be told of too.
     """
     registry = _registry(ledger, host, queue)
@@ -141,6 +145,8 @@ def create_app(
     )
     for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
+    inbox = Inbox(ledger, host=host)
+    reconciler = Reconciler(alertmanagers, inbox, alerts_max=alerts_max, registry=registry)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
     next_word_s = 0.0
@@ -161,7 +167,8 @@ def create_app(
         """Alertmanager's webhook."""
         body = await _body(request, body_max_bytes, rejected)
         try:
-            found, refusals = alerts.parse(json.loads(body), alerts_max=alerts_max)
+            payload = json.loads(body)
+            found, refusals = alerts.parse(payload, alerts_max=alerts_max)
         except alerts.TooManyAlertsError as error:
             rejected.labels("too_many").inc()
             log.warning("webhook body refused", because=str(error))
@@ -171,18 +178,14 @@ def create_app(
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
         try:
-            hosts = await run_in_threadpool(_hosts, ledger, host, found)
-            judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in found]
-            accepted = [each for each, refusal in judged if refusal is None]
-            refusals += [refusal for _, refusal in judged if refusal is not None]
-            await run_in_threadpool(ledger.accept, accepted, refusals, now=time.time())
+            accepted, refused = await run_in_threadpool(inbox.take, found, refusals)
         except DatabaseError as error:
             rejected.labels("ledger").inc()
             log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the sentence says it all
             raise HTTPException(503, "the ledger cannot be written; send it again") from None
-        for refusal in refusals:
-            log.warning("alert refused", reason=refusal.reason, because=refusal.because)
-        return {"accepted": len(accepted), "refused": len(refusals)}
+        if left_out := alerts.truncated(payload):
+            reconciler.left_out(left_out, alerts.receiver(payload))
+        return {"accepted": accepted, "refused": refused}
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -216,13 +219,6 @@ def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRe
     if queue is not None:
         registry.register(queue)
     return registry
-
-
-def _hosts(ledger: Ledger, host: str, found: Sequence[alerts.Alert]) -> Collection[str]:
-    """Whose alerts are taken up here; the ledger is asked only where an alert names another host than this."""
-    if not ledger.shared or all(each.labels.get("host") == host for each in found):
-        return {host}
-    return {host, *ledger.executors()}
 
 
 async def _body(request: Request, limit: int, rejected: Counter) -> bytes:

@@ -89,6 +89,7 @@ def serve(settings: ServeSettings) -> None:
             credentials=credentials,
             body_max_bytes=settings.body_max_bytes,
             alerts_max=settings.alerts_max,
+            alertmanagers=settings.alertmanager,
             queue=queue,
         )
         server = _Server(

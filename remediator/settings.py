@@ -1,10 +1,11 @@
 """The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
 
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
+import httpx
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
@@ -69,10 +70,32 @@ class ServeSettings(_Common):
     alerts_max: int = Field(
         default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
     )
+    alertmanager: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "
+        "asked for the alerts that a call left out (`max_alerts`)",
+    )
     queue: str | None = Field(
         default=None,
         description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
     )
+
+    @field_validator("alertmanager", mode="before")
+    @classmethod
+    def _each_alertmanager(cls, found: Any) -> Any:
+        return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
+
+    @field_validator("alertmanager")
+    @classmethod
+    def _alertmanagers_have_addresses(cls, found: tuple[str, ...]) -> tuple[str, ...]:
+        for each in found:
+            try:
+                url = httpx.URL(each)
+            except httpx.InvalidURL:
+                url = httpx.URL()
+            if url.scheme not in ("http", "https") or not url.host:
+                raise ValueError("a URL is wanted, as http://127.0.0.1:9093")
+        return found
 
     @model_validator(mode="after")
     def _somebody_is_let_in(self) -> Self:

@@ -11,12 +11,16 @@ from remediator.alert import (
     ALERTS_MAX,
     LABELS_MAX,
     TEXT_MAX,
+    TRUNCATED_MAX,
     PayloadError,
     Refusal,
     TooManyAlertsError,
     admit,
+    listed,
     parse,
+    receiver,
     subject,
+    truncated,
 )
 from remediator.plan import Subject
 from remediator.remedies import REMEDIES
@@ -136,6 +140,61 @@ def test_a_payload_with_one_alert_more_than_are_accepted_is_refused_whole(more: 
 
     with pytest.raises(TooManyAlertsError, match="4 alerts in one payload, and 3 are accepted: set max_alerts"):
         parse(payload(*body["alerts"], more), alerts_max=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ({}, 0),
+        ({"truncatedAlerts": 0}, 0),
+        ({"truncatedAlerts": 7}, 7),
+        ({"truncatedAlerts": -7}, 0),
+        ({"truncatedAlerts": True}, 0),
+        ({"truncatedAlerts": "7"}, 0),
+        ({"truncatedAlerts": 7.0}, 0),
+        ({"truncatedAlerts": 10**400}, TRUNCATED_MAX),
+    ],
+    ids=["before 0.21", "none", "some", "a negative number", "a truth", "a text", "a fraction", "a number too large"],
+)
+def test_how_many_alerts_were_left_out_is_what_alertmanager_says_where_that_can_be_counted(
+    said: dict[str, Any], count: int
+) -> None:
+    assert truncated(said) == count
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"receiver": "gpuwarden (its own)"}, "gpuwarden (its own)"),
+        ({}, ""),
+        ({"receiver": ["gpuwarden"]}, ""),
+        ({"receiver": "r" * (TEXT_MAX + 1)}, ""),
+        ({"receiver": "\ud800"}, ""),
+    ],
+    ids=["a name", "none", "a list", "a long one", "half a surrogate pair"],
+)
+def test_the_receiver_of_a_payload_is_its_name_or_nothing(said: dict[str, Any], name: str) -> None:
+    assert receiver(said) == name
+
+
+def test_what_alertmanagers_api_lists_is_read_as_what_it_would_have_delivered() -> None:
+    one = {**sent("a"), "status": {"state": "active", "silencedBy": [], "inhibitedBy": []}, "receivers": []}
+
+    payloads = list(listed([one, 5, {**one, "fingerprint": "c"}], alerts_max=2))
+
+    read = [parse(each, alerts_max=2) for each in payloads]
+    assert [[(each.fingerprint, each.firing) for each in alerts] for alerts, _ in read] == [
+        [("a", True)],
+        [("c", True)],
+    ]
+    assert [[each.because for each in refusals] for _, refusals in read] == [["alert 1: not an object"], []]
+    assert list(listed([])) == []
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"alerts": []}, "alerts"])
+def test_what_is_no_list_of_alerts_is_refused(answer: Any) -> None:
+    with pytest.raises(PayloadError, match="a JSON list"):
+        listed(answer)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

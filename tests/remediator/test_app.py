@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,15 +155,22 @@ def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def served_here(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
+def served_here(
+    ledger: Ledger, ledger_file: Path, *, alertmanagers: Sequence[str] = (), listener: socket.socket | None = None
+) -> Iterator[Served]:
     token_file = ledger_file.with_name("token")
     token_file.write_text(TOKEN)
     credentials = Credentials(token_file=token_file)
     app = create_app(
-        ledger=ledger, host=HOST, credentials=credentials, body_max_bytes=BODY_MAX_BYTES, alerts_max=ALERTS_MAX
+        ledger=ledger,
+        host=HOST,
+        credentials=credentials,
+        body_max_bytes=BODY_MAX_BYTES,
+        alerts_max=ALERTS_MAX,
+        alertmanagers=alertmanagers,
     )
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

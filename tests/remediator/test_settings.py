@@ -56,6 +56,33 @@ def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch:
     assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--dir", "/opt"]).dir == Path("/opt")
 
 
+SERVE = ["--ledger", "sqlite:////l.db", "--token-file", "t"]
+TWO = ("http://a:9093", "https://b/alertmanager")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--alertmanager", ",".join(TWO)], ["--alertmanager", TWO[0], "--alertmanager", TWO[1]]],
+    ids=["separated by commas", "an option each"],
+)
+def test_several_alertmanagers_are_given_either_way(options: list[str]) -> None:
+    assert CliApp.run(ServeSettings, cli_args=[*SERVE, *options]).alertmanager == TWO
+
+
+def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == ()
+
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_ALERTMANAGER", ", ".join(TWO))
+
+    assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == TWO
+
+
+@pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
+def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="a URL is wanted, as http://"):
+        CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", wrong])
+
+
 @pytest.mark.parametrize(
     "wrong", [["--look-again-s", "0"], ["--settle-bound-s", "inf"], ["--free-bound-s", "nan"], ["--retries-max", "-1"]]
 )
