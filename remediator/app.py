@@ -7,14 +7,13 @@ transaction. What it retries is 5xx alone: a database that does not answer is a 
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import structlog
 from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
@@ -25,9 +24,9 @@ from remediator import alert as alerts
 from remediator.credentials import Credentials
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
+from remediator.ledger_metrics import SERIES, LedgerCollector
 from remediator.readiness import Readiness
 from remediator.reconcile import Reconciler
-from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
 
@@ -36,83 +35,6 @@ UNAUTHENTICATED_S: Final = 60.0
 
 BODY_TIMEOUT_S: Final = 10.0
 """How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
-
-
-class LedgerCollector(Collector):
-    """The ledger's counts as metrics; absent while the ledger cannot be read."""
-
-    def __init__(self, ledger: Ledger, host: str) -> None:
-        self._ledger = ledger
-        self._host = host
-
-    def describe(self) -> list[Metric]:
-        """Nothing beforehand: asking would read the ledger."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family of this scrape."""
-        info = GaugeMetricFamily(
-            "gpuwarden_remediator_info", "This remediator and its host; always 1.", labels=("nodename", "version")
-        )
-        info.add_metric((self._host, __version__), 1.0)
-        yield info
-        up = GaugeMetricFamily("gpuwarden_remediator_ledger_up", "1 while the ledger can be read.")
-        try:
-            totals = self._ledger.totals(self._host)
-        except DatabaseError as error:
-            log.warning("the ledger cannot be read", because=str(error))
-            up.add_metric((), 0.0)
-            yield up
-            return
-        up.add_metric((), 1.0)
-        yield up
-        yield GaugeMetricFamily(
-            "gpuwarden_remediator_episodes_open", "Episodes that are not closed.", value=totals.episodes_open
-        )
-        held = GaugeMetricFamily(
-            "gpuwarden_remediator_episodes_held", "Open episodes that wait, by what they wait for.", labels=("reason",)
-        )
-        for reason, count in sorted(totals.held.items()):
-            held.add_metric((reason,), count)
-        yield held
-        now, orders = time.time(), totals.orders
-        yield GaugeMetricFamily(
-            "gpuwarden_remediator_brake_latched",
-            "1 while the storm brake holds everything until a person releases it.",
-            value=float(orders.brake() is not None),
-        )
-        yield GaugeMetricFamily(
-            "gpuwarden_remediator_paused",
-            "1 while a person's pause holds everything new on this host.",
-            value=float(bool(orders.pauses(host=self._host, now=now))),
-        )
-        for name, help_text, labels, counts in (
-            ("alerts", "Alerts made durable, accepted or refused and why.", ("outcome", "reason"), totals.alerts),
-            ("episodes", "Episodes closed, by outcome and trip.", ("outcome", "trip"), totals.outcomes),
-            ("steps", "Steps done, failed, or that a dry run would have done.", ("act", "step"), totals.steps),
-        ):
-            family = CounterMetricFamily(f"gpuwarden_remediator_{name}", help_text, labels=labels)
-            for key, count in sorted(counts.items()):
-                family.add_metric(key, count)
-            yield family
-        if totals.executor is not None:
-            _, beat_at, errors = totals.executor
-            armed = GaugeMetricFamily(
-                "gpuwarden_remediator_armed", "1 when the remedy acts on this host, 0 in dry run.", labels=("remedy",)
-            )
-            for remedy in sorted(REMEDIES):
-                armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
-            yield armed
-            yield GaugeMetricFamily(
-                "gpuwarden_remediator_executor_beat_age_seconds",
-                "Time since the executor last went round its loop.",
-                value=max(0.0, time.time() - beat_at),
-            )
-            yield CounterMetricFamily(
-                "gpuwarden_remediator_executor_errors",
-                "Unexpected errors in the executor since it started.",
-                value=errors,
-            )
 
 
 def create_app(
@@ -139,7 +61,7 @@ def create_app(
     registry = _registry(ledger, host, queue)
     rejected = Counter(
         "gpuwarden_remediator_webhook_rejected",
-        "Webhook calls that were not made durable, by reason.",
+        SERIES["gpuwarden_remediator_webhook_rejected_total"].meaning,
         ("reason",),
         registry=registry,
     )

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gpuwarden.errors import GpuwardenError
 from remediator import alert as alerts
 from remediator.inbox import Inbox
+from remediator.ledger_metrics import SERIES
 
 log: Final = structlog.get_logger("remediator")
 
@@ -57,12 +58,12 @@ class Reconciler:
         self._round: asyncio.Task[None] | None = None
         self._left_out = Counter(
             "gpuwarden_remediator_alerts_truncated",
-            "Alerts that Alertmanager said it left out of its calls.",
+            SERIES["gpuwarden_remediator_alerts_truncated_total"].meaning,
             registry=registry,
         )
         self._done = Counter(
             "gpuwarden_remediator_reconciliations",
-            "Alertmanagers asked for the alerts that a call left out, by whether all they told was taken in.",
+            SERIES["gpuwarden_remediator_reconciliations_total"].meaning,
             ("outcome",),
             registry=registry,
         )
