@@ -18,6 +18,9 @@ from remediator.plan import Subject
 ALERTS_MAX: Final = 1000
 """Alerts accepted in one payload, unless set otherwise; one with more is refused whole."""
 
+WATCHDOG: Final = "GpuwardenWatchdog"
+"""The alert that always fires: a sign of life of the chain, and about nothing."""
+
 LABELS_MAX: Final = 64
 """Labels or annotations accepted on one alert."""
 
@@ -119,6 +122,11 @@ def listed(answer: Any, *, alerts_max: int = ALERTS_MAX) -> Iterator[dict[str, A
         raise PayloadError("Alertmanager's list of alerts was wanted, a JSON list")
     firing = [{**each, "status": "firing"} if isinstance(each, dict) else each for each in answer]
     return ({"alerts": firing[at : at + alerts_max]} for at in range(0, len(firing), alerts_max))
+
+
+def is_beat(alert: Alert) -> bool:
+    """Whether it is the watchdog's: it names nobody, is for no remedy, and is not to be refused for that."""
+    return alert.labels.get("alertname") == WATCHDOG and "remedy" not in alert.labels
 
 
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:

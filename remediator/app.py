@@ -27,6 +27,7 @@ from remediator.ledger import Ledger
 from remediator.ledger_metrics import SERIES, LedgerCollector
 from remediator.readiness import Readiness
 from remediator.reconcile import Reconciler
+from remediator.watchdog import Watchdog
 
 log: Final = structlog.get_logger("remediator")
 
@@ -68,6 +69,8 @@ def create_app(
     for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
     inbox = Inbox(ledger, host=host)
+    watchdog = Watchdog()
+    registry.register(watchdog)
     reconciler = Reconciler(alertmanagers, inbox, alerts_max=alerts_max, registry=registry)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
@@ -99,6 +102,8 @@ def create_app(
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
+        if any(each.firing and alerts.is_beat(each) for each in found):
+            watchdog.beat(now=time.time())
         try:
             accepted, refused = await run_in_threadpool(inbox.take, found, refusals)
         except DatabaseError as error:

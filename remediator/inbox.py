@@ -28,9 +28,14 @@ class Inbox:
     def take(self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal]) -> tuple[int, int]:
         """Make them durable, those that cannot be read among them; how many were accepted and refused.
 
+        The watchdog's are neither: nothing is kept of them.
+
         Raises:
             DatabaseError: none of them is durable.
         """
+        found = [each for each in found if not alerts.is_beat(each)]
+        if not found and not refusals:
+            return 0, 0
         hosts = self._hosts(found)
         judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in found]
         accepted = [each for each, refusal in judged if refusal is None]

@@ -147,6 +147,13 @@ SERIES: Final[Mapping[str, Series]] = {
         meaning="Unexpected errors in the executor since it started.",
         absent=_NO_EXECUTOR,
     ),
+    "gpuwarden_remediator_watchdog_timestamp_seconds": Series(
+        kind="gauge",
+        labels=(),
+        unit="seconds",
+        meaning="When the always-firing alert GpuwardenWatchdog last reached the webhook, Unix time.",
+        absent="it has not come since this process started",
+    ),
     "gpuwarden_remediator_webhook_rejected_total": Series(
         kind="counter",
         labels=("reason",),

@@ -12,10 +12,12 @@ from remediator.alert import (
     LABELS_MAX,
     TEXT_MAX,
     TRUNCATED_MAX,
+    WATCHDOG,
     PayloadError,
     Refusal,
     TooManyAlertsError,
     admit,
+    is_beat,
     listed,
     parse,
     receiver,
@@ -175,6 +177,22 @@ def test_how_many_alerts_were_left_out_is_what_alertmanager_says_where_that_can_
 )
 def test_the_receiver_of_a_payload_is_its_name_or_nothing(said: dict[str, Any], name: str) -> None:
     assert receiver(said) == name
+
+
+@pytest.mark.parametrize(
+    ("labels", "beats"),
+    [
+        ({"alertname": WATCHDOG, "severity": "none"}, True),
+        ({"alertname": WATCHDOG, "remedy": "restart_worker"}, False),
+        ({"alertname": "GpuwardenJobStalled"}, False),
+        ({}, False),
+    ],
+    ids=["the watchdog's", "one by its name with a remedy", "another", "one without a name"],
+)
+def test_the_watchdogs_alert_is_a_beat_and_no_other(labels: dict[str, str], beats: bool) -> None:
+    (found,), _ = parse(payload({**sent(), "labels": labels}))
+
+    assert is_beat(found) is beats
 
 
 def test_what_alertmanagers_api_lists_is_read_as_what_it_would_have_delivered() -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -232,6 +233,46 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
     while webhook.ledger.take_new(HOST, now=1.0):
         pass
     assert webhook.ledger.open_episodes()
+
+
+WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
+
+
+def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:
+    served = in_process
+    assert served.count("watchdog_timestamp_seconds") is None
+    before = time.time()
+
+    answer = served.post(payload(WATCHDOG))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 0, "refused": 0})
+    assert before <= (served.count("watchdog_timestamp_seconds") or 0) <= time.time()
+    assert served.kept() == 0
+    assert served.post(payload(WATCHDOG, sent())).json() == {"accepted": 1, "refused": 0}
+    assert served.kept() == 1
+
+
+def test_a_watchdog_that_is_over_is_no_beat_and_neither_is_another_alert(in_process: Served) -> None:
+    in_process.post(payload({**WATCHDOG, "status": "resolved"}, sent()))
+
+    assert in_process.count("watchdog_timestamp_seconds") is None
+    assert in_process.kept() == 1
+
+
+def test_the_watchdogs_beat_is_noted_while_the_ledger_is_locked(in_process: Served, ledger_file: Path) -> None:
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        assert in_process.post(payload(WATCHDOG)).status_code == 202
+
+        other.execute("ROLLBACK")
+    assert in_process.count("watchdog_timestamp_seconds") is not None
+
+
+def test_without_the_token_nobody_beats(in_process: Served) -> None:
+    assert in_process.post(payload(WATCHDOG), headers={}).status_code == 401
+
+    assert in_process.count("watchdog_timestamp_seconds") is None
 
 
 # --- not let in

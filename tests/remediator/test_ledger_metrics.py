@@ -15,6 +15,7 @@ from remediator.ledger_metrics import SERIES, STAGES, LedgerCollector
 from remediator.plan import Kind, Outcome, Stage
 from remediator.reconcile import Reconciler
 from remediator.totals import TOOK_S
+from remediator.watchdog import Watchdog
 from tests.remediator.builders import HOST, NOW, alert
 from tests.remediator.test_ledger import REFUSAL, accept, advance, begun, opened
 
@@ -187,6 +188,9 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     ledger.accept([alert()], [], now=NOW)
     registry = page(ledger)
     Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)
+    watchdog = Watchdog()
+    watchdog.beat(now=NOW)
+    registry.register(watchdog)
 
     found = published(registry)
 

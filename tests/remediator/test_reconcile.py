@@ -186,7 +186,8 @@ def test_every_alertmanager_is_asked_whatever_the_one_before_it_answers(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server]
 ) -> None:
     many = [sent(f"f{number}", worker=f"w{number}") for number in range(2 * ALERTS_MAX + 1)]
-    bad, good = server(lambda: (500, b"")), server(lambda: listing(*many, {"labels": {}}))
+    watchdog = {**sent(), "labels": {"alertname": "GpuwardenWatchdog"}}
+    bad, good = server(lambda: (500, b"")), server(lambda: listing(*many, {"labels": {}}, watchdog))
     with served_here(ledger, ledger_file, alertmanagers=[bad.url, good.url]) as served:
         served.post(payload(truncatedAlerts=1))
 
@@ -194,6 +195,8 @@ def test_every_alertmanager_is_asked_whatever_the_one_before_it_answers(
         assert served.count("reconciliations_total", outcome="failed") == 1
         assert served.count("alerts_total", outcome="accepted", reason="") == len(many)
         assert served.count("alerts_total", outcome="refused", reason="malformed") == 1
+        assert served.kept() == len(many) + 1
+        assert served.count("watchdog_timestamp_seconds") is None, "it was asked for, and did not come by itself"
 
 
 USELESS: dict[str, tuple[tuple[int, bytes], str]] = {
