@@ -82,7 +82,9 @@ def create_app(
             nonlocal next_word_s
             if time.monotonic() >= next_word_s:
                 next_word_s = time.monotonic() + UNAUTHENTICATED_S
-                log.warning("webhook calls without the token", because="has Alertmanager's receiver one of this file?")
+                log.warning(
+                    "webhook calls let in by nothing", because="does Alertmanager's receiver show what is in the file?"
+                )
             raise HTTPException(
                 401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": credentials.challenge}
             )
