@@ -1,7 +1,8 @@
 """What Alertmanager left out of a call for its `max_alerts`, it leaves out of every repeat: so it is asked for.
 
-Beside the webhook, which has answered long before. One Alertmanager is asked at a time, each once for a call, and what
-it has is taken in as if it had been delivered; most of it was, and is one more piece of evidence for an open episode.
+Beside the webhook, which has answered long before. One Alertmanager is asked at a time, and again where it does not
+tell; what it has is taken in as if it had been delivered. Most of it was, and is one more piece of evidence for an open
+episode.
 """
 
 import asyncio
@@ -33,6 +34,9 @@ REST_S: Final = 30.0
 RECEIVERS_MAX: Final = 10
 """Receivers that are asked for in one round."""
 
+ATTEMPTS_MAX: Final = 10
+"""How often one Alertmanager is asked in vain for one receiver's before it is left to the next call."""
+
 _ACTIVE: Final = {"active": "true", "silenced": "false", "inhibited": "false"}
 
 
@@ -54,7 +58,8 @@ class Reconciler:
         self._urls = urls
         self._inbox = inbox
         self._alerts_max = alerts_max
-        self._wanted: set[str] = set()
+        # Of which Alertmanager for which receiver, and how often it was asked in vain.
+        self._wanted: dict[tuple[str, str], int] = {}
         self._round: asyncio.Task[None] | None = None
         self._left_out = Counter(
             "gpuwarden_remediator_alerts_truncated",
@@ -77,21 +82,24 @@ class Reconciler:
             because = "--alertmanager is not set, with which they would be asked for; or raise its max_alerts"
             log.warning("alerts left out of a call and lost", count=count, because=because)
             return
+        if len({receiver, *(each for _, each in self._wanted)}) > RECEIVERS_MAX:
+            because = f"{RECEIVERS_MAX} other receivers are asked for already"
+            log.warning("alerts left out of a call and lost", count=count, because=because)
+            return
         log.warning("alerts left out of a call, asked for", count=count)
-        if len(self._wanted) < RECEIVERS_MAX:
-            self._wanted.add(receiver)
+        self._wanted |= {(url, receiver): 0 for url in self._urls}
         if self._round is None or self._round.done():
             self._round = asyncio.create_task(self._rounds())
 
     async def _rounds(self) -> None:
         while self._wanted:
-            wanted, self._wanted = self._wanted, set()
-            for url in self._urls:
-                for receiver in sorted(wanted):
-                    await self._reconcile(url, receiver)
+            wanted, self._wanted = self._wanted, {}
+            for (url, receiver), in_vain in wanted.items():
+                if not await self._reconcile(url, receiver) and in_vain + 1 < ATTEMPTS_MAX:
+                    self._wanted.setdefault((url, receiver), in_vain + 1)
             await asyncio.sleep(REST_S)
 
-    async def _reconcile(self, url: str, receiver: str) -> None:
+    async def _reconcile(self, url: str, receiver: str) -> bool:
         asked = httpx.URL(url).copy_with(userinfo=b"")  # as it is told: without its password
         try:
             body = await _ask(url, receiver)
@@ -101,9 +109,10 @@ class Reconciler:
             self._done.labels("failed").inc()
             because = str(error)[:300] or type(error).__name__
             log.error("alerts left out of a call not found", alertmanager=str(asked), because=because)  # noqa: TRY400
-        else:
-            self._done.labels("done").inc()
-            log.info("alerts asked for taken in", alertmanager=str(asked), accepted=accepted, refused=refused)
+            return False
+        self._done.labels("done").inc()
+        log.info("alerts asked for taken in", alertmanager=str(asked), accepted=accepted, refused=refused)
+        return True
 
     def _take(self, body: bytes) -> tuple[int, int]:
         accepted = refused = 0

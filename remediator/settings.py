@@ -85,17 +85,17 @@ class ServeSettings(_Common):
     def _each_alertmanager(cls, found: Any) -> Any:
         return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
 
-    @field_validator("alertmanager")
-    @classmethod
-    def _alertmanagers_have_addresses(cls, found: tuple[str, ...]) -> tuple[str, ...]:
-        for each in found:
+    @model_validator(mode="after")
+    def _alertmanagers_have_addresses(self) -> Self:
+        for number, each in enumerate(self.alertmanager, start=1):
             try:
                 url = httpx.URL(each)
             except httpx.InvalidURL:
                 url = httpx.URL()
             if url.scheme not in ("http", "https") or not url.host:
-                raise ValueError("a URL is wanted, as http://127.0.0.1:9093")
-        return found
+                # It is not repeated, for it may have a password in it.
+                raise ValueError(f"--alertmanager wants URLs, as http://127.0.0.1:9093: number {number} is none")
+        return self
 
     @model_validator(mode="after")
     def _somebody_is_let_in(self) -> Self:

@@ -21,7 +21,7 @@ RECEIVER = "gpuwarden (its own)"
 def alertmanager(folder: Path, **webhook: Any) -> Iterator[str]:
     """Its address, while it runs; `webhook` is its receiver's webhook_config."""
     folder.mkdir()
-    route = {"receiver": RECEIVER, "group_wait": "0s", "group_interval": "1s", "repeat_interval": "1h"}
+    route = {"receiver": RECEIVER, "group_wait": "1s", "group_interval": "1s", "repeat_interval": "1h"}
     receivers = [{"name": RECEIVER, "webhook_configs": [webhook]}]
     (folder / "alertmanager.yml").write_text(yaml.safe_dump({"route": route, "receivers": receivers}))
     command = [

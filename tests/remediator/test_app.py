@@ -558,9 +558,11 @@ def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_
 
 
 def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
-    in_process: Served, ledger_file: Path, monkeypatch: pytest.MonkeyPatch
+    ledger_file: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 60.0)  # the one look lasts for as long as they ask
     monkeypatch.setattr(readiness, "READY_S", 0.3)
+    in_process: Served = request.getfixturevalue("in_process")
     looks: list[float] = []
     look = in_process.ledger.check_usable
 

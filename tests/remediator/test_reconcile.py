@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -92,6 +93,7 @@ class Server:
 
     def __init__(self, answers: Callable[[], tuple[int, bytes]]) -> None:
         self.asked: list[str] = []
+        self.asked_at_s: list[float] = []
         self.free = threading.Event()
         self.free.set()
         self.at_once = self.most_at_once = 0
@@ -102,6 +104,7 @@ class Server:
             def do_GET(self) -> None:
                 with lock:
                     its.asked.append(self.path)
+                    its.asked_at_s.append(time.monotonic())
                     its.at_once += 1
                     its.most_at_once = max(its.most_at_once, its.at_once)
                 its.free.wait(20)
@@ -172,14 +175,47 @@ def test_the_call_is_answered_before_and_one_round_at_a_time_serves_all_the_call
 def test_between_two_rounds_it_rests(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "REST_S", 60.0)
+    monkeypatch.setattr(reconcile, "REST_S", 1.0)
     its = server(listing)
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
-        for _ in range(3):
-            served.post(payload(truncatedAlerts=1))
-            eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked")
+        served.post(payload(truncatedAlerts=1))
+        eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked")
+        served.post(payload(truncatedAlerts=1))
+        eventually(lambda: served.count("reconciliations_total", outcome="done") == 2, "it is asked once more")
 
-        assert len(its.asked) == 1
+    first_s, second_s = its.asked_at_s
+    assert second_s - first_s >= 1.0
+
+
+def test_who_cannot_tell_is_asked_so_often_and_then_left_to_the_next_call(
+    ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "REST_S", 0.0)
+    monkeypatch.setattr(reconcile, "ATTEMPTS_MAX", 3)
+    its = server(lambda: (503, b""))
+    with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
+        served.post(payload(receiver="first", truncatedAlerts=1))
+        eventually(lambda: served.count("reconciliations_total", outcome="failed") == 3, "it is asked in vain")
+        served.post(payload(receiver="second", truncatedAlerts=1))
+        eventually(lambda: served.count("reconciliations_total", outcome="failed") == 6, "it is asked again")
+
+    assert [path.rpartition("=")[2] for path in its.asked] == ["first"] * 3 + ["second"] * 3
+
+
+def test_no_more_receivers_are_asked_for_than_one_round_takes(
+    ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "RECEIVERS_MAX", 1)
+    its = server(listing)
+    its.free.clear()
+    with capture_logs() as logged, served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
+        served.post(payload(receiver="asked", truncatedAlerts=1))
+        eventually(lambda: len(its.asked) == 1, "it is asked")
+        for receiver in ("waits", "lost"):
+            served.post(payload(receiver=receiver, truncatedAlerts=7))
+
+    (told,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
+    assert (told["count"], told["because"]) == (7, "1 other receivers are asked for already")
 
 
 def test_every_alertmanager_is_asked_whatever_the_one_before_it_answers(
@@ -211,7 +247,7 @@ USELESS: dict[str, tuple[tuple[int, bytes], str]] = {
 
 
 @pytest.mark.parametrize(("answer", "says"), USELESS.values(), ids=USELESS)
-def test_an_answer_that_cannot_be_used_is_told_and_counted_and_the_next_call_asks_again(
+def test_an_answer_that_cannot_be_used_is_told_and_counted_and_it_is_asked_again(
     ledger: Ledger,
     ledger_file: Path,
     server: Callable[..., Server],
@@ -232,8 +268,6 @@ def test_an_answer_that_cannot_be_used_is_told_and_counted_and_the_next_call_ask
         served.post(payload(truncatedAlerts=1))
 
         eventually(lambda: served.count("reconciliations_total", outcome="failed") == 1, "it is counted")
-        assert served.kept() == 0
-        served.post(payload(truncatedAlerts=1))
         eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked again")
         assert served.kept() == 1
     (told,) = [line for line in logged if line["event"] == "alerts left out of a call not found"]

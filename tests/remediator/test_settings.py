@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp
 
 from remediator import reference
+from remediator.main import command
 from remediator.settings import ExecuteSettings, ServeSettings
 
 BOTH: list[type[BaseSettings]] = [ServeSettings, ExecuteSettings]
@@ -79,8 +80,15 @@ def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
 def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
-    with pytest.raises(ValidationError, match="a URL is wanted, as http://"):
-        CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", wrong])
+    with pytest.raises(ValidationError, match="--alertmanager wants URLs, .*: number 2 is none"):
+        CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", f"{TWO[0]},{wrong}"])
+
+
+def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code = command(["serve", *SERVE, "--alertmanager", "http://ann:secret@a:9093,nowhere"])
+
+    said = capsys.readouterr().err
+    assert (code, "number 2 is none" in said, "secret" in said) == (2, True, False)
 
 
 @pytest.mark.parametrize(
