@@ -80,7 +80,7 @@ def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
 def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
-    with pytest.raises(ValidationError, match="--alertmanager wants URLs, .*: number 2 is none"):
+    with pytest.raises(ValidationError, match="number 2 is none"):
         CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", f"{TWO[0]},{wrong}"])
 
 
