@@ -64,7 +64,7 @@ def _post(chain: Chain, payload: dict[str, Any], token: str, wanted: int, *, sch
 def _answers(chain: Chain) -> bool:
     chain.check()
     with suppress(httpx.HTTPError):
-        return chain.http.get(f"{chain.remediator_url}/healthz").is_success
+        return chain.http.get(f"{chain.remediator_url}/-/ready").is_success
     return False
 
 

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import yaml
+
+from remediator.alert import WATCHDOG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +17,10 @@ class Pace:
     evaluate_s: int = 1
     group_interval_s: int = 1
     repeat_s: int = 3600
+
+
+WATCHDOG_S: Final = 60
+"""How often the alert that always fires is delivered, seconds."""
 
 
 def prometheus_config(
@@ -34,7 +41,7 @@ def prometheus_config(
 
 
 def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace) -> str:
-    """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too; everything else to nobody."""
+    """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog."""
     return _yaml(
         {
             "route": {
@@ -42,12 +49,19 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace) -> str:
                 "routes": [
                     {
                         "receiver": "gpuwarden",
+                        "matchers": [f'alertname="{WATCHDOG}"'],
+                        "group_wait": "0s",
+                        "group_interval": f"{WATCHDOG_S // 2}s",
+                        "repeat_interval": f"{WATCHDOG_S - 10}s",  # of two intervals the second is past it for sure
+                    },
+                    {
+                        "receiver": "gpuwarden",
                         "matchers": ['remedy=~".+"'],
                         "group_by": ["alertname", "host", "worker", "container"],
                         "group_wait": "0s",
                         "group_interval": f"{pace.group_interval_s}s",
                         "repeat_interval": f"{pace.repeat_s}s",
-                    }
+                    },
                 ],
             },
             "receivers": [

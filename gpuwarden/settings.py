@@ -38,7 +38,7 @@ def table(settings: type[BaseSettings]) -> Iterator[str]:
         elif field.default_factory:
             default = DEFAULT_FACTORY_SHOWN
         else:
-            default = "none" if field.default is None else f"`{field.default}`"
+            default = "none" if field.default in (None, ()) else f"`{field.default}`"
         yield f"| `--{name.replace('_', '-')}` | `{prefix}{name.upper()}` | {default} | {meaning} |"
 
 

@@ -5,7 +5,7 @@ group mixes firing and resolved alerts, so each alert's own status counts. Label
 are data, never part of a command, a path or a query. One bad alert of a payload costs itself only.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -15,8 +15,11 @@ from gpuwarden.statefile import TEXT_MAX as NAME_MAX
 from gpuwarden.statefile import is_text
 from remediator.plan import Subject
 
-ALERTS_MAX: Final = 2048
-"""Alerts accepted in one payload; what comes after them is refused."""
+ALERTS_MAX: Final = 1000
+"""Alerts accepted in one payload, unless set otherwise; one with more is refused whole."""
+
+WATCHDOG: Final = "GpuwardenWatchdog"
+"""The alert that always fires: a sign of life of the chain, and about nothing."""
 
 LABELS_MAX: Final = 64
 """Labels or annotations accepted on one alert."""
@@ -25,8 +28,16 @@ TEXT_MAX: Final = 1024
 """Characters accepted in one label or annotation."""
 
 
+TRUNCATED_MAX: Final = 1_000_000
+"""The most alerts that one payload may count as left out."""
+
+
 class PayloadError(GpuwardenError):
     """The body is no Alertmanager payload."""
+
+
+class TooManyAlertsError(PayloadError):
+    """The payload has more alerts than are accepted in one."""
 
 
 class Admits(Protocol):
@@ -62,17 +73,23 @@ class Refusal:
     labels: Mapping[str, str]
 
 
-def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
+def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], list[Refusal]]:
     """Split a decoded body into the alerts that can be read and those that cannot.
 
     Raises:
+        TooManyAlertsError: it has more than `alerts_max` alerts, readable or not.
         PayloadError: it is no payload at all.
     """
     if not isinstance(payload, dict) or not isinstance(payload.get("alerts"), list):
         raise PayloadError("an Alertmanager payload was wanted: a JSON object with a list `alerts`")
+    if len(payload["alerts"]) > alerts_max:
+        raise TooManyAlertsError(
+            f"{len(payload['alerts'])} alerts in one payload, and {alerts_max} are accepted: set max_alerts in "
+            "Alertmanager, or group by more labels"
+        )
     alerts: list[Alert] = []
     refusals: list[Refusal] = []
-    for position, found in enumerate(payload["alerts"][:ALERTS_MAX]):
+    for position, found in enumerate(payload["alerts"]):
         outcome = _one(found)
         if isinstance(outcome, Alert):
             alerts.append(outcome)
@@ -80,11 +97,36 @@ def parse(payload: Any) -> tuple[list[Alert], list[Refusal]]:
             refusals.append(
                 Refusal(reason="malformed", because=f"alert {position}: {outcome}", fingerprint="", labels={})
             )
-    excess = len(payload["alerts"]) - ALERTS_MAX
-    if excess > 0:  # one refusal for all of them: a body of nothing else must not become a million rows
-        because = f"{excess} alerts after the first {ALERTS_MAX} of one payload: set max_alerts in Alertmanager"
-        refusals.append(Refusal(reason="too_many", because=because, fingerprint="", labels={}))
     return alerts, refusals
+
+
+def truncated(payload: Mapping[str, Any]) -> int:
+    """How many alerts Alertmanager says that it left out of a payload; 0 where it says nothing that can be counted."""
+    found = payload.get("truncatedAlerts")
+    return min(found, TRUNCATED_MAX) if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
+
+
+def receiver(payload: Mapping[str, Any]) -> str:
+    """The receiver for which Alertmanager sent a payload, as a pattern, for it escapes names there; "" for none."""
+    found = payload.get("receiver")
+    return found if isinstance(found, str) and len(found) <= TEXT_MAX and _is_storable(found) else ""
+
+
+def listed(answer: Any, *, alerts_max: int = ALERTS_MAX) -> Iterator[dict[str, Any]]:
+    """What `GET /api/v2/alerts` answers about alerts that fire, as payloads of no more than `alerts_max` alerts each.
+
+    Raises:
+        PayloadError: it is no such answer.
+    """
+    if not isinstance(answer, list):
+        raise PayloadError("Alertmanager's list of alerts was wanted, a JSON list")
+    firing = [{**each, "status": "firing"} if isinstance(each, dict) else each for each in answer]
+    return ({"alerts": firing[at : at + alerts_max]} for at in range(0, len(firing), alerts_max))
+
+
+def is_beat(alert: Alert) -> bool:
+    """Whether it is the watchdog's: it names nobody, is for no remedy, and is not to be refused for that."""
+    return alert.labels.get("alertname") == WATCHDOG and "remedy" not in alert.labels
 
 
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:

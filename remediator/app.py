@@ -5,17 +5,15 @@ transaction. What it retries is 5xx alone: a database that does not answer is a 
 """
 
 import asyncio
-import hmac
 import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import structlog
 from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
@@ -23,8 +21,13 @@ from starlette.requests import ClientDisconnect
 from gpuwarden import __version__
 from gpuwarden.database import DatabaseError
 from remediator import alert as alerts
+from remediator.credentials import Credentials
+from remediator.inbox import Inbox
 from remediator.ledger import Ledger
-from remediator.remedies import REMEDIES
+from remediator.ledger_metrics import SERIES, LedgerCollector
+from remediator.readiness import Readiness
+from remediator.reconcile import Reconciler
+from remediator.watchdog import Watchdog
 
 log: Final = structlog.get_logger("remediator")
 
@@ -35,157 +38,108 @@ BODY_TIMEOUT_S: Final = 10.0
 """How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
 
 
-class LedgerCollector(Collector):
-    """The ledger's counts as metrics; absent while the ledger cannot be read."""
-
-    def __init__(self, ledger: Ledger, host: str) -> None:
-        self._ledger = ledger
-        self._host = host
-
-    def describe(self) -> list[Metric]:
-        """Nothing beforehand: asking would read the ledger."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family of this scrape."""
-        info = GaugeMetricFamily(
-            "gpuwarden_remediator_info", "This remediator and its host; always 1.", labels=("nodename", "version")
-        )
-        info.add_metric((self._host, __version__), 1.0)
-        yield info
-        up = GaugeMetricFamily("gpuwarden_remediator_ledger_up", "1 while the ledger can be read.")
-        try:
-            totals = self._ledger.totals(self._host)
-        except DatabaseError as error:
-            log.warning("the ledger cannot be read", because=str(error))
-            up.add_metric((), 0.0)
-            yield up
-            return
-        up.add_metric((), 1.0)
-        yield up
-        yield GaugeMetricFamily(
-            "gpuwarden_remediator_episodes_open", "Episodes that are not closed.", value=totals.episodes_open
-        )
-        held = GaugeMetricFamily(
-            "gpuwarden_remediator_episodes_held", "Open episodes that wait, by what they wait for.", labels=("reason",)
-        )
-        for reason, count in sorted(totals.held.items()):
-            held.add_metric((reason,), count)
-        yield held
-        now, orders = time.time(), totals.orders
-        yield GaugeMetricFamily(
-            "gpuwarden_remediator_brake_latched",
-            "1 while the storm brake holds everything until a person releases it.",
-            value=float(orders.brake() is not None),
-        )
-        yield GaugeMetricFamily(
-            "gpuwarden_remediator_paused",
-            "1 while a person's pause holds everything new on this host.",
-            value=float(bool(orders.pauses(host=self._host, now=now))),
-        )
-        for name, help_text, labels, counts in (
-            ("alerts", "Alerts made durable, accepted or refused and why.", ("outcome", "reason"), totals.alerts),
-            ("episodes", "Episodes closed, by outcome and trip.", ("outcome", "trip"), totals.outcomes),
-            ("steps", "Steps done, failed, or that a dry run would have done.", ("act", "step"), totals.steps),
-        ):
-            family = CounterMetricFamily(f"gpuwarden_remediator_{name}", help_text, labels=labels)
-            for key, count in sorted(counts.items()):
-                family.add_metric(key, count)
-            yield family
-        if totals.executor is not None:
-            _, beat_at, errors = totals.executor
-            armed = GaugeMetricFamily(
-                "gpuwarden_remediator_armed", "1 when the remedy acts on this host, 0 in dry run.", labels=("remedy",)
-            )
-            for remedy in sorted(REMEDIES):
-                armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
-            yield armed
-            yield GaugeMetricFamily(
-                "gpuwarden_remediator_executor_beat_age_seconds",
-                "Time since the executor last went round its loop.",
-                value=max(0.0, time.time() - beat_at),
-            )
-            yield CounterMetricFamily(
-                "gpuwarden_remediator_executor_errors",
-                "Unexpected errors in the executor since it started.",
-                value=errors,
-            )
-
-
 def create_app(
-    *, ledger: Ledger, host: str, token: str, body_max_bytes: int, queue: Collector | None = None
+    *,
+    ledger: Ledger,
+    host: str,
+    credentials: Credentials,
+    body_max_bytes: int,
+    alerts_max: int = alerts.ALERTS_MAX,
+    alertmanagers: Sequence[str] = (),
+    queue: Collector | None = None,
 ) -> FastAPI:
     """The application.
 
     Args:
         ledger: where alerts are made durable.
         host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
-        token: the bearer token that Alertmanager must send.
+        credentials: what Alertmanager must show.
         body_max_bytes: larger bodies are refused with 413.
+        alerts_max: bodies with more alerts are refused with 413 too.
+        alertmanagers: the Alertmanagers that are asked for the alerts that a call left out.
         queue: the queue's numbers, where it is to be told of too.
     """
     registry = _registry(ledger, host, queue)
     rejected = Counter(
         "gpuwarden_remediator_webhook_rejected",
-        "Webhook calls that were not made durable, by reason.",
+        SERIES["gpuwarden_remediator_webhook_rejected_total"].meaning,
         ("reason",),
         registry=registry,
     )
-    for reason in ("unauthenticated", "oversized", "incomplete", "malformed", "ledger"):
+    for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
+    inbox = Inbox(ledger, host=host)
+    watchdog = Watchdog()
+    registry.register(watchdog)
+    reconciler = Reconciler(alertmanagers, inbox, alerts_max=alerts_max, registry=registry)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
     next_word_s = 0.0
 
     def authenticated(authorization: Annotated[str, Header()] = "") -> None:
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        if not credentials.admit(authorization):
             rejected.labels("unauthenticated").inc()
             nonlocal next_word_s
             if time.monotonic() >= next_word_s:
                 next_word_s = time.monotonic() + UNAUTHENTICATED_S
-                log.warning("webhook calls without the token", because="is Alertmanager's credentials_file this one?")
-            raise HTTPException(401, "a bearer token is wanted", headers={"WWW-Authenticate": "Bearer"})
+                log.warning(
+                    "webhook calls let in by nothing", because="does Alertmanager's receiver show what is in the file?"
+                )
+            raise HTTPException(
+                401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": credentials.challenge}
+            )
 
     @app.post("/api/v1/alerts", status_code=202, dependencies=[Depends(authenticated)])
     async def receive(request: Request) -> dict[str, int]:
         """Alertmanager's webhook."""
         body = await _body(request, body_max_bytes, rejected)
         try:
-            found, refusals = alerts.parse(json.loads(body))
+            payload = json.loads(body)
+            found, refusals = alerts.parse(payload, alerts_max=alerts_max)
+        except alerts.TooManyAlertsError as error:
+            rejected.labels("too_many").inc()
+            log.warning("webhook body refused", because=str(error))
+            raise HTTPException(413, str(error)) from None
         except (ValueError, RecursionError, alerts.PayloadError) as error:
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
+        if any(each.firing and alerts.is_beat(each) for each in found):
+            watchdog.beat(now=time.time())
         try:
-            hosts = await run_in_threadpool(_hosts, ledger, host, found)
-            judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in found]
-            accepted = [each for each, refusal in judged if refusal is None]
-            refusals += [refusal for _, refusal in judged if refusal is not None]
-            await run_in_threadpool(ledger.accept, accepted, refusals, now=time.time())
+            accepted, refused = await run_in_threadpool(inbox.take, found, refusals)
         except DatabaseError as error:
             rejected.labels("ledger").inc()
             log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the sentence says it all
             raise HTTPException(503, "the ledger cannot be written; send it again") from None
-        for refusal in refusals:
-            log.warning("alert refused", reason=refusal.reason, because=refusal.because)
-        return {"accepted": len(accepted), "refused": len(refusals)}
+        if left_out := alerts.truncated(payload):
+            reconciler.left_out(left_out, alerts.receiver(payload))
+        return {"accepted": accepted, "refused": refused}
 
     @app.get("/metrics")
     def metrics() -> Response:
         """For Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/healthz")
-    def health() -> Response:
-        """200 while the ledger can be read."""
-        try:
-            ledger.totals(host)
-        except DatabaseError as error:
-            return Response(f"{error}\n", status_code=503, media_type="text/plain")
-        return Response("ok\n", media_type="text/plain")
-
+    _probes(app, ledger)
     return app
+
+
+def _probes(app: FastAPI, ledger: Ledger) -> None:
+    readiness = Readiness(ledger)
+
+    @app.get("/-/healthy")
+    async def healthy() -> Response:
+        """200 while the process serves, whatever the ledger does: to be started again would mend nothing else."""
+        return Response("healthy\n", media_type="text/plain")
+
+    @app.get("/-/ready")
+    async def ready() -> Response:
+        """200 while an alert could be made durable; else 503, with the reason."""
+        because = await readiness.lacks()
+        if because is not None:
+            return Response(f"{because}\n", status_code=503, media_type="text/plain")
+        return Response("ready\n", media_type="text/plain")
 
 
 def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRegistry:
@@ -194,13 +148,6 @@ def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRe
     if queue is not None:
         registry.register(queue)
     return registry
-
-
-def _hosts(ledger: Ledger, host: str, found: Sequence[alerts.Alert]) -> Collection[str]:
-    """Whose alerts are taken up here; the ledger is asked only where an alert names another host than this."""
-    if not ledger.shared or all(each.labels.get("host") == host for each in found):
-        return {host}
-    return {host, *ledger.executors()}
 
 
 async def _body(request: Request, limit: int, rejected: Counter) -> bytes:

@@ -18,8 +18,8 @@ from sqlalchemy import (
     Select,
     String,
     and_,
-    case,
     cast,
+    false,
     func,
     insert,
     not_,
@@ -48,6 +48,7 @@ from remediator.holder import Holder
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
 from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
+from remediator.totals import Totals, count_up
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
@@ -107,19 +108,6 @@ class Held:
     reason: str
     because: str
     since: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Counts for the metrics page. `executor` is (armed, beat_at, errors), `None` before one ever ran."""
-
-    alerts: Mapping[tuple[str, str], int]
-    episodes_open: int
-    held: Mapping[str, int]
-    outcomes: Mapping[tuple[str, str], int]
-    steps: Mapping[tuple[str, str], int]
-    executor: tuple[bool, float, int] | None
-    orders: Orders
 
 
 class Ledger:
@@ -503,36 +491,10 @@ class Ledger:
             return [(row.received_at, row.reason, row.because, row.labels) for row in rows]
 
     def totals(self, host: str) -> Totals:
-        """Counts of one host's share of the ledger; they only grow, but for the open episodes.
-
-        An alert that was refused counts for the host that received it.
-        """
+        """Counts of one host's share of the ledger."""
         with reading(self._engine) as connection:
-            state = func.coalesce(ALERTS.c.reason, "")
-            outcome = case((ALERTS.c.state == "refused", "refused"), else_="accepted")
-            here = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # the second: from before hosts were noted
-            alerts = connection.execute(select(outcome, state, func.count()).where(here).group_by(outcome, state))
-            its = EPISODES.c.host == host
-            ended = select(EPISODES.c.outcome, EPISODES.c.trip, func.count()).where(EPISODES.c.closed_at.is_not(None))
-            outcomes = connection.execute(ended.where(its).group_by(EPISODES.c.outcome, EPISODES.c.trip))
-            acts = and_(
-                JOURNAL.c.act.in_(("did", "failed", "would")), func.coalesce(JOURNAL.c.host, EPISODES.c.host) == host
-            )
-            steps = select(JOURNAL.c.act, JOURNAL.c.step, func.count()).join(EPISODES).where(acts)
-            is_open = select(func.count()).select_from(EPISODES).where(its, EPISODES.c.closed_at.is_(None))
-            executor = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
-            return Totals(
-                alerts={(row[0], row[1]): row[2] for row in alerts},
-                outcomes={(row[0], row[1]): row[2] for row in outcomes},
-                steps={
-                    (row[0], row[1]): row[2]
-                    for row in connection.execute(steps.group_by(JOURNAL.c.act, JOURNAL.c.step))
-                },
-                episodes_open=connection.scalar(is_open) or 0,
-                held=Counter(each.reason for each in _held(connection, host) if each.reason),
-                executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
-                orders=_orders(connection),
-            )
+            held = Counter(each.reason for each in _held(connection, host) if each.reason)
+            return count_up(connection, host, held=held, orders=_orders(connection))
 
     def beat(
         self,
@@ -603,6 +565,21 @@ class Ledger:
         """A host's executor has summed up this day."""
         with writing(self._engine) as connection:
             connection.execute(update(EXECUTORS).where(EXECUTORS.c.host == host).values(summed_up_on=day))
+
+    def check_usable(self) -> None:
+        """Read of every table, be a writer for a moment, and change nothing.
+
+        What no disk has room for any more is found by what is really written, and not here.
+
+        Raises:
+            DatabaseError: it cannot be read, or not written: another process holds the write lock, or it is read-only.
+        """
+        with reading(self._engine) as connection:
+            for table in LEDGER.tables.sorted_tables:
+                connection.execute(select(table).limit(1))
+        with writing(self._engine) as connection:
+            # Of no row: a server that only reads, a standby for one, refuses it all the same.
+            connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
 
     def check_writable(self) -> None:
         """Be the one writer for a moment, and write nothing.

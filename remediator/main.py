@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -21,10 +20,12 @@ from gpuwarden.queue import JobStore
 from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints
 from gpuwarden.stores import existing
+from remediator import tls
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
 from remediator.app import create_app
+from remediator.credentials import Credentials
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
@@ -35,9 +36,6 @@ from remediator.settings import ExecuteSettings, ServeSettings
 from remediator.witness import Witness
 
 log: Final = structlog.get_logger("remediator")
-
-TOKEN_MIN: Final = 16
-"""The shortest bearer token accepted, characters."""
 
 
 def command(argv: list[str]) -> int:
@@ -74,17 +72,35 @@ def serve(settings: ServeSettings) -> None:
     """
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
-    token = _token(settings.token_file)
+    credentials = Credentials(token_file=settings.token_file, basic_auth_file=settings.basic_auth_file)
+    encrypted = tls.options(
+        cert_file=settings.tls_cert_file,
+        key_file=settings.tls_key_file,
+        client_ca_file=settings.tls_client_ca_file,
+    )
     with ExitStack() as parts:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
         if settings.queue is not None:
             queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue))))
-        app = create_app(ledger=ledger, host=host, token=token, body_max_bytes=settings.body_max_bytes, queue=queue)
-        server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+        app = create_app(
+            ledger=ledger,
+            host=host,
+            credentials=credentials,
+            body_max_bytes=settings.body_max_bytes,
+            alerts_max=settings.alerts_max,
+            alertmanagers=settings.alertmanager,
+            queue=queue,
+        )
+        server = _Server(
+            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **encrypted)
+        )
         with _listening(settings.listen, settings.port) as listener:
             port = listener.getsockname()[1]
-            log.info("remediator ready", host=host, listen=settings.listen, port=port, version=__version__)
+            scheme = "https" if encrypted else "http"
+            log.info(
+                "remediator ready", host=host, listen=settings.listen, port=port, scheme=scheme, version=__version__
+            )
             server.run(sockets=[listener])
     log.info("remediator stopped")
 
@@ -169,15 +185,3 @@ def _listening(address: str, port: int) -> socket.socket:
         raise GpuwardenError(
             f"cannot listen on {address}:{port} ({because}): stop what listens there, or give another --port"
         ) from None
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GpuwardenError(
-            f"the token file {path} cannot be read ({error}): make one with `openssl rand -hex 24`, mode 0600"
-        ) from None
-    if len(token) < TOKEN_MIN:
-        raise GpuwardenError(f"the token in {path} has {len(token)} characters; {TOKEN_MIN} or more are wanted")
-    return token

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTimeError
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -26,6 +26,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Look, Outcome, Retries, Waiting
+from remediator.series import Series
 
 log: Final = structlog.get_logger("remediator")
 
@@ -60,17 +61,6 @@ OUTCOMES: Final = ("completed", "failed", "cancelled")
 
 _Counted: TypeAlias = tuple[float, float, dict[str, Waiting]]
 """When a count was begun and ended, by a monotonic clock, and what it found."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One family, as it is published and as it is documented."""
-
-    kind: Literal["gauge", "counter", "histogram"]
-    labels: tuple[str, ...]
-    unit: str
-    meaning: str
-    absent: str
 
 
 _UNREAD: Final = "the queue cannot be read"

@@ -1,17 +1,20 @@
-"""Writes docs/settings-remediator.md from the settings and docs/metrics-queue.md from the queue's series.
+"""Writes docs/settings-remediator.md from the settings, docs/metrics-remediator.md and -queue.md from the series.
 
 `python -m remediator.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from pydantic_settings import BaseSettings
 
 from gpuwarden.settings import table, write_pages
-from remediator.queue_metrics import ANSWER_S, COUNT_WAIT_S, SERIES
+from remediator.ledger_metrics import SERIES
+from remediator.queue_metrics import ANSWER_S, COUNT_WAIT_S
+from remediator.queue_metrics import SERIES as QUEUE_SERIES
+from remediator.series import Series
 from remediator.settings import ExecuteSettings, ServeSettings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -19,7 +22,11 @@ DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 def main(argv: list[str] | None = None) -> int:
     """Write the pages, or with `--check` compare them; 1 when one lags."""
-    pages = {"settings-remediator.md": settings_page, "metrics-queue.md": queue_page}
+    pages = {
+        "settings-remediator.md": settings_page,
+        "metrics-remediator.md": metrics_page,
+        "metrics-queue.md": queue_page,
+    }
     about = (__doc__ or "").partition("\n")[0]
     return write_pages(pages, module="remediator.reference", about=about, docs=DOCS, argv=argv)
 
@@ -42,13 +49,27 @@ def settings_page() -> str:
     )
 
 
+def metrics_page() -> str:
+    """docs/metrics-remediator.md."""
+    return "\n".join(
+        [
+            "# Metrics of the remediator",
+            "",
+            "<!-- Written by `python -m remediator.reference`; change remediator/ledger_metrics.py, not this page. -->",
+            "",
+            "What `/metrics` of `gpuwarden remediator serve` publishes, of this host's share of the ledger and of",
+            "itself. Unknown is an absent series, never a zero. What comes from the ledger is counted anew at each",
+            "scrape, and goes on through restarts. Label `host` is not among these: the scrape configuration sets it.",
+            "With `--queue` the page tells of the queue too: [metrics-queue.md](metrics-queue.md).",
+            "",
+            *_rows(SERIES),
+            "",
+        ]
+    )
+
+
 def queue_page() -> str:
     """docs/metrics-queue.md."""
-    rows = [
-        f"| `{name}` | {its.kind} | {', '.join(f'`{label}`' for label in its.labels)} | {its.unit} | {its.meaning} "
-        f"| {its.absent} |"
-        for name, its in SERIES.items()
-    ]
     return "\n".join(
         [
             "# Metrics of the queue",
@@ -64,12 +85,18 @@ def queue_page() -> str:
             f"a count, waits {COUNT_WAIT_S * 1000:g} ms for it, and shows the one before where that is not enough.",
             f"A queue that does not answer within {ANSWER_S:g} s cannot be read.",
             "",
-            "| series | type | labels | unit | meaning | absent when |",
-            "|---|---|---|---|---|---|",
-            *rows,
+            *_rows(QUEUE_SERIES),
             "",
         ]
     )
+
+
+def _rows(series: Mapping[str, Series]) -> Iterator[str]:
+    yield "| series | type | labels | unit | meaning | absent when |"
+    yield "|---|---|---|---|---|---|"
+    for name, its in series.items():
+        labels = ", ".join(f"`{label}`" for label in its.labels)
+        yield f"| `{name}` | {its.kind} | {labels} | {its.unit} | {its.meaning} | {its.absent} |"
 
 
 def _section(role: str, settings: type[BaseSettings]) -> Iterator[str]:

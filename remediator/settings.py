@@ -1,13 +1,15 @@
 """The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
 
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
+import httpx
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
+from remediator.alert import ALERTS_MAX
 
 STOP_MARGIN_S: Final = 15.0
 """What settle_bound_s must leave beyond stop_grace_s, seconds."""
@@ -46,12 +48,71 @@ class ServeSettings(_Common):
 
     listen: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    token_file: Path = Field(description="file with the bearer token that Alertmanager sends; 16 characters or more")
+    token_file: Path | None = Field(
+        default=None,
+        description="file with the bearer token that Alertmanager sends, 16 characters or more; of several, one a "
+        "line, any is accepted, and a change is seen within a second. This or basic_auth_file is wanted",
+    )
+    basic_auth_file: Path | None = Field(
+        default=None,
+        description="file with lines `user:password` for HTTP basic authentication, by the same rules; with both, "
+        "either is accepted",
+    )
+    tls_cert_file: Path | None = Field(
+        default=None, description="certificate in PEM, with those between it and its authority; with it HTTPS is served"
+    )
+    tls_key_file: Path | None = Field(default=None, description="the certificate's key in PEM, not encrypted")
+    tls_client_ca_file: Path | None = Field(
+        default=None,
+        description="authorities in PEM; with it every caller must show a certificate that one of them has signed",
+    )
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
+    alerts_max: int = Field(
+        default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
+    )
+    alertmanager: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "
+        "asked for the alerts that a call left out (`max_alerts`)",
+    )
     queue: str | None = Field(
         default=None,
         description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
     )
+
+    @field_validator("alertmanager", mode="before")
+    @classmethod
+    def _each_alertmanager(cls, found: Any) -> Any:
+        return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
+
+    @model_validator(mode="after")
+    def _alertmanagers_have_addresses(self) -> Self:
+        for number, each in enumerate(self.alertmanager, start=1):
+            try:
+                url = httpx.URL(each)
+            except httpx.InvalidURL:
+                url = httpx.URL()
+            if url.scheme not in ("http", "https") or not url.host:
+                # It is not repeated, for it may have a password in it.
+                raise ValueError(f"--alertmanager wants URLs, as http://127.0.0.1:9093: number {number} is none")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_is_let_in(self) -> Self:
+        if self.token_file is None and self.basic_auth_file is None:
+            raise ValueError(
+                "--token-file or --basic-auth-file is wanted (or GPUWARDEN_REMEDIATOR_TOKEN_FILE or "
+                "GPUWARDEN_REMEDIATOR_BASIC_AUTH_FILE): what Alertmanager must show"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("--tls-cert-file and --tls-key-file are wanted together, or neither")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("--tls-client-ca-file wants --tls-cert-file and --tls-key-file: callers are known by TLS")
+        return self
 
 
 class ExecuteSettings(_Common):

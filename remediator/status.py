@@ -155,9 +155,9 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
     except GpuwardenError as error:
         report.parts.append(_unwell("ledger", wanted.ledger, error))
     for name, ask in (
-        ("remediator", partial(_health, "remediator")),
+        ("remediator", partial(_ready, "remediator")),
         ("exporter", _exporter),
-        ("alertmanager", _ready),
+        ("alertmanager", partial(_ready, "alertmanager")),
         ("prometheus", partial(_prometheus, report.hosts)),
     ):
         url: str = getattr(wanted, name)
@@ -312,19 +312,11 @@ def _not_asked(name: str) -> Part:
     return Part(name=name, ok=None, says="not asked")
 
 
-def _health(name: str, client: httpx.Client, url: str) -> Part:
-    answer = client.get(f"{url}/healthz")
-    if answer.is_success:
-        return Part(name=name, ok=True, says=f"well at {url}")
-    says = f"says {answer.status_code} at {url}: {answer.text.strip()[:200]}"
-    return Part(name=name, ok=False, says=says, todo="its log says why")
-
-
 def _exporter(client: httpx.Client, url: str) -> Part:
     """Well, and every source and collector did its work: what one failed to tell is unknown, and never acted on."""
-    part = _health("exporter", client, url)
-    if not part.ok:
-        return part
+    answer = client.get(f"{url}/healthz")
+    if not answer.is_success:
+        return _unready("exporter", url, answer)
     families = text_string_to_metric_families(client.get(f"{url}/metrics").text)
     failed = [
         sample.labels["collector"]
@@ -333,26 +325,27 @@ def _exporter(client: httpx.Client, url: str) -> Part:
         if sample.name == "gpuwarden_collector_success" and sample.value == 0
     ]
     if not failed:
-        return part
+        return Part(name="exporter", ok=True, says=f"well at {url}")
     says = f"{', '.join(failed)} failed at {url}: what is told by it is unknown, so nothing is done on its account"
     asked = [SOURCES[name] for name in failed if name in SOURCES]
     return Part(name="exporter", ok=False, says=says, todo="; ".join([*asked, "its log says why"]))
 
 
-def _ready(client: httpx.Client, url: str) -> Part:
+def _ready(name: str, client: httpx.Client, url: str) -> Part:
     answer = client.get(f"{url}/-/ready")
-    if answer.is_success:
-        return Part(name="alertmanager", ok=True, says=f"ready at {url}")
+    return Part(name=name, ok=True, says=f"ready at {url}") if answer.is_success else _unready(name, url, answer)
+
+
+def _unready(name: str, url: str, answer: httpx.Response) -> Part:
     says = f"says {answer.status_code} at {url}: {answer.text.strip()[:200]}"
-    return Part(name="alertmanager", ok=False, says=says, todo="its log says why")
+    return Part(name=name, ok=False, says=says, todo="its log says why")
 
 
 def _prometheus(hosts: Sequence[str], client: httpx.Client, url: str) -> Part:
     """Ready, has our rules, evaluates them, has somebody to tell, and something to tell of: each host's exporter."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
-        says = f"says {answer.status_code} at {url}: {answer.text.strip()[:200]}"
-        return Part(name="prometheus", ok=False, says=says, todo="its log says why")
+        return _unready("prometheus", url, answer)
     rules = _acting_rules(client.get(f"{url}/api/v1/rules", params={"type": "alert"}).json())
     if not rules:
         says = f"at {url} has no rule that calls the remediator"

@@ -9,8 +9,8 @@ _ALIVE: Final = each("max", SLOT, "gpuwarden_worker_alive")
 _ARMED: Final = each("max", ("host",), "gpuwarden_remediator_armed", where=HOST)
 _SIMULATED: Final = f'count(group by (host, gpu) (gpuwarden_gpu_info{{source="simulated", {HOST}}}))'
 _ALERTS: Final = (
-    f'count(max by (alertname, host, worker, container) (ALERTS{{alertname=~"Gpuwarden.+", alertstate="firing", '
-    f"{WORKER}}}))"
+    f'count(max by (alertname, host, worker, container) (ALERTS{{alertname=~"Gpuwarden.+", '
+    f'severity!="none", alertstate="firing", {WORKER}}}))'
 )
 
 PANELS: Final = (

@@ -12,7 +12,8 @@ GONE: Final = "gone.rules.yaml"
 BUDGET: Final = "budget.rules.yaml"
 HEALTH: Final = "health.rules.yaml"
 SERVER: Final = "server.rules.yaml"
-RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER)}
+CHAIN: Final = "chain.rules.yaml"
+RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN)}
 
 FIRST: Final = {
     STALL: (
@@ -45,6 +46,7 @@ FIRST: Final = {
         "fires once all of it has lasted",
         "does not fire when a figure is absent",
     ),
+    CHAIN: ("fires with no series at all",),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -845,4 +847,27 @@ SERVER_MUTANTS: Final = [
         ("never: it has a remedy", "warning\n", "warning\n          remedy: restart_container\n")),
 ]  # fmt: skip
 
-MUTANTS: Final = [*STALL_MUTANTS, *WORKER_MUTANTS, *GONE_MUTANTS, *BUDGET_MUTANTS, *HEALTH_MUTANTS, *SERVER_MUTANTS]
+CHAIN_MUTANTS: Final = of(
+    CHAIN,
+    RULES[CHAIN],
+    ("it never fires", "vector(1)", "vector(1) == 0"),
+    ("it depends on a target", "vector(1)", "up == 1"),
+    ("it depends on there being no target", "vector(1)", "absent(up)"),
+    ("it fires for each target", "vector(1)", "vector(1) or up"),
+    ("it waits a second", "        labels:", "        for: 1s\n        labels:"),
+    ("it goes by another name", "Watchdog\n", "Alive\n"),
+    ("it names a severity that somebody is called for", "severity: none", "severity: critical"),
+    ("it names a remedy", "severity: none\n", "severity: none\n          remedy: restart_worker\n"),
+    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+    ("it has no summary", "summary:", "title:"),
+)
+
+MUTANTS: Final = [
+    *STALL_MUTANTS,
+    *WORKER_MUTANTS,
+    *GONE_MUTANTS,
+    *BUDGET_MUTANTS,
+    *HEALTH_MUTANTS,
+    *SERVER_MUTANTS,
+    *CHAIN_MUTANTS,
+]

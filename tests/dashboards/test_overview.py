@@ -44,9 +44,11 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Look, Retries, Waiting
 from gpuwarden.statefile import JobFile, WorkerFile
 from remediator.app import create_app
-from remediator.ledger import Ledger, Totals
+from remediator.credentials import Credentials
+from remediator.ledger import Ledger
 from remediator.queue_metrics import QueueCollector
 from remediator.safety import Orders
+from remediator.totals import TOOK_S, Took, Totals
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())
 PANELS: Final = list(panels(OVERVIEW))
@@ -124,9 +126,13 @@ class FullLedger(Ledger):
         assert host == "h1"
         return Totals(
             alerts={("accepted", ""): 1, ("refused", "host"): 1},
+            duplicates=1,
+            oldest_new_at=0.0,
             episodes_open=1,
             held={"paused": 1},
             outcomes={("mended", "stall"): 1},
+            took={"mended": Took(within=(1,) * len(TOOK_S), count=1, sum_s=1.0)},
+            intents={("free", "done"): 1},
             steps={("did", "stop"): 1},
             executor=(True, 0.0, 1),
             orders=Orders(),
@@ -161,7 +167,7 @@ def no_store() -> JobStore:
 def remediated() -> dict[str, frozenset[str]]:
     """Every series of the remediator and its labels, from its own page."""
     ledger = FullLedger(create_engine("sqlite://"))
-    app = create_app(ledger=ledger, host="h1", token="t", body_max_bytes=1, queue=FullQueue(no_store))
+    app = create_app(ledger=ledger, host="h1", credentials=Credentials(), body_max_bytes=1, queue=FullQueue(no_store))
 
     async def page() -> str:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:

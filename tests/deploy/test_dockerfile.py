@@ -113,7 +113,7 @@ def test_the_remediator_is_healthy_without_root(image: str, docker_client: docke
     give(tmp_path / "token", mode=0o400)
     volumes = {str(tmp_path): {"bind": "/data", "mode": "rw"}}
     command = ["remediator", "serve", "--dir", "/data", "--ledger", "sqlite:////data/ledger/ledger.db"]
-    environment = {"GPUWARDEN_HEALTH_URL": "http://127.0.0.1:9836/healthz"}
+    environment = {"GPUWARDEN_HEALTH_URL": "http://127.0.0.1:9836/-/ready"}
     with started(
         docker_client, image, [*command, "--token-file", "/data/token"], volumes=volumes, environment=environment
     ) as container:

@@ -18,7 +18,7 @@ from deploy.chain import CHECKOUT, PARTS, PORTS
 from tests.waiting import eventually
 
 HEALTH = {
-    "exporter": "/healthz", "remediator": "/healthz", "alertmanager": "/-/ready", "prometheus": "/-/ready",
+    "exporter": "/healthz", "remediator": "/-/ready", "alertmanager": "/-/ready", "prometheus": "/-/ready",
 }  # fmt: skip
 READY = "ready; Ctrl-C"
 WEDGE = {

@@ -34,6 +34,8 @@ def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_pa
         assert "dry run" in run.said()
         armed = re.findall(r"^gpuwarden_remediator_armed.* (\S+)$", run.get("remediator", "/metrics"), re.MULTILINE)
         assert set(armed) == {"0.0"}
+        beat = r"^gpuwarden_remediator_watchdog_timestamp_seconds \d"
+        eventually(lambda: re.search(beat, run.get("remediator", "/metrics"), re.MULTILINE), "the watchdog beats")
         assert run.stop(signal.SIGINT) == 0
     token = run.data / "token"
     kept = token.read_text()

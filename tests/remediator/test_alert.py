@@ -7,7 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remediator.alert import ALERTS_MAX, LABELS_MAX, TEXT_MAX, PayloadError, Refusal, admit, parse, subject
+from remediator.alert import (
+    ALERTS_MAX,
+    LABELS_MAX,
+    TEXT_MAX,
+    TRUNCATED_MAX,
+    WATCHDOG,
+    PayloadError,
+    Refusal,
+    TooManyAlertsError,
+    admit,
+    is_beat,
+    listed,
+    parse,
+    receiver,
+    subject,
+    truncated,
+)
 from remediator.plan import Subject
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, LABELS, alert, payload, sent, server_alert
@@ -119,12 +135,84 @@ def test_what_is_just_within_every_limit_is_accepted() -> None:
     assert refusals == []
 
 
-def test_alerts_past_the_limit_are_one_refusal_not_a_million() -> None:
-    alerts, refusals = parse(payload(*[sent()] * ALERTS_MAX, *[None] * 100_000))
+@pytest.mark.parametrize("more", [sent(), None], ids=["readable", "not readable"])
+def test_a_payload_with_one_alert_more_than_are_accepted_is_refused_whole(more: Any) -> None:
+    body = payload(*[sent()] * 3)
+    assert len(parse(body, alerts_max=3)[0]) == 3
 
-    assert len(alerts) == ALERTS_MAX
-    assert [each.reason for each in refusals] == ["too_many"]
-    assert f"100000 alerts after the first {ALERTS_MAX}" in refusals[0].because
+    with pytest.raises(TooManyAlertsError, match="4 alerts in one payload, and 3 are accepted: set max_alerts"):
+        parse(payload(*body["alerts"], more), alerts_max=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ({}, 0),
+        ({"truncatedAlerts": 0}, 0),
+        ({"truncatedAlerts": 7}, 7),
+        ({"truncatedAlerts": -7}, 0),
+        ({"truncatedAlerts": True}, 0),
+        ({"truncatedAlerts": "7"}, 0),
+        ({"truncatedAlerts": 7.0}, 0),
+        ({"truncatedAlerts": 10**400}, TRUNCATED_MAX),
+    ],
+    ids=["before 0.21", "none", "some", "a negative number", "a truth", "a text", "a fraction", "a number too large"],
+)
+def test_how_many_alerts_were_left_out_is_what_alertmanager_says_where_that_can_be_counted(
+    said: dict[str, Any], count: int
+) -> None:
+    assert truncated(said) == count
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"receiver": "gpuwarden (its own)"}, "gpuwarden (its own)"),
+        ({}, ""),
+        ({"receiver": ["gpuwarden"]}, ""),
+        ({"receiver": "r" * (TEXT_MAX + 1)}, ""),
+        ({"receiver": "\ud800"}, ""),
+    ],
+    ids=["a name", "none", "a list", "a long one", "half a surrogate pair"],
+)
+def test_the_receiver_of_a_payload_is_its_name_or_nothing(said: dict[str, Any], name: str) -> None:
+    assert receiver(said) == name
+
+
+@pytest.mark.parametrize(
+    ("labels", "beats"),
+    [
+        ({"alertname": WATCHDOG, "severity": "none"}, True),
+        ({"alertname": WATCHDOG, "remedy": "restart_worker"}, False),
+        ({"alertname": "GpuwardenJobStalled"}, False),
+        ({}, False),
+    ],
+    ids=["the watchdog's", "one by its name with a remedy", "another", "one without a name"],
+)
+def test_the_watchdogs_alert_is_a_beat_and_no_other(labels: dict[str, str], beats: bool) -> None:
+    (found,), _ = parse(payload({**sent(), "labels": labels}))
+
+    assert is_beat(found) is beats
+
+
+def test_what_alertmanagers_api_lists_is_read_as_what_it_would_have_delivered() -> None:
+    one = {**sent("a"), "status": {"state": "active", "silencedBy": [], "inhibitedBy": []}, "receivers": []}
+
+    payloads = list(listed([one, 5, {**one, "fingerprint": "c"}], alerts_max=2))
+
+    read = [parse(each, alerts_max=2) for each in payloads]
+    assert [[(each.fingerprint, each.firing) for each in alerts] for alerts, _ in read] == [
+        [("a", True)],
+        [("c", True)],
+    ]
+    assert [[each.because for each in refusals] for _, refusals in read] == [["alert 1: not an object"], []]
+    assert list(listed([])) == []
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"alerts": []}, "alerts"])
+def test_what_is_no_list_of_alerts_is_refused(answer: Any) -> None:
+    with pytest.raises(PayloadError, match="a JSON list"):
+        listed(answer)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

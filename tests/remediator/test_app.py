@@ -9,30 +9,37 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import make_url, text
 
 import gpuwarden.database
 import remediator.app
 from deploy import parts
 from deploy.postgres import Postgres
+from gpuwarden.database import writing
+from remediator import readiness
 from remediator.app import create_app
+from remediator.credentials import Credentials
 from remediator.ledger import Ledger
 from remediator.safety import Act, Order
 from tests.remediator.builders import HOST, payload, sent
-from tests.waiting import eventually
+from tests.waiting import eventually, together
 
 TOKEN = "0123456789abcdef-token"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 BODY_MAX_BYTES = 64 * 1024
+ALERTS_MAX = 20
 ALERTS = "/api/v1/alerts"
 
 
@@ -61,6 +68,10 @@ class Served:
                     return sample.value
         return None
 
+    def asked(self, probe: str) -> tuple[int, str]:
+        answer = httpx.get(f"{self.url}/-/{probe}", timeout=20, trust_env=False)
+        return answer.status_code, answer.text
+
     def kept(self) -> int:
         with closing(sqlite3.connect(self.file)) as connection:
             kept: int = connection.execute("SELECT count(*) FROM alerts").fetchone()[0]
@@ -75,6 +86,7 @@ def house(folder: Path) -> list[str]:
     return [
         *("--dir", str(folder), "--token-file", str(folder / "token")),
         *("--ledger", f"sqlite:///{folder}/ledger.db", "--body-max-bytes", str(BODY_MAX_BYTES)),
+        *("--alerts-max", str(ALERTS_MAX)),
     ]
 
 
@@ -144,10 +156,22 @@ def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def served_here(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
-    app = create_app(ledger=ledger, host=HOST, token=TOKEN, body_max_bytes=BODY_MAX_BYTES)
+def served_here(
+    ledger: Ledger, ledger_file: Path, *, alertmanagers: Sequence[str] = (), listener: socket.socket | None = None
+) -> Iterator[Served]:
+    token_file = ledger_file.with_name("token")
+    token_file.write_text(TOKEN)
+    credentials = Credentials(token_file=token_file)
+    app = create_app(
+        ledger=ledger,
+        host=HOST,
+        credentials=credentials,
+        body_max_bytes=BODY_MAX_BYTES,
+        alerts_max=ALERTS_MAX,
+        alertmanagers=alertmanagers,
+    )
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -211,6 +235,46 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
     assert webhook.ledger.open_episodes()
 
 
+WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
+
+
+def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:
+    served = in_process
+    assert served.count("watchdog_timestamp_seconds") is None
+    before = time.time()
+
+    answer = served.post(payload(WATCHDOG))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 0, "refused": 0})
+    assert before <= (served.count("watchdog_timestamp_seconds") or 0) <= time.time()
+    assert served.kept() == 0
+    assert served.post(payload(WATCHDOG, sent())).json() == {"accepted": 1, "refused": 0}
+    assert served.kept() == 1
+
+
+def test_a_watchdog_that_is_over_is_no_beat_and_neither_is_another_alert(in_process: Served) -> None:
+    in_process.post(payload({**WATCHDOG, "status": "resolved"}, sent()))
+
+    assert in_process.count("watchdog_timestamp_seconds") is None
+    assert in_process.kept() == 1
+
+
+def test_the_watchdogs_beat_is_noted_while_the_ledger_is_locked(in_process: Served, ledger_file: Path) -> None:
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        assert in_process.post(payload(WATCHDOG)).status_code == 202
+
+        other.execute("ROLLBACK")
+    assert in_process.count("watchdog_timestamp_seconds") is not None
+
+
+def test_without_the_token_nobody_beats(in_process: Served) -> None:
+    assert in_process.post(payload(WATCHDOG), headers={}).status_code == 401
+
+    assert in_process.count("watchdog_timestamp_seconds") is None
+
+
 # --- not let in
 
 UNAUTHENTICATED = {
@@ -247,6 +311,26 @@ def test_the_scheme_may_be_written_in_any_case(served: Served) -> None:
     assert served.post(payload(), headers={"Authorization": f"bearer {TOKEN}"}).status_code == 202
 
 
+def test_a_token_written_beside_the_old_one_is_accepted_by_the_running_process_and_so_is_a_password(
+    tmp_path: Path,
+) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("ann:0123456789abcdef\n")
+    with serving(tmp_path / "run", "--basic-auth-file", str(passwords)) as (served, _):
+        new = {"Authorization": f"Bearer new-{TOKEN}"}
+        assert (served.post(payload()).status_code, served.post(payload(), headers=new).status_code) == (202, 401)
+
+        (tmp_path / "run" / "token").write_text(f"{TOKEN}\nnew-{TOKEN}\n")
+
+        eventually(lambda: served.post(payload(), headers=new).status_code == 202, "the new token is accepted")
+        assert served.post(payload()).status_code == 202
+        answer = httpx.post(
+            served.url + ALERTS, json=payload(), auth=("ann", "0123456789abcdef"), timeout=20, trust_env=False
+        )
+        assert answer.status_code == 202
+        assert TOKEN not in served.log.read_text()
+
+
 # --- not accepted
 
 
@@ -273,6 +357,22 @@ def test_a_body_of_exactly_the_limit_is_read(served: Served) -> None:
     body = json.dumps(payload()).encode()
 
     assert served.post(content=body + b" " * (BODY_MAX_BYTES - len(body))).status_code == 202
+
+
+def test_a_body_with_too_many_alerts_is_refused_whole_with_413_and_one_of_exactly_the_limit_is_read(
+    webhook: Served,
+) -> None:
+    before = webhook.kept(), webhook.count("webhook_rejected_total", reason="too_many")
+    many = [sent(f"f{number}") for number in range(ALERTS_MAX + 1)]
+
+    answer = webhook.post(payload(*many))
+
+    assert answer.status_code == 413
+    assert f"{ALERTS_MAX + 1} alerts in one payload, and {ALERTS_MAX} are accepted" in answer.text
+    assert webhook.kept() == before[0]
+    assert webhook.count("webhook_rejected_total", reason="too_many") == (before[1] or 0) + 1
+    assert webhook.post(payload(*many[1:])).status_code == 202
+    assert webhook.kept() == before[0] + ALERTS_MAX
 
 
 MALFORMED = {
@@ -416,14 +516,83 @@ def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Se
 
 
 def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_process: Served) -> None:
-    assert httpx.get(f"{in_process.url}/healthz", trust_env=False).status_code == 200
     with closing(sqlite3.connect(in_process.file)) as connection:
         connection.execute("ALTER TABLE episodes RENAME TO lost")
 
     assert in_process.count("ledger_up") == 0
     assert in_process.count("episodes_open") is None
-    health = httpx.get(f"{in_process.url}/healthz", trust_env=False)
-    assert (health.status_code, "no such table: episodes" in health.text) == (503, True)
+
+
+# --- its probes
+
+
+def test_it_is_ready_while_the_ledger_can_be_read_and_written_and_healthy_whatever_it_does(
+    in_process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    assert (in_process.asked("ready"), in_process.asked("healthy")) == ((200, "ready\n"), (200, "healthy\n"))
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    code, said = in_process.asked("ready")
+
+    assert (code, "no such table: episodes" in said) == (503, True)
+    assert in_process.asked("healthy") == (200, "healthy\n")
+
+
+def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_of_is(
+    monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    served: Served = request.getfixturevalue("in_process")
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        code, said = served.asked("ready")
+
+        assert (code, "database is locked" in said) == (503, True)
+        assert served.count("ledger_up") == 1
+        other.execute("ROLLBACK")
+    assert served.asked("ready") == (200, "ready\n")
+
+
+def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
+    ledger_file: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 60.0)  # the one look lasts for as long as they ask
+    monkeypatch.setattr(readiness, "READY_S", 0.3)
+    in_process: Served = request.getfixturevalue("in_process")
+    looks: list[float] = []
+    look = in_process.ledger.check_usable
+
+    def counted() -> None:
+        looks.append(time.monotonic())
+        look()
+
+    monkeypatch.setattr(in_process.ledger, "check_usable", counted)
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        answers = together(*[lambda: in_process.asked("ready")] * 20)
+
+        assert set(answers) == {(503, "the ledger could not be read and written within 0.3 s\n")}
+        assert len(looks) == 1
+        other.execute("ROLLBACK")
+    eventually(lambda: in_process.asked("ready")[0] == 200, "it is ready again")
+
+
+def test_the_answer_of_one_look_at_the_ledger_stands_for_a_moment(
+    in_process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "STANDS_S", 60.0)
+    assert in_process.asked("ready")[0] == 200
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    assert in_process.asked("ready")[0] == 200
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    assert in_process.asked("ready")[0] == 503
 
 
 # --- as a program
@@ -431,7 +600,7 @@ def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_proce
 
 def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
     with serving(tmp_path / "run") as (served, process):
-        assert httpx.get(f"{served.url}/healthz", trust_env=False).text == "ok\n"
+        assert served.asked("ready") == (200, "ready\n")
 
         process.send_signal(signal.SIGTERM)
 
@@ -530,8 +699,14 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None
     assert code == 2
     assert [line.removeprefix("gpuwarden remediator serve: error: ").partition(": ")[0] for line in said] == [
         "'70000' will not do for --port (or GPUWARDEN_REMEDIATOR_PORT)",
-        "--token-file (or GPUWARDEN_REMEDIATOR_TOKEN_FILE) is wanted",
     ]
+
+
+def test_serve_without_a_token_or_a_password_is_one_clear_line_and_2(tmp_path: Path) -> None:
+    code, said = failing("serve", "--dir", str(tmp_path), "--ledger", "sqlite:////x")
+
+    assert (code, len(said)) == (2, 1)
+    assert "--token-file or --basic-auth-file is wanted" in said[0]
 
 
 def test_a_role_it_does_not_have_is_2() -> None:
@@ -585,10 +760,24 @@ def test_while_the_server_is_away_it_says_503_and_a_later_retry_is_accepted(post
 
     assert shared.post(payload(sent())).status_code == 503
     assert shared.post(payload(sent("b", host="box2"))).status_code == 503
-    assert httpx.get(f"{shared.url}/healthz", trust_env=False).status_code == 503
+    assert (shared.asked("ready")[0], shared.asked("healthy")[0]) == (503, 200)
     assert shared.count("ledger_up") == 0
     postgres.start()
     assert shared.post(payload(sent())).status_code == 202
+
+
+@pytest.mark.needs_postgres
+def test_a_ledger_that_may_only_be_read_is_not_ready(postgres_url: str, ledger_file: Path) -> None:
+    reader = f"reader_{uuid4().hex}"
+    with closing(Ledger.open(postgres_url)) as owner, writing(owner._engine) as connection:
+        connection.execute(text(f"CREATE ROLE {reader} LOGIN"))
+        connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reader}"))
+    url = make_url(postgres_url).set(username=reader).render_as_string(hide_password=False)
+    with closing(Ledger.open(url, host=HOST)) as ledger, served_here(ledger, ledger_file) as served:
+        code, said = served.asked("ready")
+
+        assert (code, "permission denied for table executors" in said) == (503, True)
+        assert served.count("ledger_up") == 1
 
 
 @pytest.mark.needs_postgres

@@ -90,7 +90,7 @@ def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., 
 
     def answers() -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{port}/-/ready", trust_env=False).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp
 
 from remediator import reference
+from remediator.main import command
 from remediator.settings import ExecuteSettings, ServeSettings
 
 BOTH: list[type[BaseSettings]] = [ServeSettings, ExecuteSettings]
@@ -54,6 +55,40 @@ def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch:
     assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/srv/gpuwarden")
 
     assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--dir", "/opt"]).dir == Path("/opt")
+
+
+SERVE = ["--ledger", "sqlite:////l.db", "--token-file", "t"]
+TWO = ("http://a:9093", "https://b/alertmanager")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--alertmanager", ",".join(TWO)], ["--alertmanager", TWO[0], "--alertmanager", TWO[1]]],
+    ids=["separated by commas", "an option each"],
+)
+def test_several_alertmanagers_are_given_either_way(options: list[str]) -> None:
+    assert CliApp.run(ServeSettings, cli_args=[*SERVE, *options]).alertmanager == TWO
+
+
+def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == ()
+
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_ALERTMANAGER", ", ".join(TWO))
+
+    assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == TWO
+
+
+@pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
+def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="number 2 is none"):
+        CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", f"{TWO[0]},{wrong}"])
+
+
+def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code = command(["serve", *SERVE, "--alertmanager", "http://ann:secret@a:9093,nowhere"])
+
+    said = capsys.readouterr().err
+    assert (code, "number 2 is none" in said, "secret" in said) == (2, True, False)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
         "ledger        ok        can be read and written",
         "executor box1 ok        alive, pid 7, sees 4 workers",
         "alerts        -         none yet",
-        f"remediator    ok        well at {parts.url}",
+        f"remediator    ok        ready at {parts.url}",
         f"exporter      ok        well at {parts.url}",
         f"alertmanager  ok        ready at {parts.url}",
         f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rules",

@@ -1,0 +1,225 @@
+"""What the metrics page tells of the ledger: what each figure counts, on both databases, and that all are listed."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from remediator import reference
+from remediator.inbox import Inbox
+from remediator.ledger import Ledger
+from remediator.ledger_metrics import SERIES, STAGES, LedgerCollector
+from remediator.plan import Kind, Outcome, Stage
+from remediator.reconcile import Reconciler
+from remediator.totals import TOOK_S
+from remediator.watchdog import Watchdog
+from tests.remediator.builders import HOST, NOW, alert
+from tests.remediator.test_ledger import REFUSAL, accept, advance, begun, opened
+
+TOOK = "received_to_outcome_seconds"
+
+
+def page(ledger: Ledger, host: str = HOST) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(LedgerCollector(ledger, host))
+    return registry
+
+
+def figure(ledger: Ledger, series: str, host: str = HOST, **labels: str) -> float | None:
+    return page(ledger, host).get_sample_value(f"gpuwarden_remediator_{series}", labels)
+
+
+def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Outcome.MENDED, **labels: Any) -> None:
+    """An episode from its first alert to its end; it was taken from the inbox a while after it came."""
+    ledger.accept([alert(**labels)], [], now=received)
+    ledger.take_new(labels.get("host", HOST), now=received + 0.5)
+    ledger.close_episode(ledger.open_episodes()[-1].episode_id, outcome, "it is over", now=at)
+
+
+# --- how long it took
+
+
+def test_an_episode_took_from_the_arrival_of_its_first_alert_to_its_close(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW + 2)
+    closed(ledger, received=NOW + 100, at=NOW + 145.5)
+    closed(ledger, received=NOW + 200, at=NOW + 200 + 1801)
+    closed(ledger, received=NOW + 300, at=NOW + 301, outcome=Outcome.SUPERSEDED)
+    accept(ledger, alert())  # still open
+
+    within = {le: figure(ledger, f"{TOOK}_bucket", outcome="mended", le=le) for le in ("1.0", "2.0", "30.0", "60.0")}
+    assert within == {"1.0": 0, "2.0": 1, "30.0": 1, "60.0": 2}
+    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1800.0") == 2
+    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="+Inf") == 3
+    assert figure(ledger, f"{TOOK}_count", outcome="mended") == 3
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 2 + 45.5 + 1801
+    assert figure(ledger, f"{TOOK}_bucket", outcome="superseded", le="1.0") == 1
+
+
+def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> None:
+    ledger.accept([alert("a")], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    ledger.accept([alert("a"), alert("b")], [], now=NOW + 9)
+    ledger.take_new(HOST, now=NOW + 9)
+
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 10)
+
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
+
+
+def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledger: Ledger) -> None:
+    ledger.accept([alert(attempt="1")], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    ledger.accept([alert(attempt="2")], [], now=NOW + 5)
+    ledger.take_new(HOST, now=NOW + 5)
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 20)
+    ledger.take_new(HOST, now=NOW + 20)
+
+    ledger.close_episode(2, Outcome.SUPERSEDED, "", now=NOW + 21)
+
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 20
+    assert figure(ledger, f"{TOOK}_sum", outcome="superseded") == 16
+
+
+def test_a_clock_that_was_set_back_makes_it_no_less_than_nothing(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW - 3600)
+
+    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1.0") == 1
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 0
+
+
+def test_each_host_counts_its_own_episodes(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW + 2)
+    closed(ledger, received=NOW, at=NOW + 7, host="box2")
+
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 2
+    assert figure(ledger, f"{TOOK}_sum", host="box2", outcome="mended") == 7
+
+
+# --- intents
+
+
+def test_intents_are_told_by_kind_and_stage_and_those_that_nobody_owes_as_zero(ledger: Ledger) -> None:
+    nothing = {(kind, stage): 0.0 for kind, stages in STAGES.items() for stage in stages}
+    assert intents(ledger) == nothing
+
+    _, free, _ = begun(ledger)
+    assert intents(ledger) == {**nothing, (Kind.FREE, Stage.PLANNED): 1, (Kind.SETTLE, Stage.PLANNED): 1}
+
+    advance(ledger, free, Stage.STOPPING)
+    assert intents(ledger) == {**nothing, (Kind.FREE, Stage.STOPPING): 1, (Kind.SETTLE, Stage.PLANNED): 1}
+    assert figure(ledger, "intents", host="box2", kind="free", stage="stopping") == 0
+
+
+def intents(ledger: Ledger) -> dict[tuple[str, str], float]:
+    (family,) = [each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_intents"]
+    return {(sample.labels["kind"], sample.labels["stage"]): sample.value for sample in family.samples}
+
+
+# --- backlog
+
+
+def test_the_backlog_is_as_old_as_the_oldest_alert_that_waits_and_absent_when_none_does(ledger: Ledger) -> None:
+    assert figure(ledger, "backlog_age_seconds") is None
+    now = time.time()
+    ledger.accept([alert("a", host="box2")], [REFUSAL], now=now - 500)
+    assert figure(ledger, "backlog_age_seconds") is None, "they are not this host's to take"
+
+    ledger.accept([alert("b")], [], now=now - 90)
+    ledger.accept([alert("c")], [], now=now - 10)
+
+    age = figure(ledger, "backlog_age_seconds")
+    assert age is not None
+    assert 90 <= age < 150
+    ledger.take_new(HOST, now=now)
+    assert figure(ledger, "backlog_age_seconds") is None
+
+
+def test_an_alert_that_seems_yet_to_come_is_no_less_than_new(ledger: Ledger) -> None:
+    ledger.accept([alert()], [], now=time.time() + 3600)
+
+    assert figure(ledger, "backlog_age_seconds") == 0
+
+
+# --- duplicates
+
+
+def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open(ledger: Ledger) -> None:
+    accept(ledger, alert("a"), alert("z", worker="w2"))
+    assert figure(ledger, "alerts_duplicate_total") == 0
+
+    accept(ledger, alert("a"))
+    accept(ledger, alert("b", trip="health"))
+    assert figure(ledger, "alerts_duplicate_total") == 2
+
+    accept(ledger, alert("a", firing=False))
+    ledger.accept([], [REFUSAL], now=NOW)
+    assert figure(ledger, "alerts_duplicate_total") == 2, "what is over, or refused, duplicates nothing"
+
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 1)
+    accept(ledger, alert("a"))
+    assert figure(ledger, "alerts_duplicate_total") == 2, "it began an episode of its own"
+    assert figure(ledger, "alerts_duplicate_total", host="box2") == 0
+
+
+def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back(ledger: Ledger) -> None:
+    accept(ledger, alert("a", attempt="1"))
+    accept(ledger, alert("a", attempt="2"))
+    assert figure(ledger, "alerts_duplicate_total") == 1
+
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 1)
+    assert figure(ledger, "alerts_duplicate_total") == 1
+    ledger.take_new(HOST, now=NOW + 2)
+    assert len(ledger.open_episodes()) == 1
+    assert figure(ledger, "alerts_duplicate_total") == 1
+
+
+# --- the list of them
+
+
+def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW + 2)
+    opened(ledger)
+    ledger.would_act(2, "would", now=NOW)
+    ledger.record(2, "decided", "wait: brake", "the brake is latched", now=NOW)
+    ledger.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
+    ledger.accept([alert()], [], now=NOW)
+    registry = page(ledger)
+    Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)
+    watchdog = Watchdog()
+    watchdog.beat(now=NOW)
+    registry.register(watchdog)
+
+    found = published(registry)
+
+    # Counted by the webhook itself: tests/dashboards reads it from the page.
+    listed = {name: (its.kind, frozenset(its.labels)) for name, its in SERIES.items()}
+    del listed["gpuwarden_remediator_webhook_rejected_total"]
+    assert found == listed
+
+
+def published(registry: CollectorRegistry) -> Mapping[str, tuple[str, frozenset[str]]]:
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        if family.name.endswith("_created"):
+            continue
+        assert family.samples, family.name
+        labels = frozenset(family.samples[0].labels) - {"le"}
+        found[family.name + "_total" * (family.type == "counter")] = (family.type, labels)
+    return found
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_every_series_is_described_with_its_unit(name: str) -> None:
+    its = SERIES[name]
+
+    assert its.meaning.endswith(".")
+    assert (its.kind == "counter") == name.endswith("_total")
+    assert (its.unit == "seconds") == name.endswith("_seconds")
+    assert f"| `{name}` | {its.kind} |" in reference.metrics_page()
+
+
+def test_the_bounds_grow() -> None:
+    assert list(TOOK_S) == sorted(set(TOOK_S))
