@@ -34,7 +34,7 @@ demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by
 
 test: .venv/.ready  ## every test, through real Prometheus, Alertmanager, Docker and PostgreSQL
 	@$(BIN)/python -m deploy.parts
-	@$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/ruff format --check .
