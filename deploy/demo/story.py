@@ -135,7 +135,7 @@ class Story:
     def _alertmanager(self) -> Iterator[Event]:
         with suppress(httpx.HTTPError):
             url = f"{self._stage.chain.alertmanager_url}/api/v2/alerts"
-            for alert in self._stage.chain.http.get(url).json():
+            for alert in self._stage.chain.http.get(url, params={"filter": 'worker!=""'}).json():
                 if alert["fingerprint"] not in self._seen.delivered:
                     self._seen.delivered.add(alert["fingerprint"])
                     yield self._tell(
