@@ -61,8 +61,8 @@ LOG_MAX_BYTES: Final = 16 * 2**10
 LOG_READ_MAX_BYTES: Final = 4 * 2**20
 """What is read of a container's last lines, for them to be so many at most."""
 
-PY_SPY_S: Final = 2.0
-"""How long py-spy may take over one process, seconds; native frames may take what is left of all."""
+PY_SPY_SHARE: Final = 0.45
+"""How much of the whole time py-spy may take over one process; native frames may take what is left of all."""
 
 MEMORY_MAX_BYTES: Final = 2**30
 """Memory that this program may have, and py-spy: what py-spy reads is the target's own, and may lie."""
@@ -97,22 +97,24 @@ class _Out:
 def main(argv: list[str]) -> int:
     """See the module."""
     request: dict[str, Any] = json.loads(argv[1])
-    until_s = time.monotonic() + request["for_s"]
-    signal.setitimer(signal.ITIMER_REAL, request["for_s"] + 1.0)  # where nobody is left who would kill it
+    until_s: float = request["until_s"]
+    for_s = max(0.0, until_s - time.monotonic())
+    signal.setitimer(signal.ITIMER_REAL, for_s + 1.0)  # where nobody is left who would kill it
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
     out = _Out()
     pids: list[int] = request["pids"]
     if len(pids) > PROCESSES_MAX:
         out.say("note", text=f"{len(pids) - PROCESSES_MAX} of {len(pids)} processes were not looked at")
+    # What costs least first.
     seen = _processes(pids[:PROCESSES_MAX], out)
+    if not any(_file_log(Path(path), out) for path in request["log_files"]) and request["container"] is not None:
+        _docker_log(request["docker"], request["container"], out)
     py_spy: str | None = request["py_spy"]
     if py_spy is None:
         out.say("note", text="no Python stacks, for py-spy is not installed: pip install 'gpuwarden[evidence]'")
     else:
         for pid, started in seen.items():
-            _python(py_spy, pid, started, out, until_s=min(until_s, time.monotonic() + PY_SPY_S))
-    if not any(_file_log(Path(path), out) for path in request["log_files"]) and request["container"] is not None:
-        _docker_log(request["docker"], request["container"], out)
+            _python(py_spy, pid, started, out, until_s=min(until_s, time.monotonic() + PY_SPY_SHARE * for_s))
     if py_spy is not None and request["native"]:
         for pid, started in seen.items():
             _native(py_spy, pid, started, out, until_s=until_s)

@@ -37,6 +37,7 @@ import structlog
 
 from gpuwarden import joblogs
 from gpuwarden.facts import ContainerFacts
+from gpuwarden.job import Trip
 from remediator import bystander
 from remediator.plan import ContainerState, Episode
 
@@ -141,10 +142,11 @@ class Captor:
             log_files.insert(0, str(joblogs.path_of(self._job_logs, episode.job_id, episode.attempt)))
         ask_engine = container.kind == "docker" and self._docker is not None
         return {
-            "for_s": self._for_s * SHARE,
+            "until_s": time.monotonic() + self._for_s * SHARE,
             "pids": sorted(container.pids),
             "py_spy": None if self._py_spy is None else str(self._py_spy),
-            "native": armed,
+            # They cost the process CPU, and that its CPU stands still is what tells a dead worker.
+            "native": armed and Trip.DEAD_WORKER not in {episode.trip, *episode.trips},
             "log_files": log_files,
             "docker": self._docker,
             "container": container.handle if ask_engine else None,
@@ -175,7 +177,8 @@ class Captor:
             lines = list(_read(os.pread(seen.fileno(), bystander.OUTPUT_MAX_BYTES, 0)))
             if cut_short is None and not any(line["kind"] == "over" for line in lines):
                 said = os.pread(errors.fileno(), 4096, 0).decode("utf-8", "backslashreplace").split("\n")
-                cut_short = f"the look ended by itself ({look.returncode}): {' '.join(said[-2:]).strip() or 'no word'}"
+                word = _storable(" ".join(said[-2:]).strip()) or "no word"
+                cut_short = f"the look ended by itself ({look.returncode}): {word}"
             return lines, cut_short
 
     def _end(self, look: "subprocess.Popen[bytes]") -> None:

@@ -20,6 +20,8 @@ from sqlalchemy import (
     and_,
     case,
     cast,
+    delete,
+    exists,
     func,
     insert,
     not_,
@@ -52,6 +54,9 @@ from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JO
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
+
+CAPTURES_MAX: Final = 1000
+"""So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,6 +485,10 @@ class Ledger:
             keep = upsert(connection, CAPTURES).values(**row).on_conflict_do_nothing()
             if connection.scalar(keep.returning(CAPTURES.c.capture_id)) is None:
                 return False
+            # Of an episode that is open none goes: it is what keeps another from being taken.
+            closed = exists().where(EPISODES.c.episode_id == CAPTURES.c.episode_id, EPISODES.c.closed_at.is_not(None))
+            newest = select(CAPTURES.c.capture_id).order_by(CAPTURES.c.capture_id.desc()).limit(CAPTURES_MAX)
+            connection.execute(delete(CAPTURES).where(CAPTURES.c.capture_id.not_in(newest), closed))
             self._write(connection, episode.episode_id, "saw", "capture", captured.because, now)
             return True
 

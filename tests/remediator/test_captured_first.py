@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from remediator import bystander
 from remediator.capture import Captor, Captured
 from remediator.execute import Executor, Hands
 from remediator.ledger import Ledger
+from remediator.plan import Outcome
 from remediator.queues.builtin import BuiltinQueue
 from tests.remediator.builders import HOST
 from tests.remediator.test_execute import PACE, arm, silent_server, to_the_end, told, turn, wedged
@@ -271,3 +273,21 @@ def test_words_that_a_database_refuses_are_kept_as_others(
     to_the_end(executor(ledger, store, world, captor(job_logs=tmp_path)), ledger)
 
     assert ledger.captures(1)[0].document["logs"][0]["lines"] == ["a\\x00b\\xed\\xa0\\x80c"]
+
+
+def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
+    ledger: Ledger, store: JobStore, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.ledger.CAPTURES_MAX", 0)
+    world, box = wedge(ledger, store, target)
+    box.unkillable = True
+    turn(executor(ledger, store, world, None), ledger)
+    (episode,) = ledger.open_episodes(HOST)
+    captured = Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None})
+
+    ledger.keep(episode, captured, now=time.time())
+    assert len(ledger.captures(1)) == 1
+
+    ledger.close_episode(1, Outcome.UNCONFIRMED, "given up", now=time.time())
+    ledger.keep(replace(episode, free=None), captured, now=time.time())
+    assert ledger.captures(1) == []
