@@ -10,7 +10,7 @@ from typing import Final
 from gpuwarden import history
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.text import duration_s, plain, when
-from remediator import summary
+from remediator import evidence, summary
 from remediator.ledger import Entry, Ledger, Story
 from remediator.schema import LEDGER
 from remediator.whereabouts import add_ledger, check_there, existing
@@ -26,8 +26,7 @@ def command(argv: list[str]) -> int:
         return history.command(arguments.ledger, LEDGER, arguments)
     ledger = existing(arguments.ledger)
     try:
-        acts = {"list": _list, "show": _show, "refused": _refused, "summary": _summary, "orders": _orders}
-        return acts[arguments.what](ledger, arguments)
+        return _ACTS[arguments.what](ledger, arguments)
     finally:
         ledger.close()
 
@@ -69,11 +68,36 @@ def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 
 def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    story = ledger.story(arguments.episode)
-    if story is None:
-        raise GpuwardenError(f"the ledger has no episode {arguments.episode}: `gpuwarden ledger list` names them")
-    print(json.dumps(asdict(story)) if arguments.json else "\n".join(lines(story)))
+    story = _story(ledger, arguments.episode)
+    if arguments.json:
+        print(json.dumps(asdict(story)))
+        return 0
+    print("\n".join(lines(story)))
+    for kept in ledger.captures(arguments.episode):
+        print("\n".join(evidence.in_short(kept, since=story.opened_at)))
     return 0
+
+
+def _evidence(ledger: Ledger, arguments: argparse.Namespace) -> int:
+    """What the processes were doing right before they were stopped, whole."""
+    story = _story(ledger, arguments.episode)
+    captures = ledger.captures(arguments.episode)
+    if arguments.json:
+        for kept in captures:
+            print(json.dumps(asdict(kept)))
+        return 0
+    if not captures:
+        print(f"nothing was captured of episode {story.episode_id}", file=sys.stderr)
+    for kept in captures:
+        print("\n".join(evidence.in_full(kept)))
+    return 0
+
+
+def _story(ledger: Ledger, episode_id: int) -> Story:
+    story = ledger.story(episode_id)
+    if story is None:
+        raise GpuwardenError(f"the ledger has no episode {episode_id}: `gpuwarden ledger list` names them")
+    return story
 
 
 def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
@@ -119,20 +143,28 @@ def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
     return 0
 
 
+_ACTS: Final = {
+    "list": _list, "show": _show, "evidence": _evidence, "refused": _refused, "summary": _summary, "orders": _orders,
+}  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
     add_ledger(parser)
-    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|refused|summary|orders|migrate")
+    what = parser.add_subparsers(
+        dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|migrate"
+    )
     for name, help_text in (
         ("list", "the newest episodes"),
         ("show", "one episode"),
+        ("evidence", "what an episode's processes were doing right before they were stopped"),
         ("refused", "refused alerts"),
         ("summary", "what was done, and what a dry run would have done"),
         ("orders", "who armed, disarmed, paused, resumed and released, and when the brake latched"),
     ):
         each = what.add_parser(name, help=help_text, description=help_text)
         each.add_argument("--json", action="store_true", help="one JSON object a line")
-        if name == "show":
+        if name in ("show", "evidence"):
             each.add_argument("episode", type=int, help="its number, from `gpuwarden ledger list`")
         elif name in ("summary", "orders"):
             default = "24h" if name == "summary" else "30d"

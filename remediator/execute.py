@@ -23,8 +23,9 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
-from remediator import plan, safety, summary
+from remediator import freeing, plan, safety, summary
 from remediator.actuators import Actuator
+from remediator.capture import Captor
 from remediator.holder import Holder
 from remediator.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
@@ -68,6 +69,8 @@ class Hands:
     witness: Witness
     queue: Queue
     actuators: Mapping[str, Actuator]
+    captor: Captor | None = None
+    """`None`: nothing is captured before a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,8 @@ class _Watch:
     stuck_since_s: float | None = None
     """Since when the queue has answered nothing, or taken no fence."""
     fence_refused: bool = False
+    captured: set[int | None] = field(default_factory=set)
+    """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
 
     def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
         """Since when an intent has been at its stage; one that was promised anew begins anew."""
@@ -354,6 +359,9 @@ class Executor:
                     self._wait(episode, step)
                     return
                 self._waits[episode.episode_id] = ""
+                if self._captured(facts, step):
+                    episode = self._ledger.episode(episode.episode_id)
+                    continue  # that took its time: what was decided before it is decided anew
                 if not isinstance(step, plan.Advance):
                     if acted is type(step):
                         self._closing.wait(self._pace.look_again_s)
@@ -373,6 +381,26 @@ class Executor:
         safeguards, now = self._pace.safeguards, self._ledger.now()
         orders, recent = self._ledger.standing(safeguards, host=self._host, handle=handle, now=now)
         return safety.hold(step, facts, orders, recent, safeguards, now=now)
+
+    def _captured(self, facts: Facts, step: plan.Step) -> bool:
+        """Whether it was only now kept what the processes are doing that this step is about to end.
+
+        Once for each free, before its fence or, where there is none to come, its stop: a worker that is fenced may end
+        itself within the second. In a dry run once for each episode, and without so much as stopping a process.
+        """
+        captor, container, episode = self._hands.captor, facts.container, facts.episode
+        if captor is None or container is None or not container.running or not _ends_it(facts, step):
+            return False
+        intent_id = None if episode.free is None else episode.free.intent_id
+        tried = self._watches.setdefault(episode.episode_id, _Watch()).captured
+        if intent_id in tried or self._ledger.is_captured(episode):
+            return False
+        tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
+        armed = not isinstance(step, plan.WouldAct)
+        captured = captor.capture(episode, container, facts.place, armed=armed)
+        log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.because)
+        self._ledger.keep(episode, captured, now=self._ledger.now())
+        return True
 
     def _armed(self, remedy: str) -> bool:
         """Whether a remedy acts on this host, as the ledger has it now: no order waits for a restart."""
@@ -680,6 +708,15 @@ class Executor:
             )
         except GpuwardenError as error:
             log.warning("the worker's row could not be aged", worker=episode.worker, because=str(error))
+
+
+def _ends_it(facts: Facts, step: plan.Step) -> bool:
+    """Whether a step is the first of those that end what runs, or says in a dry run that it would be."""
+    free = facts.episode.free
+    if free is None:
+        return isinstance(step, plan.WouldAct)
+    first = isinstance(step, plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
+    return first and freeing.is_up(facts, free)
 
 
 def _accused(episode: Episode) -> str | None:

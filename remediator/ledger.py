@@ -19,6 +19,8 @@ from sqlalchemy import (
     String,
     and_,
     cast,
+    delete,
+    exists,
     false,
     func,
     insert,
@@ -44,14 +46,18 @@ from gpuwarden.database import (
 )
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal, subject
+from remediator.capture import Captured
 from remediator.holder import Holder
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
-from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
+from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
 from remediator.totals import Totals, count_up
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
+
+CAPTURES_MAX: Final = 1000
+"""So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,15 @@ class Story:
     outcome: str | None
     because: str | None
     entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What was captured before one stop; `document` is as `remediator.capture` has it. `at` is Unix seconds."""
+
+    at: float
+    host: str | None
+    document: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,6 +460,26 @@ class Ledger:
             connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
             self._write(connection, episode_id, "would", "act", because, now)
 
+    def is_captured(self, episode: Episode) -> bool:
+        """Whether something was captured for its free, or while nothing is promised, for what a dry run would do."""
+        with reading(self._engine) as connection:
+            return connection.scalar(select(CAPTURES.c.capture_id).where(*_captured_for(episode))) is not None
+
+    def keep(self, episode: Episode, captured: Captured, *, now: float) -> bool:
+        """Keep what was captured with its episode; false, and nothing of it, where something is kept already."""
+        row = {"episode_id": episode.episode_id, "at": now, "host": self._host, "document": captured.document}
+        row["intent_id"] = None if episode.free is None else episode.free.intent_id
+        with writing(self._engine) as connection:
+            keep = upsert(connection, CAPTURES).values(**row).on_conflict_do_nothing()
+            if connection.scalar(keep.returning(CAPTURES.c.capture_id)) is None:
+                return False
+            # Of an episode that is open none goes: it is what keeps another from being taken.
+            closed = exists().where(EPISODES.c.episode_id == CAPTURES.c.episode_id, EPISODES.c.closed_at.is_not(None))
+            newest = select(CAPTURES.c.capture_id).order_by(CAPTURES.c.capture_id.desc()).limit(CAPTURES_MAX)
+            connection.execute(delete(CAPTURES).where(CAPTURES.c.capture_id.not_in(newest), closed))
+            self._write(connection, episode.episode_id, "saw", "capture", captured.because, now)
+            return True
+
     def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
         """The episode is over. Firing alerts that accuse another attempt than its own go back to the inbox.
 
@@ -481,6 +516,13 @@ class Ledger:
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
             return _story(row, tuple(_entry(line) for line in connection.execute(lines)))
+
+    def captures(self, episode_id: int) -> list[Kept]:
+        """What was captured of an episode, oldest first."""
+        found = select(CAPTURES.c.at, CAPTURES.c.host, CAPTURES.c.document).where(CAPTURES.c.episode_id == episode_id)
+        with reading(self._engine) as connection:
+            rows = connection.execute(found.order_by(CAPTURES.c.capture_id))
+            return [Kept(at=row.at, host=row.host, document=row.document) for row in rows]
 
     def refused(self, *, last: int = 50) -> list[tuple[float, str, str, Mapping[str, str]]]:
         """The newest alerts that were refused: when, the reason's word, the reason, the labels."""
@@ -812,6 +854,12 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         would_act=row.would_act,
         subject=Subject(row.subject),
     )
+
+
+def _captured_for(episode: Episode) -> list[ColumnElement[bool]]:
+    if episode.free is not None:
+        return [CAPTURES.c.intent_id == episode.free.intent_id]
+    return [CAPTURES.c.episode_id == episode.episode_id, CAPTURES.c.intent_id.is_(None)]
 
 
 def _entry(line: Row[Any]) -> Entry:

@@ -25,6 +25,7 @@ from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
 from remediator.app import create_app
+from remediator.capture import Captor, find_py_spy
 from remediator.credentials import Credentials
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
@@ -128,7 +129,8 @@ def execute(settings: ExecuteSettings) -> None:
             actuators["docker"] = DockerActuator(settings.docker)
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
-        hands = Hands(witness=witness, queue=BuiltinQueue(store), actuators=actuators)
+        queue = BuiltinQueue(store)
+        hands = Hands(witness=witness, queue=queue, actuators=actuators, captor=_captor(settings))
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
@@ -137,6 +139,21 @@ def execute(settings: ExecuteSettings) -> None:
         log.info("executor ready", host=host, hands=sorted(actuators), version=__version__)
         executor.run()
     log.info("executor stopped")
+
+
+def _captor(settings: ExecuteSettings) -> Captor | None:
+    if not settings.capture_s:
+        return None
+    py_spy = find_py_spy()
+    if py_spy is None:
+        log.info("no Python stacks are kept before a stop", hint="pip install 'gpuwarden[evidence]'")
+    return Captor(
+        for_s=settings.capture_s,
+        max_bytes=settings.capture_max_bytes,
+        docker=None if settings.docker == "none" else settings.docker,
+        job_logs=settings.job_logs,
+        py_spy=py_spy,
+    )
 
 
 def _pace(settings: ExecuteSettings) -> Pace:

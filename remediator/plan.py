@@ -112,6 +112,7 @@ class ContainerState:
 
     `vanishes` is set where its engine removes it as soon as it ends: one that is stopped is never started again.
     `left_down` is set where its engine restarts it however it ends, and leaves it down: it was told to stop.
+    `log_file` is where its output goes, where that is a file of its own.
     """
 
     kind: str
@@ -125,6 +126,7 @@ class ContainerState:
     paused: bool = False
     vanishes: bool = False
     left_down: bool = False
+    log_file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,27 @@ JOURNAL = Table(
     Index("journal_by_episode", "episode_id", "entry_id"),
 )
 
+# What the processes of a target were doing right before its stop: one for each free, and one for a dry run's episode.
+CAPTURES = Table(
+    "captures",
+    METADATA,
+    Column("capture_id", ID, primary_key=True),
+    Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
+    Column("intent_id", ForeignKey("intents.intent_id")),  # the free; none in a dry run
+    Column("at", Float, nullable=False),
+    Column("host", String),
+    Column("document", JSON, nullable=False),  # remediator.capture says what it holds
+    Index("captures_by_episode", "episode_id", "capture_id"),
+)
+Index("one_capture_per_free", CAPTURES.c.intent_id, unique=True)
+Index(
+    "one_capture_per_dry_run",
+    CAPTURES.c.episode_id,
+    unique=True,
+    sqlite_where=CAPTURES.c.intent_id.is_(None),
+    postgresql_where=CAPTURES.c.intent_id.is_(None),
+)
+
 # Who executes, and that it lives.
 EXECUTORS = Table(
     "executors",

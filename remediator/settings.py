@@ -167,6 +167,22 @@ class ExecuteSettings(_Common):
         "seconds",
     )
 
+    capture_s: float = Field(
+        default=5.0,
+        ge=0,
+        le=60,
+        description="how long it may take to keep what the processes are doing before they are stopped, seconds; 0 "
+        "keeps nothing",
+    )
+    capture_max_bytes: int = Field(
+        default=256 * 2**10, ge=16 * 2**10, le=16 * 2**20, description="how much of that is kept of one stop, bytes"
+    )
+    job_logs: Path | None = Field(
+        default=None,
+        description="the folder, on this host, in which workers keep their jobs' logs (`gpuwarden worker --logs`): the "
+        "last lines are kept too. Where there is none, those of the container's log are",
+    )
+
     cooldown_s: float = Field(
         default=300.0,
         ge=0,

@@ -69,6 +69,7 @@ class ProcessActuator:
             managed=True,
             pids=_session(*found) if found is not None else frozenset(),
             cgroup=None,
+            log_file=str(command.log_file),
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:

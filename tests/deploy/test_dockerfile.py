@@ -25,9 +25,18 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.needs_docker
 
 CHECKOUT = Path(parts.__file__).resolve().parent.parent
-PACKAGE = "gpuwarden[exporter,remediator,postgresql]"
+PACKAGE = "gpuwarden[exporter,remediator,postgresql,evidence]"
 NAME = "gpuwarden-dockerfile-test"
 PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read().decode())"
+
+
+LOOK = """
+import json, subprocess, sys
+from remediator import bystander, capture
+request = {"for_s": 20, "pids": [int(sys.argv[1])], "py_spy": str(capture.find_py_spy()), "native": False,
+           "log_files": [], "container": None, "docker": None}
+subprocess.run([sys.executable, "-IS", bystander.__file__, json.dumps(request)], check=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +130,24 @@ def test_the_remediator_is_healthy_without_root(image: str, docker_client: docke
 
         assert "gpuwarden_remediator" in page(container, "http://127.0.0.1:9836/metrics")
     assert (tmp_path / "ledger" / "ledger.db").stat().st_uid == 65532
+
+
+def test_the_executors_eyes_see_what_a_process_of_the_host_is_doing(
+    image: str, docker_client: docker.DockerClient
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "def wedge():\n    input()\nwedge()"], stdin=subprocess.PIPE
+    ) as target:
+        eventually(lambda: "pipe" in Path(f"/proc/{target.pid}/wchan").read_text(encoding="ascii"), "it waits")
+        said = docker_client.containers.run(
+            image, ["-c", LOOK, str(target.pid)], entrypoint=["python3"], network_mode="none", remove=True,
+            user="0", pid_mode="host", cap_add=["SYS_PTRACE"],
+        )  # fmt: skip
+
+    seen = [json.loads(line) for line in said.splitlines()]
+    assert [each["kind"] for each in seen] == ["process", "thread", "python", "over"]
+    assert "pipe" in seen[1]["wchan"]
+    assert seen[2]["frames"][0]["function"] == "wedge"
 
 
 def test_the_build_context_holds_the_packages_and_nothing_private() -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from deploy.engine import Engine
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.job import State
+from remediator.ledger import Kept
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -37,6 +39,9 @@ def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends
     )
     assert "did" not in {act.split()[0] for act in _acts(scene)}
     assert scene.fleet.incarnation(WORKER) == before[WORKER]
+    (capture,) = scene.ledger.captures(1)
+    assert next(each["python"]["name"] for each in _seen(capture) if "python" in each) == "MainThread"
+    assert not any("native" in each for each in _seen(capture))
     assert (scene.store.job(job_id).state, scene.store.job(job_id).watchdog_retries) == (State.RUNNING, 0)
 
     scene.chain.stop("execute")
@@ -45,6 +50,11 @@ def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends
     eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=60, what="armed, it was mended")
     assert scene.store.job(job_id).attempt == 2
     assert len(scene.ledger.stories()) == 1
+    assert [each.document["armed"] for each in scene.ledger.captures(1)] == [False, True]
+
+
+def _seen(capture: Kept) -> list[dict[str, Any]]:
+    return [thread for process in capture.document["processes"] for thread in process["seen"]]
 
 
 def _acts(scene: Stage) -> list[str]:

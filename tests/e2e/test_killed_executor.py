@@ -55,7 +55,7 @@ def twice(*doings: str) -> tuple[str, ...]:
 # The points are named by `tests.e2e.crashing`.
 KILLS: Final = (
     twice("ledger: standing_orders", "ledger: saw alert firing", "ledger: decided begin"),
-    twice("ledger: intents planned", "queue: jobs fencing, workers"),
+    twice("ledger: saw capture", "ledger: intents planned", "queue: jobs fencing, workers"),
     twice("ledger: did fence", "ledger: decided stop"),
     twice("ledger: saw free: dead", "ledger: intents fenced"),
     twice("queue: jobs queued, avoided", "ledger: saw settle: done"),
@@ -161,6 +161,18 @@ def test_the_account_tells_each_step_once_but_for_what_the_deaths_explain(ending
 
 
 @every_mend
+def test_what_the_worker_was_doing_is_kept_once(endings: Endings, mend: Mend) -> None:
+    found = endings[mend].result().found
+
+    (capture,) = found.captures
+    (process,) = capture.document["processes"]
+    main = process["seen"][0]
+    assert capture.document["armed"]
+    assert main["python"]["owns_gil"]
+    assert main["python"]["frames"][0]["function"] == "wedge"
+
+
+@every_mend
 def test_the_executors_did_die_where_they_were_to(endings: Endings, mend: Mend) -> None:
     mended = endings[mend].result()
 
@@ -179,7 +191,7 @@ def test_executors_are_killed_at_every_point_that_any_of_them_reaches(endings: E
 
 
 ACCOUNT: Final = (
-    *("saw alert firing", "decided begin", "did fence", "decided stop", "did stop", "saw free: dead"),
+    *("saw alert firing", "decided begin", "saw capture", "did fence", "decided stop", "did stop", "saw free: dead"),
     *("did requeue", "decided start", "did start", "saw free: done", "decided close: mended"),
 )
 """What the ledger tells of a mend, without what was waited for."""

@@ -19,7 +19,7 @@ from deploy.fleet import DockerFleet
 from deploy.simulator import Slot
 from deploy.stage import HOST, Stage, stage
 from gpuwarden.job import FINAL
-from remediator.ledger import Entry
+from remediator.ledger import Entry, Story
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -111,6 +111,28 @@ def test_a_worker_whose_job_was_fenced_stops_itself_or_is_stopped_before_the_job
         assert steps.count("did requeue") == 1
 
 
+@pytest.mark.parametrize(("title", "holds_the_lock"), [("wedges at step 5", True), ("wedges after its load", False)])
+def test_what_a_wedged_worker_was_doing_is_kept_with_its_last_lines(
+    played: Played, title: str, holds_the_lock: bool
+) -> None:
+    (kept,) = played.scene.ledger.captures(_episode(played, title).episode_id)
+
+    assert kept.document["cut_short"] is None
+    (process,) = kept.document["processes"]
+    main = process["seen"][0]
+    assert (main["tid"], main["state"], main["python"]["name"]) == (process["pid"], "S", "MainThread")
+    assert "futex" in main["wchan"]
+    assert main["python"]["frames"][0]["function"] == "wedge"
+    assert main["python"]["owns_gil"] is holds_the_lock
+    assert kept.document["notes"] == [
+        f"no native frames of process {process['pid']}, for py-spy does not find them in a container"
+    ]
+    assert kept.document["facts"]["gpu_idle_s"] > 0
+    (log,) = kept.document["logs"]
+    assert log["source"] == "the container's log"
+    assert log["lines"]
+
+
 def test_the_same_container_is_started_again_not_another_one(played: Played) -> None:
     fleet = played.scene.fleet
     assert isinstance(fleet, DockerFleet)
@@ -165,9 +187,12 @@ def _broken(played: Played, title: str) -> list[Link]:
     return [link for link in links if not link.ok]
 
 
-def _entries(played: Played, title: str) -> tuple[Entry, ...]:
+def _episode(played: Played, title: str) -> Story:
     job_id = played.of(title).job_id
-    episode = next(story for story in played.scene.ledger.stories() if story.job_id == job_id)
-    story = played.scene.ledger.story(episode.episode_id)
+    return next(story for story in played.scene.ledger.stories() if story.job_id == job_id)
+
+
+def _entries(played: Played, title: str) -> tuple[Entry, ...]:
+    story = played.scene.ledger.story(_episode(played, title).episode_id)
     assert story is not None
     return story.entries

@@ -31,7 +31,7 @@ from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import FINAL, JobId, Trip
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
-from remediator.ledger import Ledger, Story
+from remediator.ledger import Kept, Ledger, Story
 from remediator.remedies.restart_worker import confirm
 from remediator.schema import INTENTS
 from remediator.witness import Witness, WitnessError
@@ -78,6 +78,7 @@ class Ending:
     intents: Sequence[tuple[str, str]]
     stories: Sequence[Story]
     told: Sequence[str]
+    captures: Sequence[Kept]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +208,7 @@ class Wedge:
             events=self.store.dispatch_events(JOB),
             intents=[(kind, stage) for kind, stage in intents],
             stories=self.ledger.stories(),
+            captures=self.ledger.captures(1),
             told=[line for line in told if not line.startswith("decided wait")],
         )
 

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuwarden.cli import main
 from remediator.alert import Refusal
+from remediator.capture import Captured
 from remediator.ledger import Ledger
 from remediator.plan import Outcome
 from tests.remediator.builders import HOST, NOW, alert
@@ -154,3 +156,150 @@ def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
         assert all(line.isprintable() for line in lines)
         assert len(lines) == (1 if arguments == ["list"] else 4)
     assert "é\\x1b]0;owned\\x07\\nforged" in lines[1]
+
+
+# --- what was captured
+
+
+def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
+    """An episode of which something was captured 3.2 s after it opened."""
+    ledger.accept([alert()], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    (episode,) = ledger.open_episodes(HOST)
+    frames = [{"function": "forward", "file": "/jobs/train.py", "line": 12}]
+    stack = {"name": "MainThread", "active": False, "owns_gil": True, "frames": frames, "frames_cut": 0}
+    inner = [{"function": "cuCtxSynchronize", "file": "/usr/lib/libcuda.so.1", "line": 0}, *frames]
+    native = {**stack, "frames": inner, "frames_cut": 3}
+    waits = {
+        "tid": 4001, "name": "python3", "state": "S", "cpu_ticks": 812, "wchan": "futex_wait_queue",
+        "stack": ["futex_wait_queue+0x1", "do_futex+0x2"], "syscall": "202 0x1", "python": stack, "native": native,
+    }  # fmt: skip
+    runs = {"tid": 4002, "name": "heart", "state": "R", "cpu_ticks": 1, "wchan": None, "stack": None, "syscall": None}
+    document: dict[str, Any] = {
+        "format": 1, "armed": armed, "took_s": 0.25, "cut_short": None, "left_out_bytes": 0,
+        "facts": {"alive": True, "beat_age_s": 130.0, "phase": "step", "step": 5, "gpu_idle_s": None},
+        "processes": [{"pid": 4001, "name": "python3", "state": "S", "threads": 2, "seen": [waits, runs]}],
+        "logs": [{"source": "the container's log", "lines": ["step 4", "step 5"], "cut_bytes": 100}],
+        "notes": ["no native frames of process 9, of which a thread is stopped"],
+    }  # fmt: skip
+    kept = Captured(armed=armed, took_s=0.25, document=document | changed)
+    assert ledger.keep(episode, kept, now=NOW + 3.25)
+
+
+def test_show_tells_in_short_who_waited_where_and_in_which_frames(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured(ledger)
+    main = "thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU"
+
+    assert said(capsys, "--ledger", ledger_url, "show", "1")[2:] == [
+        "     +3.2 s  saw      capture            1 process, 2 threads, Python stacks of 1; took 0.2 s",
+        "     +3.2 s  captured before the stop:",
+        f"    4001 python3: {main}, holds Python's lock: forward (train.py:12)",
+        "    4001 python3: thread 4002 heart, running, in no wait (or none that may be read), 1 ticks of CPU",
+        "    no native frames of process 9, of which a thread is stopped",
+    ]
+
+
+def test_show_stays_short_where_there_are_many_threads_and_says_what_was_a_dry_run(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thread = {"tid": 1, "name": "t", "state": "S", "cpu_ticks": 0, "wchan": None, "stack": None, "syscall": None}
+    process = {"pid": 1, "name": "p", "state": "S", "threads": 40, "seen": [thread] * 40}
+    captured(ledger, armed=False, processes=[process], notes=[])
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
+
+    assert told[0].endswith("captured in dry run, where no stop followed:")
+    assert told[-1] == "    and 24 threads more: `gpuwarden ledger evidence` has them"
+    assert len(told) == 18
+
+
+def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    captured(ledger, cut_short="it was cut short after 5 s", left_out_bytes=7)
+
+    heading, *told = said(capsys, "--ledger", ledger_url, "evidence", "1")
+
+    assert heading.startswith("captured before the stop at 20")
+    assert heading.endswith(f" on {HOST}, in 0.2 s")
+    assert told == [
+        "  it was cut short after 5 s",
+        "  no native frames of process 9, of which a thread is stopped",
+        "  7 bytes more were seen than are kept (--capture-max-bytes)",
+        "  the exporter: alive yes, phase step, step 5, last beat 130.0 s ago, GPU idle for unknown",
+        "  process 4001 python3, sleeping, 2 threads",
+        "    thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU, holds Python's lock",
+        "      system call: 202 0x1",
+        "      kernel: futex_wait_queue+0x1 < do_futex+0x2",
+        "      Python:",
+        "        forward (/jobs/train.py:12)",
+        "      Python and native code:",
+        "        cuCtxSynchronize (/usr/lib/libcuda.so.1)",
+        "        forward (/jobs/train.py:12)",
+        "        and 3 frames more",
+        "    thread 4002 heart, running, in no wait (or none that may be read), 1 ticks of CPU",
+        "  the last lines of the container's log, after 100 bytes more:",
+        "    step 4",
+        "    step 5",
+    ]
+
+
+def test_a_stack_whose_thread_is_not_known_is_told_of_by_its_name(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack = {"name": "loader", "active": False, "owns_gil": False, "frames": [], "frames_cut": 0}
+    process = {"pid": 1, "name": "p", "state": "S", "threads": 1, "seen": [{"tid": None, "python": stack}]}
+    captured(ledger, processes=[process])
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")
+
+    assert told[4] == "    1 p: a thread whose number is not known, loader"
+
+
+def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    captured(ledger)
+
+    (line,) = said(capsys, "--ledger", ledger_url, "evidence", "1", "--json")
+
+    told = json.loads(line)
+    assert (told["at"], told["host"]) == (NOW + 3.25, HOST)
+    assert told["document"] == ledger.captures(1)[0].document
+
+
+def test_an_episode_of_which_nothing_was_captured_says_so(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+
+    assert main(["ledger", "--ledger", ledger_url, "evidence", "1"]) == 0
+
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "nothing was captured of episode 1\n")
+    assert main(["ledger", "--ledger", ledger_url, "evidence", "9"]) == 1
+
+
+def test_nothing_that_a_process_was_called_or_has_printed_steers_a_terminal(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "x\x1b[2J\nforged\r\x07\u202e"
+    frames = [{"function": hostile, "file": f"/{hostile}/{hostile}", "line": 1}]
+    stack = {"name": hostile, "active": False, "owns_gil": False, "frames": frames, "frames_cut": 0}
+    thread = {
+        "tid": 1, "name": hostile, "state": "S", "cpu_ticks": 0, "wchan": hostile, "stack": [hostile],
+        "syscall": hostile, "python": stack, "native": stack,
+    }  # fmt: skip
+    captured(
+        ledger,
+        processes=[{"pid": 1, "name": hostile, "state": "S", "threads": 1, "seen": [thread]}],
+        logs=[{"source": hostile, "lines": [hostile], "cut_bytes": 0}],
+        notes=[hostile],
+        facts={"phase": hostile},
+        cut_short=hostile,
+    )
+
+    for what, count in (("show", 7), ("evidence", 14)):
+        lines = said(capsys, "--ledger", ledger_url, what, "1")
+
+        assert all(line.isprintable() for line in lines)
+        assert len(lines) == count
+        assert "\\x1b[2J\\nforged" in "".join(lines)

@@ -771,6 +771,7 @@ def at_revision_1(url: str) -> None:
     with engine.begin() as connection:
         for index in ("intents_by_stage", "intents_by_episode", "intents_by_time"):
             connection.exec_driver_sql(f"DROP INDEX {index}")
+        connection.exec_driver_sql("DROP TABLE captures")
         connection.exec_driver_sql("DROP TABLE standing_orders")
         connection.exec_driver_sql("DROP INDEX one_open_episode_per_subject")
         connection.exec_driver_sql(

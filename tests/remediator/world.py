@@ -32,6 +32,8 @@ class Box:
     starts: int = 0
     stops: int = 0
     calls: list[str] = field(default_factory=list)
+    processes: frozenset[int] = frozenset()
+    """Real ones that stand for those of its first life."""
 
     @property
     def handle(self) -> str:
@@ -43,6 +45,8 @@ class Box:
 
     @property
     def pids(self) -> frozenset[int]:
+        if self.processes and self.running and not self.starts:
+            return self.processes
         return frozenset({4000 + self.starts * 100 + int(self.worker[1])}) if self.running else frozenset()
 
 

@@ -1,0 +1,405 @@
+"""What is captured of real processes, wedged in the ways that workers wedge, by the real py-spy; and its bounds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import Trip
+from remediator import bystander
+from remediator.capture import Captor, Captured, find_py_spy
+from tests.remediator import builders as build
+from tests.waiting import eventually
+
+MAX_BYTES = 256 * 2**10
+LOOK = (sys.executable, "-IS", bystander.__file__)
+WITH_THE_LOCK = "ctypes.PyDLL(None).pause()"
+WITHOUT_IT = "ctypes.CDLL(None).pause()"
+WEDGE = """
+import ctypes, sys, threading, time
+sys.setswitchinterval(1e-4)
+
+def beat():
+    while True:
+        time.sleep(0.05)
+
+def forward():
+    print("ready", flush=True)
+    {call}
+
+def train():
+    forward()
+
+threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+train()
+"""
+
+
+@contextmanager
+def python(code: str) -> Iterator[int]:
+    """A process that runs it, from when it says that it is ready; its pid."""
+    target = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert target.stdout is not None
+        assert target.stdout.readline() == b"ready\n"
+        yield target.pid
+    finally:
+        target.kill()
+        target.communicate()
+
+
+@contextmanager
+def wedged(call: str = WITHOUT_IT) -> Iterator[int]:
+    with python(WEDGE.format(call=call)) as pid:
+        eventually(lambda: "pause" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"), "it has wedged")
+        yield pid
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+
+
+def captor(**changed: Any) -> Captor:
+    return Captor(**{"for_s": 30.0, "max_bytes": MAX_BYTES, "py_spy": find_py_spy(), **changed})
+
+
+def capture(*pids: int, by: Captor | None = None, armed: bool = True, **container: Any) -> Captured:
+    target = build.container(kind="process", pids=frozenset(pids), **container)
+    return (by or captor()).capture(build.episode(), target, build.evidence(), armed=armed)
+
+
+def process(captured: Captured, pid: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in captured.document["processes"] if each["pid"] == pid)
+    return found
+
+
+def main_thread(captured: Captured, pid: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in process(captured, pid)["seen"] if each["tid"] == pid)
+    return found
+
+
+def functions(stack: dict[str, Any]) -> list[str]:
+    return [frame["function"] for frame in stack["frames"]]
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="ascii")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_thread_that_holds_pythons_lock_in_native_code_is_named_with_its_frames_and_its_wait() -> None:
+    with wedged(WITH_THE_LOCK) as pid:
+        captured = capture(pid)
+
+        thread = main_thread(captured, pid)
+        assert captured.document["cut_short"] is None
+        assert (thread["state"], thread["python"]["name"], thread["python"]["owns_gil"]) == ("S", "MainThread", True)
+        assert functions(thread["python"]) == ["forward", "train", "<module>"]
+        assert "pause" in functions(thread["native"])
+        assert functions(thread["native"])[-4:-1] == ["forward", "train", "<module>"]
+        assert state(pid) == "S"
+
+
+def test_a_thread_that_sleeps_without_the_lock_is_not_said_to_hold_it_and_each_thread_is_told_of() -> None:
+    with wedged() as pid:
+        captured = capture(pid)
+
+        thread = main_thread(captured, pid)
+        assert functions(thread["python"]) == ["forward", "train", "<module>"]
+        assert thread["python"]["owns_gil"] is False
+        names = {each["python"]["name"] for each in process(captured, pid)["seen"]}
+        assert names == {"MainThread", "heartbeat"}
+
+
+def test_the_kernel_tells_where_a_thread_waits_and_how_much_cpu_it_has_used() -> None:
+    with python("print('ready', flush=True)\nsum(range(10**8))\nimport time; time.sleep(600)") as pid:
+        eventually(lambda: state(pid) == "S", "it has computed, and sleeps", within_s=60)
+
+        thread = main_thread(capture(pid), pid)
+
+        assert "nanosleep" in thread["wchan"]
+        assert thread["cpu_ticks"] > 10
+        if os.geteuid() == 0:
+            assert "nanosleep" in thread["stack"][0]
+        assert thread["syscall"].split()[0].isdigit()
+
+
+def test_a_thread_that_runs_has_no_wait() -> None:
+    with python("print('ready', flush=True)\nwhile True: pass") as pid:
+        thread = main_thread(capture(pid), pid)
+
+        assert (thread["state"], thread["wchan"]) == ("R", None)
+
+
+def test_of_a_stopped_process_there_are_python_stacks_and_no_native_ones_and_it_stays_stopped() -> None:
+    with wedged() as pid:
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: state(pid) == "T", "it is stopped")
+
+        captured = capture(pid)
+
+        thread = main_thread(captured, pid)
+        assert functions(thread["python"]) == ["forward", "train", "<module>"]
+        assert "native" not in thread
+        assert captured.document["notes"] == [f"no native frames of process {pid}, of which a thread is stopped"]
+        assert state(pid) == "T"
+
+
+@pytest.mark.parametrize("known_by", [Trip.DEAD_WORKER, Trip.STALL])
+def test_a_worker_that_is_accused_of_being_dead_is_not_stopped_for_native_frames(known_by: Trip) -> None:
+    accused = build.episode(trip=known_by, trips=frozenset({Trip.STALL, Trip.DEAD_WORKER}))
+    with wedged() as pid:
+        target = build.container(kind="process", pids=frozenset({pid}))
+        captured = captor().capture(accused, target, build.evidence(), armed=True)
+
+        thread = main_thread(captured, pid)
+        assert ("python" in thread, "native" in thread) == (True, False)
+
+
+def test_in_a_dry_run_nothing_is_stopped_for_native_frames() -> None:
+    with wedged() as pid:
+        dry, armed = capture(pid, armed=False), capture(pid)
+
+        assert "native" in main_thread(armed, pid)
+        assert "native" not in main_thread(dry, pid)
+        assert functions(main_thread(dry, pid)["python"]) == ["forward", "train", "<module>"]
+        assert (dry.document["notes"], dry.document["armed"]) == ([], False)
+
+
+def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
+    with wedged() as pid:
+        captured = capture(pid, by=captor(py_spy=None))
+
+        assert captured.document["notes"] == [
+            "no Python stacks, for py-spy is not installed: pip install 'gpuwarden[evidence]'"
+        ]
+        assert "python" not in main_thread(captured, pid)
+        assert main_thread(captured, pid)["wchan"]
+
+
+def test_where_it_may_not_trace_there_is_one_sentence_for_each_kind_of_stack() -> None:
+    undumpable = WEDGE.replace("train()\n", "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\ntrain()\n")
+    drop = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace") if os.geteuid() == 0 else ()
+    with python(undumpable.format(call=WITHOUT_IT)) as pid:
+        captured = capture(pid, by=captor(look=(*drop, *LOOK)))
+
+        notes = captured.document["notes"]
+        assert [note.partition(": ")[0] for note in notes] == [
+            f"no Python stacks of process {pid}", f"no native frames of process {pid}",
+        ]  # fmt: skip
+        assert "Permission" in notes[0]
+        assert main_thread(captured, pid)["state"] == "S"
+
+
+def test_what_is_no_python_is_told_of_without_stacks() -> None:
+    with subprocess.Popen(["sleep", "600"]) as target:
+        captured = capture(target.pid, armed=False)
+        target.kill()
+
+    assert process(captured, target.pid)["name"] == "sleep"
+    (note,) = captured.document["notes"]
+    assert note.startswith(
+        f"no Python stacks of process {target.pid}: py-spy says: Error: Failed to find python version"
+    )
+
+
+def test_a_process_that_has_ended_meanwhile_is_said_to_be_gone() -> None:
+    with subprocess.Popen(["true"]) as target:
+        pass
+
+    captured = capture(target.pid)
+
+    assert captured.document["processes"] == []
+    assert captured.document["notes"] == [f"process {target.pid} was not seen: No such file or directory"]
+
+
+def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> None:
+    hangs = script(tmp_path / "py-spy", "exec sleep 600")
+    with wedged() as pid:
+        captured = capture(pid, by=captor(for_s=10.0, py_spy=hangs), armed=False)
+
+    assert bystander.PY_SPY_SHARE * 8.0 < captured.took_s < 9.0
+    assert captured.document["cut_short"] is None
+    (note,) = captured.document["notes"]
+    assert note.startswith(f"no Python stacks of process {pid}: py-spy did not come to an end within ")
+    assert main_thread(captured, pid)["wchan"]
+
+
+def test_a_look_that_hangs_is_killed_at_the_deadline_with_all_it_started_and_what_it_had_seen_is_kept(
+    tmp_path: Path,
+) -> None:
+    hangs = script(tmp_path / "py-spy", f"kill -STOP $PPID; echo $$ >{tmp_path}/pid; exec sleep 600")
+    with wedged() as pid:
+        captured = capture(pid, by=captor(for_s=3.0, py_spy=hangs))
+
+        assert 3.0 <= captured.took_s < 4.0
+        assert captured.document["cut_short"] == "it was cut short after 3 s"
+        assert captured.because.endswith("; it was cut short after 3 s")
+        assert main_thread(captured, pid)["wchan"]
+        left = int((tmp_path / "pid").read_text(encoding="ascii"))
+        eventually(lambda: not Path(f"/proc/{left}").exists() or state(left) == "Z", "what it started is gone")
+
+
+def test_a_look_that_fails_says_why() -> None:
+    captured = capture(1, by=captor(look=(sys.executable, "-c", "raise SystemExit('no luck')")))
+
+    assert captured.document["cut_short"] == "the look ended by itself (1): no luck"
+
+
+def test_a_look_that_cannot_be_started_says_why() -> None:
+    captured = capture(1, by=captor(look=("/nowhere/python",)))
+
+    assert captured.document["cut_short"].startswith("nothing was looked at: ")
+    assert "No such file" in captured.document["cut_short"]
+
+
+def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Path) -> None:
+    hangs = script(tmp_path / "py-spy", f"echo $PPID >{tmp_path}/look; exec sleep 600")
+    code = f"""
+        from pathlib import Path
+        from remediator.capture import Captor
+        from tests.remediator import builders as build
+        captor = Captor(for_s=5.0, max_bytes=2**18, py_spy=Path({str(hangs)!r}))
+        captor.capture(build.episode(), build.container(pids=frozenset({{{os.getpid()}}})), None, armed=False)
+    """
+    waits = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    eventually((tmp_path / "look").exists, "it looks", within_s=30)
+    waits.kill()
+    waits.wait()
+
+    look = int((tmp_path / "look").read_text(encoding="ascii"))
+    eventually(lambda: not Path(f"/proc/{look}").exists() or state(look) == "Z", "it has ended by itself")
+
+
+def test_more_than_may_be_kept_is_cut_the_stacks_first_and_how_much_is_told() -> None:
+    deep = WEDGE.replace("def train():\n    forward()", "def train(n=50):\n    return train(n - 1) if n else forward()")
+    many = deep.replace("train()\n", "for n in range(40):\n    threading.Thread(target=beat).start()\ntrain()\n")
+    with python(many.format(call=WITHOUT_IT)) as pid:
+        whole, cut = capture(pid), capture(pid, by=captor(max_bytes=16 * 2**10))
+
+    assert (whole.document["left_out_bytes"], len(process(whole, pid)["seen"])) == (0, 42)
+    assert len(json.dumps(cut.document)) <= 17 * 2**10
+    assert cut.document["left_out_bytes"] > 16 * 2**10
+    assert len(process(cut, pid)["seen"]) > 10
+    assert not any("native" in thread for thread in process(cut, pid)["seen"])
+
+
+def test_the_innermost_frames_of_a_deep_stack_are_kept() -> None:
+    deep = WEDGE.replace(
+        "def train():\n    forward()", "def train(n=200):\n    return train(n - 1) if n else forward()"
+    )
+    with python(deep.format(call=WITHOUT_IT)) as pid:
+        stack = main_thread(capture(pid), pid)["python"]
+
+    assert (len(stack["frames"]), stack["frames"][0]["function"]) == (bystander.FRAMES_MAX, "forward")
+    assert stack["frames_cut"] == 203 - bystander.FRAMES_MAX
+
+
+def test_of_many_threads_and_many_processes_the_first_are_looked_at_and_the_rest_counted() -> None:
+    many = WEDGE.replace("train()\n", "for n in range(300):\n    threading.Thread(target=beat).start()\ntrain()\n")
+    with python(many.format(call=WITHOUT_IT)) as pid:
+        idle = [subprocess.Popen(["sleep", "600"]) for _ in range(bystander.PROCESSES_MAX)]
+        captured = capture(pid, *(each.pid for each in idle), by=captor(py_spy=None))
+    for each in idle:
+        each.kill()
+        each.wait()
+
+    seen = [thread for each in captured.document["processes"] for thread in each["seen"]]
+    assert (len(captured.document["processes"]), len(seen)) == (bystander.PROCESSES_MAX, bystander.THREADS_MAX)
+    assert "1 of 33 processes were not looked at" in captured.document["notes"]
+    assert any(note.endswith(f"threads of process {pid} were not looked at") for note in captured.document["notes"])
+
+
+# --- the last lines
+
+
+def logs(**container: Any) -> Captured:
+    return capture(os.getpid(), by=captor(py_spy=None), **container)
+
+
+def test_the_last_lines_of_its_output_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("".join(f"line {number}\n" for number in range(250)), encoding="ascii")
+
+    (kept,) = logs(log_file=str(log)).document["logs"]
+
+    assert kept["source"] == str(log)
+    assert kept["lines"] == [f"line {number}" for number in range(150, 250)]
+    assert kept["cut_bytes"] > 0
+
+
+def test_of_long_lines_so_many_bytes_are_kept_as_may_be_and_no_byte_of_them_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_bytes(b"x" * 100_000 + b"\n\0\xff\x1b[2J\nlast\n")
+
+    (kept,) = logs(log_file=str(log)).document["logs"]
+
+    assert sum(map(len, kept["lines"])) < bystander.LOG_MAX_BYTES + 100
+    assert kept["lines"][1:] == ["\\x00\\xff\x1b[2J", "last"]
+
+
+def test_a_jobs_own_log_is_read_rather_than_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text("the worker's\n", encoding="ascii")
+    by = captor(py_spy=None, job_logs=tmp_path)
+    before = capture(os.getpid(), by=by, log_file=str(tmp_path / "worker.log"))
+    (tmp_path / "job-7-attempt-1.log").write_text("the job's\n", encoding="ascii")
+
+    after = capture(os.getpid(), by=by, log_file=str(tmp_path / "worker.log"))
+
+    assert [each["lines"] for each in before.document["logs"]] == [["the worker's"]]
+    assert [each["lines"] for each in after.document["logs"]] == [["the job's"]]
+
+
+def test_a_log_that_is_a_link_or_no_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret\n", encoding="ascii")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "pipe")
+
+    link, pipe = logs(log_file=str(tmp_path / "link")), logs(log_file=str(tmp_path / "pipe"))
+
+    assert (link.document["logs"], pipe.document["logs"]) == ([], [])
+    assert link.document["notes"][0] == f"no last lines of {tmp_path}/link: Too many levels of symbolic links"
+    assert pipe.document["notes"][0] == f"no last lines of {tmp_path}/pipe: it is no file"
+
+
+def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(tmp_path: Path) -> None:
+    told = []
+    for url in (f"unix://{tmp_path}/docker.sock", "tcp://127.0.0.1:2375"):
+        target = build.container(pids=frozenset({os.getpid()}))
+        captured = captor(py_spy=None, docker=url).capture(build.episode(), target, None, armed=True)
+        told += [note for note in captured.document["notes"] if "last lines" in note]
+
+    assert told == [
+        "no last lines of the container: No such file or directory",
+        "no last lines of the container: its engine at tcp://127.0.0.1:2375 has no socket here",
+    ]
+
+
+def test_the_exporters_facts_are_kept_but_for_other_peoples_processes() -> None:
+    captured = capture(os.getpid(), by=captor(py_spy=None))
+
+    facts = captured.document["facts"]
+    assert (facts["beat_age_s"], facts["gpu_idle_s"], facts["ram_still_s"], facts["phase"], facts["step"]) == (
+        130.0, 130.0, 130.0, "step", 5,
+    )  # fmt: skip
+    assert "gpu_pids" not in facts
+
+
+def test_a_captor_that_takes_long_is_told_how_long(tmp_path: Path) -> None:
+    slow = script(tmp_path / "py-spy", "sleep 0.5; exit 1")
+    started_s = time.monotonic()
+
+    captured = capture(os.getpid(), by=captor(py_spy=slow), armed=False)
+
+    assert 0.5 < captured.took_s <= time.monotonic() - started_s
+    assert captured.document["took_s"] == pytest.approx(captured.took_s, abs=0.001)
