@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import func, select, text, update
 
@@ -24,7 +25,17 @@ from gpuwarden.job import (
     State,
     Trip,
 )
-from gpuwarden.queue import Job, JobStore, ReplacedError, Slot, Submission, SubmissionError, UnknownJobError, runs
+from gpuwarden.queue import (
+    Job,
+    JobStore,
+    ReplacedError,
+    Slot,
+    Submission,
+    SubmissionError,
+    UnknownJobError,
+    claims,
+    runs,
+)
 from gpuwarden.schema import AVOIDED, JOBS, WORKERS
 from remediator.queues.builtin import RENEWAL_S
 from tests.waiting import eventually, together
@@ -1309,3 +1320,43 @@ def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
     assert steady_s - stepped_s < RENEWAL_S
     assert others.expired(now=others.now()) == frozenset()
     store.close()
+
+
+def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
+    """Each look at a table in a plan: the table, and the index by which it is looked at, or none."""
+    is_look = "Relation Name" in plan and "Scan" in plan["Node Type"]
+    found = {(plan["Relation Name"], plan.get("Index Name", "none"))} if is_look else set()
+    return found.union(*(scans(each) for each in plan.get("Plans", [])))
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("statement", ["_take_at_once", "_complete_at_once", "_release_at_once"])
+def test_the_statements_that_every_job_takes_find_it_by_an_index_however_full_the_table_is(
+    shared_store: JobStore, postgres_url: str, statement: str
+) -> None:
+    for _ in range(3):
+        submit(shared_store)
+    shared_store.complete(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
+    shared_store.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
+    written = next(kept for names, kept in getattr(claims, statement).statements.items() if "loaded" not in names)
+    values = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1", "now": NOW, "until": NOW + 600,
+              "fresh_since": NOW - 30, "job_id": 1, "attempt": 1, "result": None}  # fmt: skip
+    columns = ", ".join(column.name for column in JOBS.columns if not column.primary_key)
+    with psycopg.connect(
+        postgres_url.replace("+psycopg", ""), autocommit=True, cursor_factory=psycopg.ClientCursor
+    ) as connection:
+        # As planned of a full queue in which nothing runs yet, and kept.
+        more = f"INSERT INTO jobs ({columns}) SELECT {columns} FROM jobs, generate_series(1, 5000)"  # noqa: S608 - our own
+        connection.execute(more)
+        connection.execute("UPDATE jobs SET state = 'queued', worker = NULL")
+        connection.execute("VACUUM ANALYZE jobs")
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        connection.execute(b"PREPARE it AS " + written.text)
+        parameters = written.parameters(values)
+        places = ", ".join(["%s"] * len(parameters))
+        (found,) = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE it ({places})", parameters).fetchone() or ([],)
+
+    looks = {index for table, index in scans(found[0]["Plan"]) if table == "jobs"}
+    assert looks
+    assert "none" not in looks
+    assert statement == "_take_at_once" or looks == {"jobs_pkey"}
