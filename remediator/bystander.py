@@ -6,8 +6,11 @@ A read of /proc can hang, and so can py-spy: who starts this puts a deadline to 
 started. So each thing seen is written the moment it is seen, one JSON object a line, those first that cost least. Needs
 the standard library alone. REQUEST is a JSON object:
 
-    for_s          for how long it may go on, seconds; it stops by itself a little later, whoever waits for it
+    until_s        until when it may go on, by the monotonic clock, seconds; it stops by itself a little later, whoever
+                   waits for it
     pids           the processes, at most PROCESSES_MAX of them are looked at
+    cgroup         the directory of the control group that they must be in still; null for any
+    session        the session that they must be of still; null for any
     py_spy         the path of py-spy; null where there is none
     native         whether frames of native code may be asked for too, which stops the process meanwhile
     log_files      the files that may hold its last lines: the first that is there is read; else
@@ -106,7 +109,7 @@ def main(argv: list[str]) -> int:
     if len(pids) > PROCESSES_MAX:
         out.say("note", text=f"{len(pids) - PROCESSES_MAX} of {len(pids)} processes were not looked at")
     # What costs least first.
-    seen = _processes(pids[:PROCESSES_MAX], out)
+    seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["session"], out)
     if not any(_file_log(Path(path), out) for path in request["log_files"]) and request["container"] is not None:
         _docker_log(request["docker"], request["container"], out)
     py_spy: str | None = request["py_spy"]
@@ -125,8 +128,12 @@ def main(argv: list[str]) -> int:
 # --- the kernel
 
 
-def _processes(pids: list[int], out: _Out) -> dict[int, str]:
-    """Each process and its threads; those that were there, each with its start."""
+def _processes(pids: list[int], cgroup: str | None, session: int | None, out: _Out) -> dict[int, str]:
+    """Each process and its threads; those that were there, each with its start.
+
+    A pid may be somebody else's by now. Whether it is the target's is asked after its start was read: what has the same
+    start later is then the target's, too.
+    """
     seen: dict[int, str] = {}
     left = THREADS_MAX
     for pid in pids:
@@ -137,6 +144,9 @@ def _processes(pids: list[int], out: _Out) -> dict[int, str]:
         except (OSError, ValueError, IndexError) as error:
             out.say("note", text=f"process {pid} was not seen: {_why(error)}")
             continue
+        if (session is not None and int(fields[3]) != session) or (cgroup is not None and pid not in _members(cgroup)):
+            out.say("note", text=f"process {pid} was not looked at: it is not the target's, or not any more")
+            continue
         seen[pid] = fields[19]
         out.say("process", pid=pid, name=name, state=fields[0], threads=len(tids))
         for tid in tids[:left]:
@@ -145,6 +155,16 @@ def _processes(pids: list[int], out: _Out) -> dict[int, str]:
             out.say("note", text=f"{len(tids) - left} of {len(tids)} threads of process {pid} were not looked at")
         left = max(0, left - len(tids))
     return seen
+
+
+def _members(cgroup: str) -> set[int]:
+    """The processes of a control group and those below it; none of one that is gone."""
+    found = set()
+    for folder, _, names in os.walk(cgroup):
+        if "cgroup.procs" in names:
+            with contextlib.suppress(OSError, ValueError):
+                found |= {int(pid) for pid in (Path(folder) / "cgroup.procs").read_text(encoding="ascii").split()}
+    return found
 
 
 def _thread(of_it: Path, pid: int, tid: int, out: _Out) -> None:

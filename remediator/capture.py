@@ -144,6 +144,8 @@ class Captor:
         return {
             "until_s": time.monotonic() + self._for_s * SHARE,
             "pids": sorted(container.pids),
+            "cgroup": container.cgroup,
+            "session": container.session,
             "py_spy": None if self._py_spy is None else str(self._py_spy),
             # They cost the process CPU, and that its CPU stands still is what tells a dead worker.
             "native": armed and Trip.DEAD_WORKER not in {episode.trip, *episode.trips},

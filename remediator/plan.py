@@ -112,7 +112,8 @@ class ContainerState:
 
     `vanishes` is set where its engine removes it as soon as it ends: one that is stopped is never started again.
     `left_down` is set where its engine restarts it however it ends, and leaves it down: it was told to stop.
-    `log_file` is where its output goes, where that is a file of its own.
+    `log_file` is where its output goes, where that is a file of its own; `session` the one its processes are of, where
+    no cgroup holds them.
     """
 
     kind: str
@@ -127,6 +128,7 @@ class ContainerState:
     vanishes: bool = False
     left_down: bool = False
     log_file: str | None = None
+    session: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

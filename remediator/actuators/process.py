@@ -70,6 +70,7 @@ class ProcessActuator:
             pids=_session(*found) if found is not None else frozenset(),
             cgroup=None,
             log_file=str(command.log_file),
+            session=None if found is None else found[0],
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:

@@ -31,10 +31,10 @@ PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read(
 
 
 LOOK = """
-import json, subprocess, sys
+import json, subprocess, sys, time
 from remediator import bystander, capture
-request = {"for_s": 20, "pids": [int(sys.argv[1])], "py_spy": str(capture.find_py_spy()), "native": False,
-           "log_files": [], "container": None, "docker": None}
+request = {"until_s": time.monotonic() + 20, "pids": [int(sys.argv[1])], "cgroup": None, "session": None,
+           "py_spy": str(capture.find_py_spy()), "native": False, "log_files": [], "container": None, "docker": None}
 subprocess.run([sys.executable, "-IS", bystander.__file__, json.dumps(request)], check=True)
 """
 

@@ -30,6 +30,9 @@ PATIENCE_S: Final = 0.6
 KILLS_AT_RANDOM: Final = 12
 """After that many the next one is left alone: a start is believed only once it was seen to last."""
 
+KILLS_WHILE_LOOKING: Final = 4
+"""So many of them die before they can have kept what the worker was doing; the others die at what comes after it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mend:
@@ -267,6 +270,8 @@ def _kill_at_random(patient: Wedge, draw: random.Random) -> list[int]:
             break
         with patient.executor() as executor:
             patient.await_ready(len(exits) + 1)
+            if len(exits) >= KILLS_WHILE_LOOKING:
+                patient.await_capture()
             with suppress(subprocess.TimeoutExpired):
                 executor.wait(draw.uniform(0, PATIENCE_S))
             executor.kill()

@@ -145,7 +145,8 @@ class Wedge:
             *(*TETHER, sys.executable, *(program or ("-m", "gpuwarden")), "remediator", "execute", "--armed"),
             *("--dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
             *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
-            *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--retries-max", str(self.retries_max)),
+            *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
+            *("--retries-max", str(self.retries_max)),
         ]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -173,6 +174,10 @@ class Wedge:
     def await_ready(self, executors: int) -> None:
         """Wait until so many executors in all have begun to work."""
         eventually(lambda: self.log().count("executor ready") >= executors, "it is ready", within_s=60, log=self.log)
+
+    def await_capture(self) -> None:
+        """Wait until what the worker was doing is kept."""
+        eventually(lambda: bool(self.ledger.captures(1)), "what it was doing is kept", within_s=60, log=self.log)
 
     def await_end(self) -> None:
         """Wait until it is over."""

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -73,7 +75,7 @@ def captor(**changed: Any) -> Captor:
 
 
 def capture(*pids: int, by: Captor | None = None, armed: bool = True, **container: Any) -> Captured:
-    target = build.container(kind="process", pids=frozenset(pids), **container)
+    target = build.container(**{"kind": "process", "pids": frozenset(pids), "cgroup": None, **container})
     return (by or captor()).capture(build.episode(), target, build.evidence(), armed=armed)
 
 
@@ -159,7 +161,7 @@ def test_of_a_stopped_process_there_are_python_stacks_and_no_native_ones_and_it_
 def test_a_worker_that_is_accused_of_being_dead_is_not_stopped_for_native_frames(known_by: Trip) -> None:
     accused = build.episode(trip=known_by, trips=frozenset({Trip.STALL, Trip.DEAD_WORKER}))
     with wedged() as pid:
-        target = build.container(kind="process", pids=frozenset({pid}))
+        target = build.container(kind="process", pids=frozenset({pid}), cgroup=None)
         captured = captor().capture(accused, target, build.evidence(), armed=True)
 
         thread = main_thread(captured, pid)
@@ -264,21 +266,52 @@ def test_a_look_that_cannot_be_started_says_why() -> None:
 
 
 def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Path) -> None:
-    hangs = script(tmp_path / "py-spy", f"echo $PPID >{tmp_path}/look; exec sleep 600")
     code = f"""
-        from pathlib import Path
         from remediator.capture import Captor
         from tests.remediator import builders as build
-        captor = Captor(for_s=5.0, max_bytes=2**18, py_spy=Path({str(hangs)!r}))
-        captor.capture(build.episode(), build.container(pids=frozenset({{{os.getpid()}}})), None, armed=False)
+        captor = Captor(for_s=5.0, max_bytes=2**18, docker="unix://{tmp_path}/engine")
+        captor.capture(build.episode(), build.container(), None, armed=False)
     """
-    waits = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    eventually((tmp_path / "look").exists, "it looks", within_s=30)
-    waits.kill()
-    waits.wait()
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(str(tmp_path / "engine"))
+        engine.listen()
+        waits = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+        its, _ = engine.accept()
+        look = struct.unpack("3i", its.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        waits.kill()
+        waits.wait()
+        its.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
 
-    look = int((tmp_path / "look").read_text(encoding="ascii"))
-    eventually(lambda: not Path(f"/proc/{look}").exists() or state(look) == "Z", "it has ended by itself")
+        with pytest.raises(OSError, match="Broken pipe"):  # before all of it is told
+            _tell_slowly(its, 999)
+
+        its.close()
+        eventually(lambda: not Path(f"/proc/{look}").exists() or state(look) == "Z", "it has ended by itself")
+
+
+def _tell_slowly(whom: socket.socket, size: int) -> None:
+    for _ in range(size):
+        whom.sendall(b".")
+        time.sleep(0.1)
+
+
+def test_a_number_that_is_somebody_elses_by_now_is_not_looked_at(tmp_path: Path) -> None:
+    listing = tmp_path / "inside" / "cgroup.procs"
+    listing.parent.mkdir()
+    (tmp_path / "cgroup.procs").touch()
+    with wedged() as one, wedged() as other:
+        listing.write_text(f"{other}\n", encoding="ascii")
+        captured = [
+            capture(one, other, cgroup=str(tmp_path)),
+            capture(one, cgroup=str(tmp_path / "gone")),
+            capture(one, session=one),
+            capture(one, session=os.getsid(one)),
+        ]
+
+    looked_at = [[each["pid"] for each in told.document["processes"]] for told in captured]
+    assert looked_at == [[other], [], [], [one]]
+    stranger = f"process {one} was not looked at: it is not the target's, or not any more"
+    assert [stranger in told.document["notes"] for told in captured] == [True, True, True, False]
 
 
 def test_more_than_may_be_kept_is_cut_the_stacks_first_and_how_much_is_told() -> None:

@@ -110,7 +110,7 @@ class World:
         box = self._box(handle)
         return build.container(
             handle=handle, name=box.worker, incarnation=box.incarnation, running=box.running, managed=box.managed,
-            pids=box.pids, cgroup=cgroup or "/cgroup",
+            pids=box.pids, cgroup=cgroup,
         )  # fmt: skip
 
     def stop(self, handle: str, *, grace_s: float) -> None:
