@@ -13,21 +13,29 @@ import math
 import os
 import re
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final, Protocol
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.runtime.environment import EnvironmentContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, func, inspect, make_url, select
+from sqlalchemy import (
+    Connection,
+    Engine,
+    MetaData,
+    Table,
+    column,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+    table,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
@@ -96,10 +104,6 @@ class Schema:
         return f"gpuwarden_{self.name}_version"
 
 
-BASELINE: Final = "0001"
-"""The revision of an SQLite database that was made before there was a history."""
-
-
 NOTHING: Final = "none"
 """How a person calls the revision before the first: no tables."""
 
@@ -122,10 +126,7 @@ def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
     """
     engine = connect(url)
     try:
-        if migrate:
-            migrate_to(engine, schema)
-        else:
-            _check_revision(engine, schema)
+        _bring_up_to_date(engine, schema, migrate=migrate)
     except Exception:
         engine.dispose()
         raise
@@ -295,7 +296,7 @@ def only_one(connection: Connection, what: str) -> bool:
     """
     if connection.dialect.name != "postgresql":
         return True
-    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(_lock_number(what)))))
+    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(lock_number(what)))))
 
 
 class DatabaseClock:
@@ -503,7 +504,7 @@ class _AdvisoryLock:
         with _translated(engine), ExitStack() as undo:
             self._connection: Any = _own_connection(engine)
             undo.callback(self.close)
-            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(what),)).fetchone()
+            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_number(what),)).fetchone()
             if not row[0]:
                 raise LockHeldElsewhereError(f"{self._holder()} holds the lock for {what}")
             undo.pop_all()
@@ -520,7 +521,7 @@ class _AdvisoryLock:
             self._connection.close()
 
     def _holder(self) -> str:
-        number = _lock_number(self._what)
+        number = lock_number(self._what)
         # How pg_locks shows a lock of one 64-bit number: its halves, and objsubid 1.
         row = self._connection.execute(
             "SELECT a.pid, a.client_addr, a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
@@ -541,7 +542,7 @@ def _own_connection(engine: Engine) -> Any:
     return connection
 
 
-def _lock_number(what: str) -> int:
+def lock_number(what: str) -> int:
     """A name as PostgreSQL's advisory locks want it: a signed 64-bit number."""
     return int.from_bytes(hashlib.sha256(f"gpuwarden {what}".encode()).digest()[:8], "big", signed=True)
 
@@ -640,104 +641,37 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("writes") else "BEGIN")
 
 
-# Alembic keeps what it migrates in module globals: two threads of one process would migrate each other's databases.
-_MIGRATING: Final = threading.Lock()
-
-
-def _check_revision(engine: Engine, schema: Schema) -> None:
-    newest = ScriptDirectory.from_config(_config(schema)).get_current_head()
+def _bring_up_to_date(engine: Engine, schema: Schema, *, migrate: bool) -> None:
+    newest = newest_revision(schema)
     with reading(engine) as connection:
-        found = _revision(connection, schema)
-    if found != newest:
-        what = f"tables of another version (revision {found}; this one knows {newest})" if found else "no tables"
-        raise DatabaseError(
-            f"{engine.url.render_as_string(hide_password=True)} has {what}: start this version's programs first, which "
-            f"bring the {schema.name} up to date, or ask with the `gpuwarden` of the version that runs"
-        )
+        found = revision_of(connection, schema)
+    if found == newest:
+        return
+    if migrate:
+        from gpuwarden.revisions import migrate_to  # noqa: PLC0415 - Alembic is slow to import, and needed once a version
+
+        migrate_to(engine, schema)
+        return
+    what = f"tables of another version (revision {found}; this one knows {newest})" if found else "no tables"
+    raise DatabaseError(
+        f"{engine.url.render_as_string(hide_password=True)} has {what}: start this version's programs first, which "
+        f"bring the {schema.name} up to date, or ask with the `gpuwarden` of the version that runs"
+    )
 
 
-def _config(schema: Schema) -> Config:
-    config = Config()
-    config.set_main_option("script_location", schema.migrations)
-    return config
+def newest_revision(schema: Schema) -> str:
+    """The revision that this version makes and knows, by the names of the history's files."""
+    package, _, folder = schema.migrations.partition(":")
+    names = [each.name for each in (files(package) / folder / "versions").iterdir()]
+    return max(name[1:].partition("_")[0] for name in names if name.startswith("r") and name.endswith(".py"))
 
 
-def migrate_to(
-    engine: Engine, schema: Schema, revision: str | None = None, *, agree: Agree | None = None
-) -> tuple[str | None, str | None]:
-    """Bring one schema's tables to a revision, one process at a time, in one transaction.
-
-    Args:
-        engine: the database.
-        schema: whose tables.
-        revision: to which one; the newest when not given, `NOTHING` for no tables at all.
-        agree: asked before tables go down; without it they never do.
-
-    Returns:
-        The revision that was there and the one that is there now; `None` is for no tables.
-
-    Raises:
-        DatabaseError: the tables are of a newer gpuwarden or another program's, or there is no such revision; or they
-            would go down and nobody was asked.
-    """
-    config = _config(schema)
-    script = ScriptDirectory.from_config(config)
-    history = {each.revision: each.module for each in reversed(list(script.walk_revisions()))}  # oldest first
-    newest = script.get_current_head()
-    wanted = newest if revision is None else None if revision == NOTHING else revision
-    if wanted not in {None, *history}:
-        known = ", ".join((NOTHING, *history))
-        raise DatabaseError(f"the {schema.name} has no revision {wanted!r}: there are {known}")
-    with reading(engine) as connection:
-        if _revision(connection, schema) == wanted is not None:
-            return wanted, wanted
-    with writing(engine) as connection:
-        if is_shared(engine):
-            for timeout in ("lock_timeout", "statement_timeout"):
-                connection.execute(select(func.set_config(timeout, "0", True)))
-            connection.execute(select(func.pg_advisory_xact_lock(_lock_number(f"migrate {schema.name}"))))
-        found = _revision(connection, schema)
-        if found not in {None, *history}:
-            raise DatabaseError(
-                f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer "
-                f"gpuwarden (revision {found}; this one knows {newest}): upgrade this program"
-            )
-        tables = set() if found is not None else set(inspect(connection).get_table_names()) & set(schema.tables.tables)
-        if tables and is_shared(engine):
-            raise DatabaseError(
-                f"{engine.url.render_as_string(hide_password=True)}: a table {min(tables)!r} is there that is not "
-                f"gpuwarden's (there is no {schema.version_table}): give gpuwarden a database of its own"
-            )
-        config.attributes.update(connection=connection, version_table=schema.version_table)
-        with _MIGRATING:
-            if schema.first in tables:
-                command.stamp(config, BASELINE)
-                found = BASELINE
-            order = [None, *history]
-            undone = [
-                history[each] for each in history if order.index(wanted) < order.index(each) <= order.index(found)
-            ]
-            if undone:
-                if agree is None:
-                    raise DatabaseError(f"the {schema.name} is of revision {found}, and going down to {wanted} loses")
-                agree(connection, undone[::-1])
-                command.downgrade(config, wanted or "base")
-            elif found != wanted:
-                command.upgrade(config, wanted or "base")
-    return found, wanted
-
-
-def _revision(connection: Connection, schema: Schema) -> str | None:
-    context = MigrationContext.configure(connection, opts={"version_table": schema.version_table})
-    return context.get_current_revision()
-
-
-def migrate_within(context: EnvironmentContext | Any) -> None:
-    """What each history's `env.py` does: run in the transaction that `migrate_to` began."""
-    attributes = context.config.attributes
-    context.configure(connection=attributes["connection"], version_table=attributes["version_table"])
-    with context.begin_transaction():
-        context.run_migrations()
+def revision_of(connection: Connection, schema: Schema) -> str | None:
+    """The revision that the tables are of; `None` where there are none, or none with a history."""
+    if not inspect(connection).has_table(schema.version_table):
+        return None
+    found: str | None = connection.scalar(select(column("version_num")).select_from(table(schema.version_table)))
+    return found
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-from gpuwarden.database import NOTHING, Schema, connect, migrate_to
+from gpuwarden.database import NOTHING, Schema, connect
 from gpuwarden.errors import GpuwardenError
 
 _ONCE_MORE: Final = "a program of this version that is started afterwards brings the tables up again"
@@ -52,6 +52,8 @@ def migrate(url: str, schema: Schema, *, to: str | None, losing: bool) -> str:
                 + "\n".join(f"  {each}" for each in lost)
                 + f"\nEnd the programs that use it, then say --yes; {_ONCE_MORE}."
             )
+
+    from gpuwarden.revisions import migrate_to  # noqa: PLC0415 - Alembic is slow to import, and seldom needed
 
     engine = connect(url)
     try:

@@ -11,6 +11,7 @@ import pytest
 
 from deploy.postgres import Postgres
 from gpuwarden.queue import JobStore
+from tests.templates import copied, empty_file
 
 
 @pytest.fixture
@@ -53,6 +54,12 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def queue_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file with the queue's tables, to be copied."""
+    return empty_file(JobStore, tmp_path_factory.mktemp("template") / "queue.db")
+
+
+@pytest.fixture(scope="session")
 def queue_template(postgres: Postgres) -> str:
     """A PostgreSQL database with the queue's tables, to be copied."""
     postgres.create("queue_template")
@@ -74,7 +81,7 @@ def postgres_url(postgres: Postgres, queue_template: str) -> Iterator[str]:
 def url(request: pytest.FixtureRequest) -> str:
     """Where the queue is: each test runs on both databases."""
     if request.param == "sqlite":
-        return f"sqlite:///{request.getfixturevalue('database')}"
+        return copied(request.getfixturevalue("queue_file"), request.getfixturevalue("database"))
     found: str = request.getfixturevalue("postgres_url")
     return found
 

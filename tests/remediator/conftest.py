@@ -10,6 +10,7 @@ from deploy.postgres import Postgres
 from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
 from tests.remediator.builders import HOST
+from tests.templates import Files, copied, empty_file
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
@@ -39,6 +40,13 @@ def postgres_url(postgres: Postgres, template: str) -> Iterator[str]:
     postgres.drop(name)
 
 
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """An SQLite file with the ledger's tables and one with the queue's, to be copied."""
+    folder = tmp_path_factory.mktemp("templates")
+    return Files(ledger=empty_file(Ledger, folder / "ledger.db"), queue=empty_file(JobStore, folder / "queue.db"))
+
+
 @pytest.fixture
 def ledger_file(tmp_path: Path) -> Path:
     """Where the ledger's database is, or will be, when it is a file."""
@@ -47,12 +55,20 @@ def ledger_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger_url(backend: str, request: pytest.FixtureRequest, ledger_file: Path) -> str:
-    return f"sqlite:///{ledger_file}" if backend == "sqlite" else request.getfixturevalue("postgres_url")
+    """Where an empty ledger is."""
+    if backend == "sqlite":
+        return copied(request.getfixturevalue("files").ledger, ledger_file)
+    found: str = request.getfixturevalue("postgres_url")
+    return found
 
 
 @pytest.fixture
 def queue_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/queue.db" if backend == "sqlite" else request.getfixturevalue("postgres_url")
+    """Where an empty queue is."""
+    if backend == "sqlite":
+        return copied(request.getfixturevalue("files").queue, tmp_path / "queue.db")
+    found: str = request.getfixturevalue("postgres_url")
+    return found
 
 
 @pytest.fixture
