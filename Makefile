@@ -10,7 +10,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Modules that decide and compute without any I/O: every branch of them is tested.
 PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/answering.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/testimony.py,remediator/alert.py,remediator/freeing.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
 
-.PHONY: help demo test check ci bench up setup lock fmt clean
+# The tests that do so, which need no other part: they are run once more with coverage, which slows what it follows.
+PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gpuwarden/test_statefile.py tests/exporter/test_answering.py tests/exporter/test_evidence.py tests/exporter/test_samples.py tests/exporter/test_testimony.py tests/exporter/test_work.py tests/remediator/test_alert.py tests/remediator/test_restart_container.py tests/remediator/test_restart_worker.py tests/remediator/test_safety.py
+
+.PHONY: help demo test check coverage ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,10 +49,12 @@ check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/python -m remediator.reference --check
 	@$(BIN)/python -m deploy.check
 
-ci: check  ## what CI runs: the checks, the tests without a single skip, coverage of the pure modules
-	@$(MAKE) --no-print-directory test PYTEST_ARGS="--no-skips --cov --cov-report= $(PYTEST_ARGS)"
+coverage: .venv/.ready  ## every branch of the pure modules is tested by their own tests
+	@$(BIN)/python -m pytest --quiet --cov --cov-report= $(PURE_TESTS)
 	@$(BIN)/python -m coverage report --include='$(PURE)' --fail-under=100 --precision=1
-	@$(BIN)/python -m coverage report --format=total | sed 's/^/coverage of everything, branches included: /; s/$$/ %/'
+
+ci: check coverage  ## what CI runs: the checks, coverage of the pure modules, the tests without a single skip
+	@$(MAKE) --no-print-directory test PYTEST_ARGS="--no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)"
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench

@@ -3,6 +3,7 @@
 import pytest
 
 from gpuwarden.job import (
+    EXIT_DISOWNED,
     FINAL,
     MOVES,
     IllegalMoveError,
@@ -10,6 +11,7 @@ from gpuwarden.job import (
     Move,
     Phase,
     State,
+    Trip,
     after,
     stall_timeout_s,
 )
@@ -137,3 +139,9 @@ def test_the_stall_condition_is_opt_in(
 
 def test_work_counts_in_the_phases_that_may_rightly_leave_gpu_and_ram_alone() -> None:
     assert {phase for phase in Phase if phase.counts_work} == {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT}
+
+
+def test_trips_are_told_apart_by_the_exit_code_of_a_worker_that_can_still_end_by_itself() -> None:
+    assert {trip.value: trip.exit_code for trip in Trip} == {
+        "budget": 75, "stall": 76, "health": 78, "dead_worker": EXIT_DISOWNED, "server": EXIT_DISOWNED,
+    }  # fmt: skip

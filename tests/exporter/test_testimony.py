@@ -1,0 +1,84 @@
+"""What `/evidence` answers from one literal snapshot."""
+
+import pytest
+
+from exporter import testimony
+from exporter.readings import Snapshot, Unknown
+from tests.exporter import builders as build
+
+OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
+
+
+def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -> None:
+    seen = build.sighting()
+
+    found = testimony.about(seen.worker.worker, build.snapshot(seen), now=build.ago(-1))
+
+    assert found is not None
+    assert (found.host, found.worker, found.container, found.sample_age_s) == ("box-1", "w0", "worker-0", 1.0)
+    assert (found.job_id, found.cpu_still_s, found.gpu_idle_s) == (build.job_file().job_id, 1.0, 500.0)
+    assert found.gpu_pids == {build.gpu(0).uuid: []}
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        pytest.param(build.snapshot(workers=None), id="workers cannot be read"),
+        pytest.param(build.snapshot(), id="no such worker is seen"),
+        pytest.param(build.snapshot(build.sighting(), taken=build.ago(0, boot_id=OTHER_BOOT)), id="before a reboot"),
+    ],
+)
+def test_of_a_worker_that_is_not_seen_now_it_tells_nothing(snapshot: Snapshot) -> None:
+    assert testimony.about(build.worker_file().worker, snapshot, now=build.ago(0)) is None
+
+
+def test_of_a_server_it_tells_how_it_is_asked_and_for_how_long_it_has_not_answered() -> None:
+    silent = build.server_evidence(answered=False, unanswered_s=130.0)
+
+    found = testimony.about_server("worker-0", build.snapshot(servers=(silent,)), now=build.ago(0))
+
+    assert found is not None
+    assert (found.container, found.probe, found.workers) == ("worker-0", "http", 0)
+    assert (found.answered, found.unanswered_s, found.silence_allowed_s) == (False, 130.0, 120.0)
+    assert found.probe_unknown is None
+
+
+@pytest.mark.parametrize(
+    ("given", "because"),
+    [
+        pytest.param(
+            {"probe": Unknown(reason="labels", because="a typing error")},
+            "a typing error",
+            id="its labels cannot be read",
+        ),
+        pytest.param(
+            {"answered": None, "unknown": Unknown(reason="address", because="no address")},
+            "no address",
+            id="it cannot be asked now",
+        ),
+    ],
+)
+def test_why_a_server_cannot_be_asked_is_told(given: dict[str, Unknown], because: str) -> None:
+    snapshot = build.snapshot(servers=(build.server_evidence(**given),))
+
+    found = testimony.about_server("worker-0", snapshot, now=build.ago(0))
+
+    assert found is not None
+    assert found.probe_unknown == because
+
+
+def test_of_a_container_that_is_not_there_it_tells_the_host_alone_and_nothing_without_a_list_of_containers() -> None:
+    found = testimony.about_server("gone", build.snapshot(), now=build.ago(0))
+
+    assert found is not None
+    assert (found.host, found.container, found.container_id, found.answered, found.probe) == (
+        ("box-1", "gone", None, None, None)
+    )
+    assert testimony.about_server("worker-0", build.snapshot(servers=None), now=build.ago(0)) is None
+
+
+def test_without_gpu_readings_nothing_is_said_of_what_the_driver_lists() -> None:
+    found = testimony.about("w0", build.snapshot(build.sighting(), gpus=None), now=build.ago(0))
+
+    assert found is not None
+    assert (found.gpu_pids, found.gpu_simulated) == (None, None)
