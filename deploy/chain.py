@@ -81,6 +81,7 @@ class Plan:
     tend_s: float = 5.0
     cooldown_s: float = 300.0
     storm_targets: int = 3
+    storm_frees: int = 6
     database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
     rules: Sequence[Path] = field(default_factory=shipped.rules)
@@ -189,6 +190,7 @@ class Chain:
             *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
+            *("--storm-frees", str(plan.storm_frees)),
             "--armed" if armed else "--no-armed",
             *processes,
         ]

@@ -106,6 +106,7 @@ def stage(
     tend_s: float = 5.0,
     cooldown_s: float = 0.0,
     storm_targets: int = 1000,
+    storm_frees: int = 1000,
     dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
     unmanaged: Sequence[str] = (),
@@ -129,6 +130,7 @@ def stage(
         tend_s: between two sweeps of the leases, seconds.
         cooldown_s: how long a container that was freed is not freed again, seconds; a story may wedge one many times.
         storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
+        storm_frees: and more frees within an hour than this.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
         unmanaged: workers whose containers do not opt in.
@@ -159,6 +161,7 @@ def stage(
             tend_s=tend_s,
             cooldown_s=cooldown_s,
             storm_targets=storm_targets,
+            storm_frees=storm_frees,
             dead_after_s=dead_after_s,
             database=None if database is None else database.url,
         )

@@ -49,7 +49,7 @@ from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
-from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
+from remediator.safety import RATE_WINDOW_S, TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
 from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
 from remediator.totals import Totals, count_up
 
@@ -668,10 +668,13 @@ def _order(row: Row[Any]) -> Order:
 def _recent(
     connection: Connection, orders: Orders, safeguards: Safeguards, *, host: str, handle: str, now: float
 ) -> Recent:
-    frees = _frees(connection, since=now - max(safeguards.storm_window_s, safeguards.cooldown_s))
+    longest_s = max(safeguards.storm_window_s, safeguards.cooldown_s, RATE_WINDOW_S)
+    frees = _frees(connection, since=now - longest_s)
     released_at = orders.released_at() or 0.0
     # A release that seems yet to come is one before the clock was set back: it excuses nothing.
-    storm_since = max(now - safeguards.storm_window_s, released_at if released_at <= now else 0.0)
+    released_at = released_at if released_at <= now else 0.0
+    storm_since = max(now - safeguards.storm_window_s, released_at)
+    rate_since = max(now - RATE_WINDOW_S, released_at)
     targets = {target(row.host, row.data["handle"]) for row in frees if row.created_at > storm_since}
     freed_at = [
         row.entered_at
@@ -681,6 +684,7 @@ def _recent(
     fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
     return Recent(
         targets=frozenset(targets),
+        frees=sum(row.created_at > rate_since for row in frees),
         # The nearest to now, either way: one that seems yet to come is of before the clock was set back.
         freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
         fleet=connection.scalar(fleet),

@@ -170,6 +170,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
             storm_targets=settings.storm_targets,
             storm_share=settings.storm_share,
             storm_window_s=settings.storm_window_s,
+            storm_frees=settings.storm_frees,
         ),
         look_again_s=settings.look_again_s,
         tend_s=settings.tend_s,

@@ -106,6 +106,10 @@ class Orders:
         return brakes[-1] if brakes else None
 
 
+RATE_WINDOW_S: Final = 3600.0
+"""The window in which frees are counted, seconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Safeguards:
     """What bounds an armed remediator, from the settings; seconds. A `cooldown_s` of 0 is none."""
@@ -114,6 +118,7 @@ class Safeguards:
     storm_targets: int = 3
     storm_share: float = 0.25
     storm_window_s: float = 600.0
+    storm_frees: int = 6
 
     def storm_above(self, fleet: int | None) -> int:
         """How many distinct targets within the window are still single faults, in a fleet of so many workers.
@@ -123,17 +128,27 @@ class Safeguards:
         """
         return max(self.storm_targets, int(self.storm_share * (fleet or 0)))
 
+    def frees_above(self, fleet: int | None) -> int:
+        """How many frees within an hour, of whichever containers, still mend something, in a fleet of so many workers.
+
+        With the defaults 6 up to 6 workers, then one for each: on a small box a container that wedges every ten minutes
+        has a person called within the hour, and in a large fleet it does not stop the mending of all the others.
+        """
+        return max(self.storm_frees, fleet or 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
     """What was done lately, as the ledger has it.
 
-    `targets` are the containers that a free was begun for within the storm window, and since the brake was released.
-    `freed_s_ago` is how long ago the one at hand was last freed, by the wall clock; negative where that was set back.
-    `fleet` is how many workers the executors see together, `None` while none has told.
+    `targets` are the containers that a free was begun for within the storm window, and since the brake was released;
+    `frees` how many frees were begun within `RATE_WINDOW_S`, and since then. `freed_s_ago` is how long ago the one at
+    hand was last freed, by the wall clock; negative where that was set back. `fleet` is how many workers the executors
+    see together, `None` while none has told.
     """
 
     targets: frozenset[str] = frozenset()
+    frees: int = 0
     freed_s_ago: float | None = None
     fleet: int | None = None
 
@@ -160,12 +175,24 @@ def may_begin(
             "what wedges again so soon is not mended by a restart; taken up again by itself afterwards"
         )
         return Wait(reason="cooldown", because=because)
+    return _storm(recent, safeguards, target)
+
+
+def _storm(recent: Recent, safeguards: Safeguards, target: str) -> Latch | None:
+    """Whether one more free would be a storm: of too many containers at once, or of whichever too often."""
+    fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
     count, above = len(recent.targets | {target}), safeguards.storm_above(recent.fleet)
     if count > above:
-        fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
         because = (
             f"{count} containers to be freed within {safeguards.storm_window_s:.0f} s, with {fleet} workers; above "
             f"{above} they have one cause, which no restart mends"
+        )
+        return Latch(because=because)
+    frees, frees_above = recent.frees + 1, safeguards.frees_above(recent.fleet)
+    if frees > frees_above:
+        because = (
+            f"{frees} frees within {RATE_WINDOW_S:.0f} s, with {fleet} workers; above {frees_above} the same things "
+            "wedge again and again, which no restart mends"
         )
         return Latch(because=because)
     return None

@@ -201,6 +201,12 @@ class ExecuteSettings(_Common):
     storm_window_s: float = Field(
         default=600.0, gt=0, le=86400, description="the window in which a storm is counted, seconds"
     )
+    storm_frees: int = Field(
+        default=6,
+        ge=1,
+        description="more frees to be begun within an hour than this, or than there are workers where that is more, "
+        "latch the brake too: of whichever containers, one that is freed again and again counts each time",
+    )
     summary_hour: int = Field(
         default=8, ge=0, le=23, description="the hour, local time, after which each day's summary is logged"
     )

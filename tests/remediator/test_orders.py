@@ -498,6 +498,31 @@ def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: L
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
 
 
+def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_anew_from_its_release(
+    ledger: Ledger,
+) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
+
+    def begin(life: int, *, now: float) -> str:
+        accept(ledger, alert(f"f{life}", attempt=str(life)))
+        episode = ledger.open_episodes()[-1]
+        step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
+        found = ledger.begin(episode, step, safeguards=safeguards, now=now)
+        ledger.close_episode(episode.episode_id, Outcome.PARTLY, "b", now=now)
+        return found.because if isinstance(found, Wait) else "begun"
+
+    assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]
+    assert begin(3, now=NOW + 1800).startswith("the brake was latched here: 3 frees within 3600 s")
+    assert begin(4, now=NOW + 9000).startswith("the brake is latched: 3 frees"), "it stays so, however long"
+
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
+    assert [begin(life, now=NOW + 1802) for life in (5, 6)] == ["begun", "begun"]
+    assert begin(7, now=NOW + 1803).startswith("the brake was latched here")
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
+    assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == ["begun", "begun"], "the hour is over"
+
+
 # --- words
 
 

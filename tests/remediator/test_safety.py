@@ -107,6 +107,11 @@ def test_how_many_single_faults_a_fleet_has(fleet: int | None, above: int) -> No
     assert SAFEGUARDS.storm_above(fleet) == above
 
 
+@pytest.mark.parametrize(("fleet", "above"), [(None, 6), (1, 6), (6, 6), (7, 7), (100, 100)])
+def test_how_many_frees_an_hour_a_fleet_has(fleet: int | None, above: int) -> None:
+    assert SAFEGUARDS.frees_above(fleet) == above
+
+
 def others(count: int) -> frozenset[str]:
     return frozenset(f"{HOST}/c{number}" for number in range(count))
 
@@ -137,6 +142,11 @@ def others(count: int) -> frozenset[str]:
             None,
             id="one that was freed within the window already is no further one",
         ),
+        pytest.param((ARM,), Recent(frees=5, fleet=1), None, id="the sixth free of the hour on a small box begins"),
+        pytest.param((ARM,), Recent(frees=6, fleet=1), "storm", id="the seventh is a storm, of however few"),
+        pytest.param((ARM,), Recent(frees=6), "storm", id="and so in a fleet nobody counted, as the hour has it"),
+        pytest.param((ARM,), Recent(frees=6, fleet=16), None, id="in a fleet of sixteen it is none"),
+        pytest.param((ARM,), Recent(frees=16, fleet=16), "storm", id="but the seventeenth is"),
         pytest.param(
             (ARM,), Recent(targets=others(9), freed_s_ago=1.0), "cooldown", id="what cools down makes no storm"
         ),
@@ -151,8 +161,8 @@ def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str |
     assert word == verdict
 
 
-def test_one_gpu_of_one_is_not_a_storm_however_often_it_wedges() -> None:
-    again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), freed_s_ago=301.0, fleet=1)
+def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
+    again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), frees=5, freed_s_ago=301.0, fleet=1)
 
     assert (
         safety.may_begin(orders(ARM), again, SAFEGUARDS, host=HOST, remedy=REMEDY, target=f"{HOST}/{HANDLE}", now=NOW)
@@ -230,6 +240,7 @@ def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
         "4 containers to be freed within 600 s, with 4 workers; above 3"
     )
     assert "with an unknown number of workers" in because(ARM, recent=Recent(targets=others(3)))
+    assert because(ARM, recent=Recent(frees=6, fleet=2)).startswith("7 frees within 3600 s, with 2 workers; above 6")
 
 
 def test_an_orders_scope_reads_as_words() -> None:
