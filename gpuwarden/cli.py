@@ -32,6 +32,8 @@ _HELP: Final[Mapping[str, str]] = {
     "ledger": "show what was seen, decided and done; what a dry run would have done",
     "arm": "let it act, in all or by remedy and host; until then it only records",
     "disarm": "stop it from acting, at once",
+    "approve": "say yes to what one episode asks, where it was armed with approval",
+    "decline": "say no to it",
     "pause": "let nothing new begin for a while",
     "resume": "end a pause",
     "brake": "release the storm brake",

@@ -130,7 +130,7 @@ SERIES: Final[Mapping[str, Series]] = {
         kind="gauge",
         labels=("remedy",),
         unit="1 or 0",
-        meaning="1 when the remedy acts on this host, 0 in dry run.",
+        meaning="1 when the remedy acts on this host, if only on what a person approves; 0 in dry run.",
         absent=_NO_EXECUTOR,
     ),
     "gpuwarden_remediator_executor_beat_age_seconds": Series(

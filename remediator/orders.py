@@ -1,6 +1,7 @@
-"""`gpuwarden arm|disarm|pause|resume|brake`: a person's hand on the executors, kept in the ledger with who and why.
+"""`gpuwarden arm|disarm|approve|decline|pause|resume|brake`: a person's hand on the executors.
 
-Every executor that works the ledger obeys at its next look, within a second: nothing is started again for it.
+Kept in the ledger with who and why. Every executor that works the ledger obeys at its next look, within a second:
+nothing is started again for it.
 """
 
 import argparse
@@ -19,6 +20,12 @@ from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order
 from remediator.whereabouts import add_ledger, existing
 
+APPROVED_S: Final = 3600.0
+"""How long an approval holds where nothing else is said, seconds."""
+
+APPROVED_MAX_S: Final = 86400.0
+"""The longest approval, seconds: what was true a day ago is to be looked at again."""
+
 PAUSE_MAX_S: Final = 31 * 86400.0
 """The longest pause, seconds: one that is forgotten ends by itself."""
 
@@ -29,19 +36,54 @@ def arm(argv: list[str]) -> int:
     """`gpuwarden arm`."""
     parser = _parser("arm", "Let remedies act. What a dry run waits on and is still true is acted on within a second.")
     parser.add_argument("--remedy", choices=sorted(REMEDIES), help="this remedy only; every one when not given")
+    asking = "do nothing before a person has said yes to it: `gpuwarden approve` or `decline`, episode by episode"
+    parser.add_argument("--approval", action="store_true", help=asking)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
-        order = _order(Act.ARM, ledger, wanted, remedy=wanted.remedy)
+        order = _order(Act.ASK if wanted.approval else Act.ARM, ledger, wanted, remedy=wanted.remedy)
         for line in preview(ledger, order):
             print(line)
-        if not wanted.yes and not _agreed(f"arm {order.scope}?"):
+        mode = " with approval" if wanted.approval else ""
+        if not wanted.yes and not _agreed(f"arm {order.scope}{mode}?"):
             print("gpuwarden arm: nothing was armed", file=sys.stderr)
             return 1
         ledger.order(order)
-    print(f"armed: {order.scope}, by {order.who}; `gpuwarden disarm` takes it back")
+    print(f"armed{mode}: {order.scope}, by {order.who}; `gpuwarden disarm` takes it back")
     return 0
+
+
+def approve(argv: list[str]) -> int:
+    """`gpuwarden approve`."""
+    parser = _answer_parser(
+        "approve", "Say yes to what one episode asks. It is confirmed anew right before it is done."
+    )
+    help_text = "the yes holds for so long, if something else holds the episode: 15m, 2h (default: 1h, at most 1d)"
+    parser.add_argument("--for", dest="for_s", type=duration_s, default=APPROVED_S, metavar="1h", help=help_text)
+    wanted = parser.parse_args(argv)
+    if not 0 < wanted.for_s <= APPROVED_MAX_S:
+        parser.error(f"an approval holds for more than nothing, and for {APPROVED_MAX_S / 86400:.0f} day at most")
+    order, asked = _answer(wanted, Act.APPROVE, for_s=wanted.for_s)
+    print(f"approved: episode {order.episode_id} on {order.host}, by {order.who}, until {when(order.until or 0.0)}")
+    print(f"  it said: {plain(asked)}")
+    return 0
+
+
+def decline(argv: list[str]) -> int:
+    """`gpuwarden decline`."""
+    parser = _answer_parser("decline", "Say no to what one episode asks: nothing is done to that incarnation.")
+    order, asked = _answer(parser.parse_args(argv), Act.DECLINE)
+    print(f"declined: episode {order.episode_id} on {order.host}, by {order.who}; `gpuwarden approve` takes it back")
+    print(f"  it said: {plain(asked)}")
+    return 0
+
+
+def _answer(wanted: argparse.Namespace, act: Act, *, for_s: float | None = None) -> tuple[Order, str]:
+    with closing(existing(wanted.ledger)) as ledger:
+        now = ledger.now()
+        until = None if for_s is None else now + for_s
+        return ledger.answer(wanted.episode, act, who=who(), because=wanted.because, until=until, now=now)
 
 
 def disarm(argv: list[str]) -> int:
@@ -129,7 +171,9 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     orders = ledger.orders()
     its = {each.episode_id: each for each in _open(ledger, order)}
     held = [each for each in ledger.held(host=order.host) if each.episode_id in its]
-    ready = [each for each in held if each.reason == "dry_run"]
+    # Armed without approval, what waits for one is done without it.
+    waits = ("dry_run",) if order.act is Act.ASK else ("dry_run", "approval")
+    ready = [each for each in held if each.reason in waits]
     lines = [f"{len(ready)} open episodes wait for {order.scope} to be armed" + (":" if ready else "")]
     lines += [f"  {_line(each, _would(ledger, each))}" for each in ready]
     if len(held) > len(ready):
@@ -196,8 +240,18 @@ def _time(parser: argparse.ArgumentParser, text: str, now: float) -> float:
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"gpuwarden {name}", description=description)
-    add_ledger(parser)
+    parser = _reasoned(argparse.ArgumentParser(prog=f"gpuwarden {name}", description=description))
     parser.add_argument("--host", help=_HOST_HELP)
+    return parser
+
+
+def _answer_parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = _reasoned(argparse.ArgumentParser(prog=f"gpuwarden {name}", description=description))
+    parser.add_argument("episode", type=int, help="its number, from `gpuwarden status`")
+    return parser
+
+
+def _reasoned(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    add_ledger(parser)
     parser.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
     return parser

@@ -193,10 +193,14 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word."""
+    """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word.
+
+    `asks` is the container's incarnation that a person is asked about, where one is.
+    """
 
     reason: str
     because: str
+    asks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Whether what a remedy wants may be begun now: armed or not, paused, braked, cooling down. Pure.
+"""Whether what a remedy wants may be begun now: armed or not, paused, braked, cooling down, approved. Pure.
 
 People's orders are kept in the ledger, each with who gave it and why; what stands follows from them alone. Nothing is
 armed that nobody armed. Every refusal is a `Wait`: the episode stays open, is looked at again on the timer, and nothing
@@ -12,14 +12,17 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Begin, Facts, Fence, Stage, Step, Stop, Wait
+from remediator.plan import Begin, Episode, Facts, Fence, Stage, Step, Stop, Wait
 
 
 class Act(StrEnum):
     """What can be ordered."""
 
     ARM = "arm"
+    ASK = "ask"  # armed, and a person is asked about each free
     DISARM = "disarm"
+    APPROVE = "approve"
+    DECLINE = "decline"
     PAUSE = "pause"
     RESUME = "resume"
     BRAKE = "brake"
@@ -28,18 +31,28 @@ class Act(StrEnum):
 
 TOPIC: Final[Mapping[Act, str]] = {
     Act.ARM: "arming",
+    Act.ASK: "arming",
     Act.DISARM: "arming",
+    Act.APPROVE: "approval",
+    Act.DECLINE: "approval",
     Act.PAUSE: "pause",
     Act.RESUME: "pause",
     Act.BRAKE: "brake",
     Act.RELEASE: "brake",
 }
-"""Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter."""
+"""Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter.
+
+An approval is about one episode: of those the newest for each of them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One order. No host is every host, no remedy every remedy; `until` ends a pause. Times are Unix seconds."""
+    """One order. No host is every host, no remedy every remedy. Times are Unix seconds.
+
+    `until` ends a pause, and an approval that nothing was begun for. An approval, or the refusal of one, is about one
+    episode, and in it about `key`, the container's incarnation that was to be freed when the person was asked.
+    """
 
     act: Act
     at: float
@@ -48,10 +61,14 @@ class Order:
     host: str | None = None
     remedy: str | None = None
     until: float | None = None
+    episode_id: int | None = None
+    key: str | None = None
 
     @property
     def scope(self) -> str:
         """What it is about, in words."""
+        if self.episode_id is not None:
+            return f"episode {self.episode_id} on {self.host}"
         return f"{self.remedy or 'every remedy'} on {self.host or 'every host'}"
 
 
@@ -66,14 +83,19 @@ class Orders:
         about = [
             each
             for each in self.given
-            if each.act in (Act.ARM, Act.DISARM) and each.host in (None, host) and each.remedy in (None, remedy)
+            if TOPIC[each.act] == "arming" and each.host in (None, host) and each.remedy in (None, remedy)
         ]
         return about[-1] if about else None
 
     def armed(self, *, host: str, remedy: str) -> bool:
-        """Whether a remedy acts on a host."""
+        """Whether a remedy acts on a host, if only on what a person approves."""
         order = self.arming(host=host, remedy=remedy)
-        return order is not None and order.act is Act.ARM
+        return order is not None and order.act is not Act.DISARM
+
+    def asks(self, *, host: str, remedy: str) -> bool:
+        """Whether it acts only on what a person approves."""
+        order = self.arming(host=host, remedy=remedy)
+        return order is not None and order.act is Act.ASK
 
     def pauses(self, *, host: str | None, now: float) -> list[Order]:
         """The pauses in force on a host, or with no host anywhere.
@@ -138,19 +160,40 @@ class Safeguards:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A free that a remedy wants to begin, or has promised and not begun in earnest.
+
+    `handle` is the container's, which survives a restart, `key` its incarnation's, which does not.
+    """
+
+    episode_id: int
+    host: str
+    remedy: str
+    handle: str
+    key: str
+    because: str
+
+    @property
+    def target(self) -> str:
+        """How the container is told from every other one of the fleet."""
+        return target(self.host, self.handle)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recent:
-    """What was done lately, as the ledger has it.
+    """What was done and said lately, as the ledger has it.
 
     `targets` are the containers that a free was begun for within the storm window, and since the brake was released;
     `frees` how many frees were begun within `RATE_WINDOW_S`, and since then. `freed_s_ago` is how long ago the one at
     hand was last freed, by the wall clock; negative where that was set back. `fleet` is how many workers the executors
-    see together, `None` while none has told.
+    see together, `None` while none has told. `answer` is what a person last said about the episode at hand.
     """
 
     targets: frozenset[str] = frozenset()
     frees: int = 0
     freed_s_ago: float | None = None
     fleet: int | None = None
+    answer: Order | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +203,31 @@ class Latch:
     because: str
 
 
-def may_begin(
-    orders: Orders, recent: Recent, safeguards: Safeguards, *, host: str, remedy: str, target: str, now: float
-) -> Wait | Latch | None:
-    """Whether the free of `target` may be begun: `None`, or why not."""
-    if not orders.armed(host=host, remedy=remedy):
-        return Wait(reason="dry_run", because=f"disarmed just now: {_told(orders.arming(host=host, remedy=remedy))}")
-    if (held := may_go_on(orders, host=host, now=now)) is not None:
+def wish(episode: Episode, step: Begin | Fence | Stop) -> Wish:
+    """What a step would begin; of one that was promised, what the promise was."""
+    free = episode.free
+    handle, key = ("", "") if free is None else (free.data["handle"], free.key)
+    if isinstance(step, Begin):
+        handle, key = step.container_handle, step.free_key
+    return Wish(
+        episode_id=episode.episode_id,
+        host=episode.host,
+        remedy=episode.remedy,
+        handle=handle,
+        key=key,
+        because=step.because,
+    )
+
+
+def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards, *, now: float) -> Wait | Latch | None:
+    """Whether a free may be begun: `None`, or why not.
+
+    A person is asked only where nothing else holds it, and before a storm is counted: what nobody approved is none.
+    """
+    if not orders.armed(host=wish.host, remedy=wish.remedy):
+        order = orders.arming(host=wish.host, remedy=wish.remedy)
+        return Wait(reason="dry_run", because=f"disarmed just now: {_told(order)}")
+    if (held := may_go_on(orders, host=wish.host, now=now)) is not None:
         return held
     ago_s = recent.freed_s_ago
     if ago_s is not None and abs(ago_s) < safeguards.cooldown_s:
@@ -175,13 +236,13 @@ def may_begin(
             "what wedges again so soon is not mended by a restart; taken up again by itself afterwards"
         )
         return Wait(reason="cooldown", because=because)
-    return _storm(recent, safeguards, target)
+    return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)
 
 
-def _storm(recent: Recent, safeguards: Safeguards, target: str) -> Latch | None:
+def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
     """Whether one more free would be a storm: of too many containers at once, or of whichever too often."""
     fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
-    count, above = len(recent.targets | {target}), safeguards.storm_above(recent.fleet)
+    count, above = len(recent.targets | {wish.target}), safeguards.storm_above(recent.fleet)
     if count > above:
         because = (
             f"{count} containers to be freed within {safeguards.storm_window_s:.0f} s, with {fleet} workers; above "
@@ -212,25 +273,38 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     return None
 
 
+def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wait | None:
+    """Whether a person has said yes to this free, where one is to be asked: `None`, or why not.
+
+    A yes is for one incarnation and for a time. A no stands for its incarnation, whatever is armed later.
+    """
+    answer = recent.answer if recent.answer is not None and recent.answer.key == wish.key else None
+    if answer is not None and answer.act is Act.DECLINE:
+        because = f"declined {_told(answer)}; `gpuwarden approve {wish.episode_id}` if it is to be done after all"
+        return Wait(reason="declined", because=because)
+    if not orders.asks(host=wish.host, remedy=wish.remedy):
+        return None
+    if answer is not None and (answer.until is None or answer.until > now):
+        return None
+    late = "" if answer is None else "an approval ran out before it could be begun; "
+    because = (
+        f"{late}a person is asked: `gpuwarden approve {wish.episode_id}` or `gpuwarden decline {wish.episode_id}`: "
+        f"{wish.because}"
+    )
+    return Wait(reason="approval", because=because, asks=wish.key)
+
+
 def hold(step: Step, facts: Facts, orders: Orders, recent: Recent, safeguards: Safeguards, *, now: float) -> Step:
     """The step that a remedy chose, or the wait that stands before it.
 
     What latches the brake passes: it is told as it is begun, in the transaction that would have begun it.
     """
-    host = facts.episode.host
     if isinstance(step, Begin):
-        verdict = may_begin(
-            orders,
-            recent,
-            safeguards,
-            host=host,
-            remedy=facts.episode.remedy,
-            target=target(host, step.container_handle),
-            now=now,
-        )
+        verdict = may_begin(wish(facts.episode, step), orders, recent, safeguards, now=now)
         return verdict if isinstance(verdict, Wait) else step
     if isinstance(step, Fence | Stop) and is_untouched(facts):
-        return may_go_on(orders, host=host, now=now) or step
+        held = may_go_on(orders, host=facts.episode.host, now=now)
+        return held or is_approved(wish(facts.episode, step), orders, recent, now=now) or step
     return step
 
 

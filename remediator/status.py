@@ -27,7 +27,7 @@ from gpuwarden.text import ago, plain, when
 from remediator.ledger import Executing, Held, Ledger
 from remediator.plan import Outcome
 from remediator.remedies import REMEDIES
-from remediator.safety import Order, Orders, Safeguards
+from remediator.safety import Act, Order, Orders, Safeguards
 from remediator.whereabouts import add_ledger, existing, queue_url
 
 TIMEOUT_S: Final = 3.0
@@ -48,8 +48,10 @@ LATELY_S: Final = 86400.0
 LONG_S: Final = 900.0
 """An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
 
-_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown"})
+_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown", "approval", "declined"})
 """Waits that are told by themselves, or end by themselves."""
+
+_DONE: Final = {Act.ARM: "armed", Act.ASK: "armed with approval", Act.DISARM: "disarmed"}
 
 NONE: Final = "none"
 
@@ -80,11 +82,12 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Armed:
-    """Whether one remedy acts on one host, and by whose order."""
+    """Whether one remedy acts on one host, if only on what is approved, and by whose order."""
 
     host: str
     remedy: str
     armed: bool
+    approval: bool
     by: str | None
 
 
@@ -115,6 +118,11 @@ class Report:
         dry = sum(each.reason == "dry_run" for each in self.episodes)
         if dry:
             found.append(f"{dry} wedged and not armed: `gpuwarden arm` shows them and asks")
+        found += [
+            f"episode {each.episode_id} of {each.worker} on {each.host} wants a yes or a no: {each.because}"
+            for each in self.episodes
+            if each.reason == "approval"
+        ]
         found += [
             f"GPU {each.gpu} of {each.host} is out of use: {each.because}; `gpuwarden gpu release {each.gpu}` once it "
             "is well"
@@ -175,7 +183,8 @@ def page(report: Report) -> Iterator[str]:
     yield ""
     for each in report.armed:
         by = f", {plain(each.by)}" if each.by else ", as nobody has armed it"
-        yield f"{'ARMED' if each.armed else 'dry run':10}{each.remedy} on {each.host}{by}"
+        mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
+        yield f"{mode:10}{each.remedy} on {each.host}{by}"
     for order in report.pauses:
         ends = "" if order.until is None else f" until {when(order.until)}"
         yield f"{'paused':10}{order.host or 'every host'}{ends}, by {plain(order.who)}: {plain(order.because)}"
@@ -224,8 +233,9 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
     for host in hosts:
         for remedy in sorted(REMEDIES):
             order = orders.arming(host=host, remedy=remedy)
-            by = None if order is None else f"{order.act}ed by {order.who} at {when(order.at)}"
-            yield Armed(host=host, remedy=remedy, armed=orders.armed(host=host, remedy=remedy), by=by)
+            by = None if order is None else f"{_DONE[order.act]} by {order.who} at {when(order.at)}"
+            armed, asks = orders.armed(host=host, remedy=remedy), orders.asks(host=host, remedy=remedy)
+            yield Armed(host=host, remedy=remedy, armed=armed, approval=asks, by=by)
 
 
 def _database(name: str, url: str, database: Ledger | JobStore) -> Part:

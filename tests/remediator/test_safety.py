@@ -25,6 +25,9 @@ def order(act: Act, host: str | None = None, *, at: float = NOW - 60, **more: An
 
 
 ARM, DISARM = order(Act.ARM), order(Act.DISARM)
+ASK = order(Act.ASK)
+YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
+NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
 PAUSE = order(Act.PAUSE, until=NOW + 60)
 BRAKE, RELEASE = order(Act.BRAKE), order(Act.RELEASE, at=NOW - 30)
 
@@ -48,6 +51,8 @@ def orders(*given: Order) -> Orders:
         pytest.param((ARM, order(Act.DISARM, remedy=REMEDY)), False, id="all but this remedy"),
         pytest.param((order(Act.DISARM, remedy=REMEDY), ARM), True, id="all, after this one was disarmed"),
         pytest.param((ARM, PAUSE, BRAKE), True, id="a pause and a brake disarm nothing"),
+        pytest.param((ASK,), True, id="armed with approval"),
+        pytest.param((ASK, DISARM), False, id="a dry run wins over approval"),
     ],
 )
 def test_what_is_armed(given: tuple[Order, ...], *, armed: bool) -> None:
@@ -153,9 +158,38 @@ def others(count: int) -> frozenset[str]:
     ],
 )
 def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
-    found = safety.may_begin(
-        orders(*given), recent, SAFEGUARDS, host=HOST, remedy=REMEDY, target=safety.target(HOST, HANDLE), now=NOW
-    )
+    found = safety.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+
+    word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
+    assert word == verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "recent", "verdict"),
+    [
+        pytest.param((ASK,), Recent(), "approval", id="nobody has answered: it waits"),
+        pytest.param((ASK,), Recent(answer=YES), None, id="approved"),
+        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
+        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)), "approval", id="it has run out"),
+        pytest.param(
+            (ASK,), Recent(answer=order(Act.APPROVE, key="k2", until=NOW + 1)), "approval", id="of another life"
+        ),
+        pytest.param((ASK,), Recent(answer=NO), "declined", id="declined"),
+        pytest.param((ASK,), Recent(answer=order(Act.DECLINE, key="k2")), "approval", id="another life was declined"),
+        pytest.param((ARM,), Recent(answer=NO), "declined", id="a no stands whatever is armed later"),
+        pytest.param((ARM, order(Act.ASK, HOST)), Recent(), "approval", id="this host asks"),
+        pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), Recent(), None, id="all but this remedy ask"),
+        pytest.param((ASK, DISARM), Recent(answer=YES), "dry_run", id="a dry run wins over a yes"),
+        pytest.param((ASK, PAUSE), Recent(answer=YES), "paused", id="a pause holds what was approved"),
+        pytest.param((ASK, BRAKE), Recent(answer=YES), "brake", id="so does the brake"),
+        pytest.param((ASK,), Recent(answer=YES, freed_s_ago=1.0), "cooldown", id="and a cool-down"),
+        pytest.param((ASK,), Recent(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"),
+        pytest.param((ASK,), Recent(targets=others(3)), "approval", id="what was not is none"),
+        pytest.param((ASK, PAUSE), Recent(), "paused", id="nobody is asked about what may not begin anyway"),
+    ],
+)
+def test_what_may_begin_where_a_person_is_asked(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
+    found = safety.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
 
     word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
     assert word == verdict
@@ -164,10 +198,7 @@ def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str |
 def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
     again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), frees=5, freed_s_ago=301.0, fleet=1)
 
-    assert (
-        safety.may_begin(orders(ARM), again, SAFEGUARDS, host=HOST, remedy=REMEDY, target=f"{HOST}/{HANDLE}", now=NOW)
-        is None
-    )
+    assert safety.may_begin(build.wish(), orders(ARM), again, SAFEGUARDS, now=NOW) is None
 
 
 FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
@@ -219,6 +250,16 @@ def test_what_is_held_by_a_pause_or_the_brake(step: Step, facts: Facts, stop: Or
     assert safety.hold(step, facts, orders(ARM), Recent(), SAFEGUARDS, now=NOW) is step, "the control"
 
 
+def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
+    facts = build.facts(**PROMISED)
+
+    held = safety.hold(FENCE, facts, orders(ARM, ASK), Recent(), SAFEGUARDS, now=NOW)
+
+    assert isinstance(held, Wait)
+    assert (held.reason, held.asks) == ("approval", KEY)
+    assert safety.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
+
+
 def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
     storm = Recent(targets=others(9))
 
@@ -227,7 +268,7 @@ def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_
 
 def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
     def because(*given: Order, recent: Recent = Recent()) -> str:  # noqa: B008 - frozen
-        found = safety.may_begin(orders(*given), recent, SAFEGUARDS, host=HOST, remedy=REMEDY, target="t", now=NOW)
+        found = safety.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
         assert isinstance(found, plan.Wait | Latch)
         return found.because
 
@@ -235,6 +276,11 @@ def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
     assert because(ARM, DISARM) == "disarmed just now: by ann@box1: a drill"
     assert because(ARM, order(Act.PAUSE, because="")).startswith("paused: by ann@box1; it ends by itself")
     assert "`gpuwarden brake release`" in because(ARM, BRAKE)
+    asked = because(ASK)
+    assert asked == "a person is asked: `gpuwarden approve 1` or `gpuwarden decline 1`: silent for 130 s"
+    late = order(Act.APPROVE, key=KEY, until=NOW)
+    assert because(ASK, recent=Recent(answer=late)) == f"an approval ran out before it could be begun; {asked}"
+    assert because(ASK, recent=Recent(answer=NO)).startswith("declined by ann@box1: a drill; `gpuwarden approve 1` if")
     assert "was freed 12 s ago and cools down for 300 s" in because(ARM, recent=Recent(freed_s_ago=12.0))
     assert because(ARM, recent=Recent(targets=others(3), fleet=4)).startswith(
         "4 containers to be freed within 600 s, with 4 workers; above 3"
@@ -246,3 +292,4 @@ def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
 def test_an_orders_scope_reads_as_words() -> None:
     assert ARM.scope == "every remedy on every host"
     assert order(Act.ARM, HOST, remedy=REMEDY).scope == f"{REMEDY} on {HOST}"
+    assert YES.scope == f"episode 1 on {HOST}"
