@@ -287,7 +287,7 @@ class Ledger:
             taken = select(INTENTS.c.intent_id).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
             if connection.scalar(taken) is not None:
                 return _FREED_ALREADY
-            orders = _orders(connection)
+            orders = _orders(connection, now)
             wanted = wish(episode, step)
             recent = _recent(connection, wanted, orders, safeguards, now=now)
             verdict = may_begin(wanted, orders, recent, safeguards, now=now)
@@ -316,10 +316,10 @@ class Ledger:
 
     # --- orders
 
-    def order(self, order: Order) -> None:
-        """Keep an order; every open episode that it is about tells of it."""
+    def order(self, order: Order) -> int:
+        """Keep an order; every open episode that it is about tells of it. Its number."""
         with writing(self._engine) as connection:
-            self._give(connection, order)
+            return self._give(connection, order)
 
     def arm_at_first(self, *, host: str, who: str, now: float) -> bool:
         """Arm every remedy of a host about which nobody has ordered anything yet; whether that was so."""
@@ -334,13 +334,14 @@ class Ledger:
 
     def orders(self) -> Orders:
         """The orders that may still matter."""
+        now = self.now()
         with reading(self._engine) as connection:
-            return _orders(connection)
+            return _orders(connection, now)
 
     def standing(self, wanted: Wish, safeguards: Safeguards, *, now: float) -> tuple[Orders, Recent]:
         """What decides whether a free may be begun."""
         with reading(self._engine) as connection:
-            orders = _orders(connection)
+            orders = _orders(connection, now)
             return orders, _recent(connection, wanted, orders, safeguards, now=now)
 
     def answer(
@@ -397,11 +398,12 @@ class Ledger:
         if is_shared(self._engine):
             connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
 
-    def _give(self, connection: Connection, order: Order) -> None:
+    def _give(self, connection: Connection, order: Order) -> int:
         who, because = _storable(order.who), _storable(order.because[:1000])
-        names = ("at", "act", "host", "remedy", "until", "episode_id", "key")
+        names = ("at", "act", "host", "remedy", "until", "episode_id", "key", "since", "ends")
         row = {name: getattr(order, name) for name in names}
-        connection.execute(insert(ORDERS).values(**row, topic=TOPIC[order.act], who=who, because=because))
+        given = insert(ORDERS).values(**row, topic=TOPIC[order.act], who=who, because=because)
+        order_id: int = connection.execute(given.returning(ORDERS.c.order_id)).scalar_one()
         about: list[ColumnElement[bool]] = [EPISODES.c.closed_at.is_(None)]
         about += [] if order.host is None else [EPISODES.c.host == order.host]
         about += [] if order.remedy is None else [EPISODES.c.remedy == order.remedy]
@@ -409,6 +411,7 @@ class Ledger:
         for episode_id in connection.scalars(select(EPISODES.c.episode_id).where(*about)).all():
             self._write(connection, episode_id, "ordered", order.act, f"by {who}: {because}", order.at)
         tell(connection, LEDGER.channel)
+        return order_id
 
     def take_over(self, holder: Holder) -> None:
         """Work as `holder` from now on, and let go of what an executor held that is known to be over.
@@ -593,9 +596,10 @@ class Ledger:
 
     def totals(self, host: str) -> Totals:
         """Counts of one host's share of the ledger."""
+        now = self.now()
         with reading(self._engine) as connection:
             held = Counter(each.reason for each in _held(connection, host) if each.reason)
-            return count_up(connection, host, held=held, orders=_orders(connection))
+            return count_up(connection, host, held=held, orders=_orders(connection, now))
 
     def beat(
         self,
@@ -703,12 +707,15 @@ FLEET_FRESH_S: Final = 600.0
 """An executor that has shown no life for longer counts no workers into the fleet, seconds."""
 
 
-def _orders(connection: Connection) -> Orders:
+def _orders(connection: Connection, now: float) -> Orders:
     scope = (ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
-    newest = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.topic != "approval").group_by(*scope)
+    undo = ORDERS.c.topic.not_in(("approval", "maintenance"))
+    newest = select(func.max(ORDERS.c.order_id)).where(undo).group_by(*scope)
+    # What ends a maintenance ahead of its time has that time too.
+    maintained = and_(ORDERS.c.topic == "maintenance", ORDERS.c.until > now)
     # What resumed every host also ended the pauses of single hosts, and does so behind a newer pause of all too.
     resumed = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.act == Act.RESUME, ORDERS.c.host.is_(None))
-    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery())
+    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery(), maintained)
     rows = connection.execute(select(ORDERS).where(matter).order_by(ORDERS.c.order_id))
     return Orders(given=tuple(_order(row) for row in rows))
 
@@ -724,6 +731,9 @@ def _order(row: Row[Any]) -> Order:
         until=row.until,
         episode_id=row.episode_id,
         key=row.key,
+        order_id=row.order_id,
+        since=row.since,
+        ends=row.ends,
     )
 
 

@@ -126,6 +126,13 @@ SERIES: Final[Mapping[str, Series]] = {
         meaning="1 while a person's pause holds everything new on this host.",
         absent=_UNREAD,
     ),
+    "gpuwarden_remediator_maintenance": Series(
+        kind="gauge",
+        labels=(),
+        unit="1 or 0",
+        meaning="1 while a planned maintenance holds everything new on this host.",
+        absent=_UNREAD,
+    ),
     "gpuwarden_remediator_armed": Series(
         kind="gauge",
         labels=("remedy",),
@@ -250,6 +257,8 @@ class LedgerCollector(Collector):
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:
         yield gauge("gpuwarden_remediator_brake_latched", float(totals.orders.brake() is not None))
         yield gauge("gpuwarden_remediator_paused", float(bool(totals.orders.pauses(host=self._host, now=now))))
+        window = totals.orders.maintenance(host=self._host, now=now)
+        yield gauge("gpuwarden_remediator_maintenance", float(window is not None))
 
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:

@@ -25,6 +25,8 @@ class Act(StrEnum):
     DECLINE = "decline"
     PAUSE = "pause"
     RESUME = "resume"
+    MAINTAIN = "maintain"
+    MAINTAINED = "maintained"  # a maintenance was ended, or called off
     BRAKE = "brake"
     RELEASE = "release"
 
@@ -37,12 +39,15 @@ TOPIC: Final[Mapping[Act, str]] = {
     Act.DECLINE: "approval",
     Act.PAUSE: "pause",
     Act.RESUME: "pause",
+    Act.MAINTAIN: "maintenance",
+    Act.MAINTAINED: "maintenance",
     Act.BRAKE: "brake",
     Act.RELEASE: "brake",
 }
 """Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter.
 
-An approval is about one episode: of those the newest for each of them.
+An approval is about one episode: of those the newest for each of them. Maintenances stand beside one another, each
+until its time or its own end.
 """
 
 
@@ -50,7 +55,8 @@ An approval is about one episode: of those the newest for each of them.
 class Order:
     """One order. No host is every host, no remedy every remedy. Times are Unix seconds.
 
-    `until` ends a pause, and an approval that nothing was begun for. An approval, or the refusal of one, is about one
+    `until` ends a pause, a maintenance, which begins at `since`, and an approval that nothing was begun for. `ends` is
+    the number of the maintenance that an order ends. An approval, or the refusal of one, is about one
     episode, and in it about `key`, the container's incarnation that was to be freed when the person was asked.
     """
 
@@ -63,12 +69,17 @@ class Order:
     until: float | None = None
     episode_id: int | None = None
     key: str | None = None
+    order_id: int | None = None
+    since: float | None = None
+    ends: int | None = None
 
     @property
     def scope(self) -> str:
         """What it is about, in words."""
         if self.episode_id is not None:
             return f"episode {self.episode_id} on {self.host}"
+        if TOPIC[self.act] == "maintenance":
+            return f"maintenance {self.ends or self.order_id} on {self.host or 'every host'}"
         return f"{self.remedy or 'every remedy'} on {self.host or 'every host'}"
 
 
@@ -112,6 +123,24 @@ class Orders:
                 standing.pop(order.host, None)
         here = [each for each in standing.values() if host is None or each.host in (None, host)]
         return [each for each in here if each.until is None or each.until > now]
+
+    def maintenances(self, *, host: str | None, now: float) -> list[Order]:
+        """The maintenances of a host, or with no host of any, that run or are still to come; by when they begin."""
+        ended = {each.ends for each in self.given if each.act is Act.MAINTAINED}
+        left = [
+            each
+            for each in self.given
+            if each.act is Act.MAINTAIN
+            and each.order_id not in ended
+            and (host is None or each.host in (None, host))
+            and _ends_s(each, now) > 0
+        ]
+        return sorted(left, key=lambda each: _begins_s(each, now))
+
+    def maintenance(self, *, host: str, now: float) -> Order | None:
+        """The maintenance that runs on a host, the one that ends last."""
+        running = [each for each in self.maintenances(host=host, now=now) if _begins_s(each, now) <= 0]
+        return max(running, key=lambda each: _ends_s(each, now), default=None)
 
     def brake(self) -> Order | None:
         """The order that latched the brake; `None` while it is not latched."""
@@ -270,6 +299,13 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
         return Wait(
             reason="paused", because=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it"
         )
+    window = orders.maintenance(host=host, now=now)
+    if window is not None:
+        because = (
+            f"maintenance {window.order_id}: {_told(window)}; it ends in {_ends_s(window, now):.0f} s, and "
+            f"`gpuwarden maintenance end {window.order_id}` ends it"
+        )
+        return Wait(reason="maintenance", because=because)
     return None
 
 
@@ -321,6 +357,16 @@ def is_untouched(facts: Facts) -> bool:
 def target(host: str, handle: str) -> str:
     """How a container is told from every other one of the fleet; its handle survives a restart."""
     return f"{host}/{handle}"
+
+
+def _begins_s(window: Order, now: float) -> float:
+    """In how many seconds a maintenance begins; one without a beginning began when it was ordered."""
+    return (window.at if window.since is None else window.since) - now
+
+
+def _ends_s(window: Order, now: float) -> float:
+    """In how many seconds a maintenance ends; each has an end."""
+    return (window.until or 0.0) - now
 
 
 def _told(order: Order | None) -> str:

@@ -147,13 +147,15 @@ ORDERS = Table(
     METADATA,
     Column("order_id", ID, primary_key=True),
     Column("at", Float, nullable=False),
-    Column("act", String, nullable=False),  # arm | ask | disarm | pause | resume | brake | release | approve | decline
-    Column("topic", String, nullable=False),  # arming | pause | brake | approval
+    Column("act", String, nullable=False),  # one of remediator.safety.Act
+    Column("topic", String, nullable=False),  # arming | pause | maintenance | brake | approval
     Column("host", String),  # none: every host
     Column("remedy", String),  # none: every remedy
     Column("until", Float),
     Column("episode_id", ID),  # of an approval: what it is about, and which incarnation of its container
     Column("key", String),
+    Column("since", Float),  # when a maintenance begins
+    Column("ends", ID),  # which maintenance is over ahead of its time
     Column("who", String, nullable=False),
     Column("because", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),

@@ -25,6 +25,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore, Quarantine
 from gpuwarden.text import ago, plain, when
 from remediator.ledger import Executing, Held, Ledger
+from remediator.orders import span
 from remediator.plan import Outcome
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order, Orders, Safeguards
@@ -48,7 +49,7 @@ LATELY_S: Final = 86400.0
 LONG_S: Final = 900.0
 """An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
 
-_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown", "approval", "declined"})
+_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance"})
 """Waits that are told by themselves, or end by themselves."""
 
 _DONE: Final = {Act.ARM: "armed", Act.ASK: "armed with approval", Act.DISARM: "disarmed"}
@@ -101,6 +102,7 @@ class Report:
     episodes: list[Held] = field(default_factory=list)
     brake: Order | None = None
     pauses: list[Order] = field(default_factory=list)
+    maintenances: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
     unmended: list[tuple[int, str, str, str]] = field(default_factory=list)
@@ -188,6 +190,8 @@ def page(report: Report) -> Iterator[str]:
     for order in report.pauses:
         ends = "" if order.until is None else f" until {when(order.until)}"
         yield f"{'paused':10}{order.host or 'every host'}{ends}, by {plain(order.who)}: {plain(order.because)}"
+    for order in report.maintenances:
+        yield f"{'planned' if (order.since or 0.0) > report.at else 'held':10}{span(order)}"
     yield f"{len(report.episodes)} open episodes"
     for held in report.episodes:
         since = ago(report.at - held.since)
@@ -221,6 +225,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=told))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
+    report.maintenances = orders.maintenances(host=wanted.host, now=report.at)
     report.freed_lately = ledger.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.unmended = [
         (each.episode_id, each.worker, each.host, each.because or "")

@@ -272,4 +272,4 @@ def test_the_audit_tells_of_answers(
 
     assert cli("ledger", "orders") == 0
 
-    assert "approve  episode 1 on box1 until " in capsys.readouterr().out.splitlines()[-1]
+    assert "approve    episode 1 on box1 until " in capsys.readouterr().out.splitlines()[-1]

@@ -181,6 +181,9 @@ def test_what_asks_for_approval_is_a_dry_run_to_an_older_version_and_never_armed
         go(ledger_url, "0005", losing=False)
     with pytest.raises(WouldLoseError, match="what people answered 1 times when they were asked"):
         go(ledger_url, "0005", losing=False)
+    assert main(["maintenance", "start", "--ledger", ledger_url, "--for", "1h"]) == 0
+    with pytest.raises(WouldLoseError, match="1 maintenances: the older version acts in them"):
+        go(ledger_url, "0005", losing=False)
     go(ledger_url, "0005")
     go(ledger_url)
 

@@ -29,6 +29,7 @@ ASK = order(Act.ASK)
 YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
 NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
 PAUSE = order(Act.PAUSE, until=NOW + 60)
+WINDOW = order(Act.MAINTAIN, until=NOW + 90, order_id=4)
 BRAKE, RELEASE = order(Act.BRAKE), order(Act.RELEASE, at=NOW - 30)
 
 
@@ -88,6 +89,46 @@ def test_what_is_paused(given: tuple[Order, ...], *, paused: bool) -> None:
     assert bool(orders(*given).pauses(host=HOST, now=NOW)) is paused
 
 
+def window(host: str | None = None, *, since: float = -10, until: float = 90, number: int = 4) -> Order:
+    return order(Act.MAINTAIN, host, since=NOW + since, until=NOW + until, order_id=number)
+
+
+@pytest.mark.parametrize(
+    ("given", "running", "left"),
+    [
+        pytest.param((), None, [], id="none was planned"),
+        pytest.param((WINDOW,), 4, [4], id="it began when it was ordered, where nothing else is said"),
+        pytest.param((window(since=1),), None, [4], id="it is still to come"),
+        pytest.param((window(since=0),), 4, [4], id="it begins to the second"),
+        pytest.param((window(until=0),), None, [], id="it ends to the second"),
+        pytest.param((window(HOST),), 4, [4], id="this host is maintained"),
+        pytest.param((window("box2"),), None, [], id="another host's is not ours"),
+        pytest.param((window(), order(Act.MAINTAINED, ends=4)), None, [], id="it was ended before its time"),
+        pytest.param((window(since=9), order(Act.MAINTAINED, ends=4)), None, [], id="or called off"),
+        pytest.param((window(), order(Act.MAINTAINED, ends=3)), 4, [4], id="another one was ended"),
+        pytest.param(
+            (window(since=50, number=5), window(), window(since=20, number=6)),
+            4,
+            [4, 6, 5],
+            id="several are planned, the next one first",
+        ),
+        pytest.param((window(), window(HOST, until=95, number=5)), 5, [4, 5], id="of two, the one that ends last"),
+        pytest.param((window(), order(Act.RESUME)), 4, [4], id="a resume ends pauses only"),
+    ],
+)
+def test_what_is_maintained(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
+    found = orders(*given).maintenance(host=HOST, now=NOW)
+
+    assert (None if found is None else found.order_id) == running
+    assert [each.order_id for each in orders(*given).maintenances(host=HOST, now=NOW)] == left
+
+
+def test_every_hosts_maintenances_are_found_where_no_host_is_asked_for() -> None:
+    given = orders(window(), window("box2", number=5))
+
+    assert [each.order_id for each in given.maintenances(host=None, now=NOW)] == [4, 5]
+
+
 def test_every_hosts_pauses_are_found_where_no_host_is_asked_for() -> None:
     given = orders(PAUSE, order(Act.PAUSE, "box2", until=NOW + 1))
 
@@ -129,6 +170,7 @@ def others(count: int) -> frozenset[str]:
         pytest.param((ARM, DISARM), Recent(), "dry_run", id="disarmed since the facts were read"),
         pytest.param((ARM, PAUSE), Recent(), "paused", id="paused"),
         pytest.param((ARM, BRAKE), Recent(), "brake", id="the brake is latched"),
+        pytest.param((ARM, WINDOW), Recent(), "maintenance", id="a maintenance runs"),
         pytest.param(
             (ARM, PAUSE, BRAKE), Recent(), "brake", id="the brake is told before a pause, which ends by itself"
         ),
@@ -241,8 +283,10 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
         pytest.param(FENCE, build.facts(), True, id="a promise of nothing but a settle"),
     ],
 )
-@pytest.mark.parametrize("stop", [PAUSE, BRAKE], ids=["paused", "braked"])
-def test_what_is_held_by_a_pause_or_the_brake(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
+@pytest.mark.parametrize("stop", [PAUSE, BRAKE, WINDOW], ids=["paused", "braked", "maintained"])
+def test_what_is_held_by_a_pause_the_brake_or_a_maintenance(
+    step: Step, facts: Facts, stop: Order, *, held: bool
+) -> None:
     found = safety.hold(step, facts, orders(ARM, stop), Recent(), SAFEGUARDS, now=NOW)
 
     assert isinstance(found, Wait) is held
@@ -276,6 +320,9 @@ def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
     assert because(ARM, DISARM) == "disarmed just now: by ann@box1: a drill"
     assert because(ARM, order(Act.PAUSE, because="")).startswith("paused: by ann@box1; it ends by itself")
     assert "`gpuwarden brake release`" in because(ARM, BRAKE)
+    assert because(ARM, WINDOW) == (
+        "maintenance 4: by ann@box1: a drill; it ends in 90 s, and `gpuwarden maintenance end 4` ends it"
+    )
     asked = because(ASK)
     assert asked == "a person is asked: `gpuwarden approve 1` or `gpuwarden decline 1`: silent for 130 s"
     late = order(Act.APPROVE, key=KEY, until=NOW)
@@ -293,3 +340,5 @@ def test_an_orders_scope_reads_as_words() -> None:
     assert ARM.scope == "every remedy on every host"
     assert order(Act.ARM, HOST, remedy=REMEDY).scope == f"{REMEDY} on {HOST}"
     assert YES.scope == f"episode 1 on {HOST}"
+    assert WINDOW.scope == "maintenance 4 on every host"
+    assert order(Act.MAINTAINED, HOST, ends=4, order_id=9).scope == f"maintenance 4 on {HOST}"

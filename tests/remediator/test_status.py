@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,21 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     assert any(line.startswith("ARMED     restart_worker on box1, armed by ann at ") for line in lines)
     assert any(line.startswith("paused    every host until ") and line.endswith(", by bob: a drill") for line in lines)
     assert "  1: w\\x1b1 on box1, paused for 1 min 1 s: paused: by bob" in lines
+
+
+def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    now = time.time()
+    window = Order(act=Act.MAINTAIN, at=now, who="bob", because="driver", host=HOST, until=now + 3600)
+    ledger.order(window)
+    ledger.order(replace(window, host=None, since=now + 60))
+    accept(ledger, alert())
+    ledger.record(1, "decided", "wait: maintenance", "maintenance 1: by bob", now=now - 3600)
+
+    code, lines = ask()
+
+    assert code == 0, "a maintenance ends by itself"
+    assert any(line.startswith("held      maintenance 1 on box1 from ") and line.endswith(": driver") for line in lines)
+    assert any(line.startswith("planned   maintenance 2 on every host from ") for line in lines)
 
 
 @pytest.mark.parametrize(
