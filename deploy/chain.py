@@ -190,7 +190,7 @@ class Chain:
             *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
-            *("--storm-frees", str(plan.storm_frees)),
+            *("--storm-frees", str(plan.storm_frees), "--alertmanager", self.alertmanager_url),
             "--armed" if armed else "--no-armed",
             *processes,
         ]

@@ -32,6 +32,7 @@ from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Ki
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
 from remediator.safety import Orders, Safeguards
+from remediator.silences import Silences
 from remediator.witness import Witness, WorkerUnseenError
 
 log: Final = structlog.get_logger("executor")
@@ -71,6 +72,9 @@ class Hands:
     actuators: Mapping[str, Actuator]
     captor: Captor | None = None
     """`None`: nothing is captured before a stop."""
+
+    silences: Silences | None = None
+    """`None`: no Alertmanager is asked what it silences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,12 +381,24 @@ class Executor:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
 
     def _held(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """The step, or the wait that an order or a safeguard puts before it."""
+        """The step, or the wait that an order, a safeguard or a silence puts before it.
+
+        Nobody is asked to approve what is silenced.
+        """
         if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
             return step
         safeguards, now = self._pace.safeguards, self._ledger.now()
         orders, recent = self._ledger.standing(safety.wish(facts.episode, step), safeguards, now=now)
-        return safety.hold(step, facts, orders, recent, safeguards, now=now)
+        held = safety.hold(step, facts, orders, recent, safeguards, now=now)
+        begins = held is step and (isinstance(step, plan.Begin) or safety.is_untouched(facts))
+        asks = isinstance(held, plan.Wait) and held.asks is not None
+        if self._hands.silences is None or not (begins or asks):
+            return held
+        heard = self._hands.silences.of(facts.episode.fingerprints)
+        silenced = safety.heed(heard.silences, heard.unknown, safeguards)
+        if silenced is None and begins and heard.unknown:
+            log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
+        return silenced or held
 
     def _captured(self, facts: Facts, step: plan.Step) -> bool:
         """Whether it was only now kept what the processes are doing that this step is about to end.

@@ -913,7 +913,8 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         )
     }
     newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
-    firing = list(connection.scalars(select(ALERTS.c.labels).where(newest, ALERTS.c.firing)))
+    fires = select(ALERTS.c.labels, ALERTS.c.fingerprint).where(newest, ALERTS.c.firing)
+    firing = connection.execute(fires).all()
     return Episode(
         episode_id=row.episode_id,
         remedy=row.remedy,
@@ -922,7 +923,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         worker=row.worker,
         opened_at=row.opened_at,
         firing=bool(firing),
-        trips=frozenset(Trip(labels["trip"]) for labels in firing),
+        trips=frozenset(Trip(each.labels["trip"]) for each in firing),
         incarnation=row.incarnation,
         job_id=row.job_id,
         attempt=row.attempt,
@@ -930,6 +931,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         settle=intents.get(Kind.SETTLE),
         would_act=row.would_act,
         subject=Subject(row.subject),
+        fingerprints=frozenset(each.fingerprint for each in firing),
     )
 
 

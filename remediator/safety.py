@@ -163,13 +163,17 @@ RATE_WINDOW_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Safeguards:
-    """What bounds an armed remediator, from the settings; seconds. A `cooldown_s` of 0 is none."""
+    """What bounds an armed remediator, from the settings; seconds. A `cooldown_s` of 0 is none.
+
+    `unknown_holds`: nothing is begun while an Alertmanager does not tell whether it is silenced.
+    """
 
     cooldown_s: float = 300.0
     storm_targets: int = 3
     storm_share: float = 0.25
     storm_window_s: float = 600.0
     storm_frees: int = 6
+    unknown_holds: bool = False
 
     def storm_above(self, fleet: int | None) -> int:
         """How many distinct targets within the window are still single faults, in a fleet of so many workers.
@@ -223,6 +227,15 @@ class Recent:
     freed_s_ago: float | None = None
     fleet: int | None = None
     answer: Order | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """One silence of an Alertmanager; who made it and why is "" where that could not be asked."""
+
+    silence_id: str
+    by: str = ""
+    comment: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +341,21 @@ def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wa
         f"{wish.because}"
     )
     return Wait(reason="approval", because=because, asks=wish.key)
+
+
+def heed(silences: Sequence[Silence], unknown: str, safeguards: Safeguards) -> Wait | None:
+    """Whether silences hold what may be begun otherwise: `None`, or why.
+
+    `unknown` says which Alertmanager did not tell; another one's silence holds all the same.
+    """
+    if silences:
+        told = "; ".join(f"{each.silence_id} by {each.by or '?'}: {each.comment or '?'}" for each in silences)
+        because = f"silenced in Alertmanager: {told}; taken up again by itself when the silence ends"
+        return Wait(reason="silenced", because=because)
+    if unknown and safeguards.unknown_holds:
+        because = f"whether it is silenced is unknown, and --silences-unknown says hold: {unknown}"
+        return Wait(reason="silences_unknown", because=because)
+    return None
 
 
 def hold(step: Step, facts: Facts, orders: Orders, recent: Recent, safeguards: Safeguards, *, now: float) -> Step:

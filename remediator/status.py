@@ -49,7 +49,9 @@ LATELY_S: Final = 86400.0
 LONG_S: Final = 900.0
 """An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
 
-_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance"})
+_PASSES: Final = frozenset(
+    {"dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance", "silenced"}
+)
 """Waits that are told by themselves, or end by themselves."""
 
 _DONE: Final = {Act.ARM: "armed", Act.ASK: "armed with approval", Act.DISARM: "disarmed"}

@@ -8,7 +8,7 @@ import pytest
 from gpuwarden.job import State
 from remediator import plan, safety
 from remediator.plan import Begin, Facts, Fence, Stage, Start, Step, Stop, Wait
-from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards
+from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
 
@@ -302,6 +302,34 @@ def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
     assert isinstance(held, Wait)
     assert (held.reason, held.asks) == ("approval", KEY)
     assert safety.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
+
+
+@pytest.mark.parametrize(
+    ("silences", "unknown", "holds", "held"),
+    [
+        pytest.param((), "", False, None, id="nothing is silenced"),
+        pytest.param((Silence(silence_id="s1"),), "", False, "silenced", id="silenced"),
+        pytest.param((Silence(silence_id="s1"),), "b is down", False, "silenced", id="by one, while another is silent"),
+        pytest.param((), "b is down", False, None, id="unknown, and it goes on"),
+        pytest.param((), "b is down", True, "silences_unknown", id="unknown, and it holds"),
+        pytest.param((), "", True, None, id="known, where unknown would hold"),
+    ],
+)
+def test_what_is_held_by_a_silence(
+    silences: tuple[Silence, ...], unknown: str, held: str | None, *, holds: bool
+) -> None:
+    found = safety.heed(silences, unknown, Safeguards(unknown_holds=holds))
+
+    assert (None if found is None else found.reason) == held
+
+
+def test_a_silence_is_named_with_who_made_it_and_why() -> None:
+    silences = (Silence(silence_id="s1", by="ann", comment="new driver"), Silence(silence_id="s2"))
+
+    found = safety.heed(silences, "", SAFEGUARDS)
+
+    assert found is not None
+    assert found.because.startswith("silenced in Alertmanager: s1 by ann: new driver; s2 by ?: ?; taken up again")
 
 
 def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
