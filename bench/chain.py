@@ -89,6 +89,7 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
             tend_s=Plan.tend_s,
             cooldown_s=Plan.cooldown_s,
             storm_targets=Plan.storm_targets,
+            storm_frees=Plan.storm_frees,
             dead_after_s=Plan.dead_after_s,
             ram_delta_mib=Plan.ram_delta_mib,
             habits=Habits(heartbeat_s=HEARTBEAT_S),

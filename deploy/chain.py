@@ -82,6 +82,7 @@ class Plan:
     cooldown_s: float = 300.0
     storm_targets: int = 3
     capture_s: float = 5.0
+    storm_frees: int = 6
     database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
     rules: Sequence[Path] = field(default_factory=shipped.rules)
@@ -191,6 +192,7 @@ class Chain:
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
             *("--capture-s", str(plan.capture_s)),
+            *("--storm-frees", str(plan.storm_frees), "--alertmanager", self.alertmanager_url),
             "--armed" if armed else "--no-armed",
             *processes,
         ]

@@ -107,6 +107,7 @@ def stage(
     cooldown_s: float = 0.0,
     storm_targets: int = 1000,
     capture_s: float = 20.0,
+    storm_frees: int = 1000,
     dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
     unmanaged: Sequence[str] = (),
@@ -131,6 +132,7 @@ def stage(
         cooldown_s: how long a container that was freed is not freed again, seconds; a story may wedge one many times.
         storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
         capture_s: how long a look at what is about to be stopped may take, seconds; a slow machine needs longer.
+        storm_frees: and more frees within an hour than this.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
         unmanaged: workers whose containers do not opt in.
@@ -162,6 +164,7 @@ def stage(
             cooldown_s=cooldown_s,
             storm_targets=storm_targets,
             capture_s=capture_s,
+            storm_frees=storm_frees,
             dead_after_s=dead_after_s,
             database=None if database is None else database.url,
         )

@@ -132,14 +132,14 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 
 def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    """Who armed, disarmed, paused, resumed or released, and when the brake latched."""
+    """Who armed, approved, paused, maintained or released, and when the brake latched."""
     for order in ledger.orders_given(since=time.time() - arguments.since):
         if arguments.json:
             print(json.dumps(asdict(order)))
         else:
             until = "" if order.until is None else f" until {when(order.until)}"
             why = f": {plain(order.because)}" if order.because else ""
-            print(f"{when(order.at)}  {order.act:8} {order.scope}{until}, by {plain(order.who)}{why}")
+            print(f"{when(order.at)}  {order.act:10} {order.scope}{until}, by {plain(order.who)}{why}")
     return 0
 
 
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         ("evidence", "what an episode's processes were doing right before they were stopped"),
         ("refused", "refused alerts"),
         ("summary", "what was done, and what a dry run would have done"),
-        ("orders", "who armed, disarmed, paused, resumed and released, and when the brake latched"),
+        ("orders", "who armed, disarmed, approved, paused, maintained and released, and when the brake latched"),
     ):
         each = what.add_parser(name, help=help_text, description=help_text)
         each.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -32,6 +32,7 @@ from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Ki
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
 from remediator.safety import Orders, Safeguards
+from remediator.silences import Silences
 from remediator.witness import Witness, WorkerUnseenError
 
 log: Final = structlog.get_logger("executor")
@@ -71,6 +72,9 @@ class Hands:
     actuators: Mapping[str, Actuator]
     captor: Captor | None = None
     """`None`: nothing is captured before a stop."""
+
+    silences: Silences | None = None
+    """`None`: no Alertmanager is asked what it silences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ class Executor:
         self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
         self._workers: int | None = None
-        self._acts: tuple[str, ...] | None = None
+        self._acts: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._summed_up_on: str | None = None
         self._took_over = False
         self._started_at = time.time()
@@ -289,8 +293,9 @@ class Executor:
     def _beat(self) -> None:
         orders = self._ledger.orders()
         acts = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
-        if acts != self._acts:
-            self._acts = acts
+        asks = tuple(remedy for remedy in acts if orders.asks(host=self._host, remedy=remedy))
+        if (acts, asks) != self._acts:
+            self._acts = (acts, asks)
             self._say_what_acts(orders)
         self._ledger.beat(
             host=self._host,
@@ -306,7 +311,9 @@ class Executor:
         for remedy in REMEDIES:
             order = orders.arming(host=self._host, remedy=remedy)
             by = {} if order is None else {"by": order.who, "because": order.because}
-            if orders.armed(host=self._host, remedy=remedy):
+            if orders.asks(host=self._host, remedy=remedy):
+                log.warning("armed with approval: it acts on what a person approves", remedy=remedy, **by)
+            elif orders.armed(host=self._host, remedy=remedy):
                 log.warning("armed: it acts", remedy=remedy, **by)
             else:
                 hint = "`gpuwarden arm` makes it act"
@@ -374,13 +381,24 @@ class Executor:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
 
     def _held(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """The step, or the wait that an order or a safeguard puts before it."""
+        """The step, or the wait that an order, a safeguard or a silence puts before it.
+
+        Nobody is asked to approve what is silenced.
+        """
         if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
             return step
-        handle = step.container_handle if isinstance(step, plan.Begin) else ""
         safeguards, now = self._pace.safeguards, self._ledger.now()
-        orders, recent = self._ledger.standing(safeguards, host=self._host, handle=handle, now=now)
-        return safety.hold(step, facts, orders, recent, safeguards, now=now)
+        orders, recent = self._ledger.standing(safety.wish(facts.episode, step), safeguards, now=now)
+        held = safety.hold(step, facts, orders, recent, safeguards, now=now)
+        begins = held is step and (isinstance(step, plan.Begin) or safety.is_untouched(facts))
+        asks = isinstance(held, plan.Wait) and held.asks is not None
+        if self._hands.silences is None or not (begins or asks):
+            return held
+        heard = self._hands.silences.of(facts.episode.fingerprints)
+        silenced = safety.heed(heard.silences, heard.unknown, safeguards)
+        if silenced is None and begins and heard.unknown:
+            log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
+        return silenced or held
 
     def _captured(self, facts: Facts, step: plan.Step) -> bool:
         """Whether it was only now kept what the processes are doing that this step is about to end.
@@ -438,13 +456,12 @@ class Executor:
             log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
     def _wait(self, episode: Episode, step: plan.Wait) -> None:
-        """Waiting is told once for each reason, not once a second."""
-        if self._waits.get(episode.episode_id) != step.reason:
-            self._waits[episode.episode_id] = step.reason
+        """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation."""
+        told = f"{step.reason} {step.asks or ''}"
+        if self._waits.get(episode.episode_id) != told:
+            self._waits[episode.episode_id] = told
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
-            self._ledger.record(
-                episode.episode_id, "decided", f"wait: {step.reason}", step.because, now=self._ledger.now()
-            )
+            self._ledger.wait(episode.episode_id, step, now=self._ledger.now())
 
     # --- facts
 

@@ -44,12 +44,26 @@ from gpuwarden.database import (
     watch,
     writing,
 )
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
-from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
+from remediator.safety import (
+    RATE_WINDOW_S,
+    TOPIC,
+    Act,
+    Latch,
+    Order,
+    Orders,
+    Recent,
+    Safeguards,
+    Wish,
+    may_begin,
+    target,
+    wish,
+)
 from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
 from remediator.totals import Totals, count_up
 
@@ -58,6 +72,10 @@ TAKE_MAX: Final = 500
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
+
+
+class NotAskedError(GpuwardenError):
+    """A person answered what an episode does not ask, or not any more; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,16 +287,10 @@ class Ledger:
             taken = select(INTENTS.c.intent_id).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
             if connection.scalar(taken) is not None:
                 return _FREED_ALREADY
-            orders = _orders(connection)
-            verdict = may_begin(
-                orders,
-                _recent(connection, orders, safeguards, host=episode.host, handle=step.container_handle, now=now),
-                safeguards,
-                host=episode.host,
-                remedy=episode.remedy,
-                target=target(episode.host, step.container_handle),
-                now=now,
-            )
+            orders = _orders(connection, now)
+            wanted = wish(episode, step)
+            recent = _recent(connection, wanted, orders, safeguards, now=now)
+            verdict = may_begin(wanted, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
                 who = f"the executor of {self._host}"
                 self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=verdict.because))
@@ -304,10 +316,10 @@ class Ledger:
 
     # --- orders
 
-    def order(self, order: Order) -> None:
-        """Keep an order; every open episode that it is about tells of it."""
+    def order(self, order: Order) -> int:
+        """Keep an order; every open episode that it is about tells of it. Its number."""
         with writing(self._engine) as connection:
-            self._give(connection, order)
+            return self._give(connection, order)
 
     def arm_at_first(self, *, host: str, who: str, now: float) -> bool:
         """Arm every remedy of a host about which nobody has ordered anything yet; whether that was so."""
@@ -322,14 +334,52 @@ class Ledger:
 
     def orders(self) -> Orders:
         """The orders that may still matter."""
+        now = self.now()
         with reading(self._engine) as connection:
-            return _orders(connection)
+            return _orders(connection, now)
 
-    def standing(self, safeguards: Safeguards, *, host: str, handle: str, now: float) -> tuple[Orders, Recent]:
-        """What decides whether the container `handle` of `host` may be freed."""
+    def standing(self, wanted: Wish, safeguards: Safeguards, *, now: float) -> tuple[Orders, Recent]:
+        """What decides whether a free may be begun."""
         with reading(self._engine) as connection:
-            orders = _orders(connection)
-            return orders, _recent(connection, orders, safeguards, host=host, handle=handle, now=now)
+            orders = _orders(connection, now)
+            return orders, _recent(connection, wanted, orders, safeguards, now=now)
+
+    def answer(
+        self, episode_id: int, act: Act, *, who: str, because: str, now: float, until: float | None = None
+    ) -> tuple[Order, str]:
+        """Keep a person's yes or no to what an open episode asks, for the incarnation that it asks about.
+
+        With it comes what was asked.
+
+        Raises:
+            NotAskedError: it asks nothing, and why.
+        """
+        with writing(self._engine) as connection:
+            self._alone(connection)
+            found = select(EPISODES).where(EPISODES.c.episode_id == episode_id).with_for_update()
+            row = connection.execute(found).one_or_none()
+            if row is None:
+                raise NotAskedError(f"the ledger has no episode {episode_id}: `gpuwarden status` names those that ask")
+            if row.closed_at is not None:
+                raise NotAskedError(f"episode {episode_id} is over ({row.outcome}: {row.because}): nothing is asked")
+            (held,) = (each for each in _held(connection, row.host) if each.episode_id == episode_id)
+            free = _episode(connection, row).free
+            if row.asked is None or (free is not None and free.stage is not Stage.PLANNED):
+                waits = f"waits for something else ({held.reason})" if held.reason else "is at work"
+                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}: {held.because}")
+            order = Order(
+                act=act,
+                at=now,
+                who=who,
+                because=because,
+                host=row.host,
+                remedy=row.remedy,
+                until=until,
+                episode_id=episode_id,
+                key=row.asked,
+            )
+            self._give(connection, order)
+            return order, held.because
 
     def orders_given(self, *, since: float) -> list[Order]:
         """Every order since then, oldest first: who armed what, and when."""
@@ -348,16 +398,20 @@ class Ledger:
         if is_shared(self._engine):
             connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
 
-    def _give(self, connection: Connection, order: Order) -> None:
+    def _give(self, connection: Connection, order: Order) -> int:
         who, because = _storable(order.who), _storable(order.because[:1000])
-        row = {"act": order.act, "topic": TOPIC[order.act], "at": order.at, "host": order.host, "remedy": order.remedy}
-        connection.execute(insert(ORDERS).values(**row, until=order.until, who=who, because=because))
+        names = ("at", "act", "host", "remedy", "until", "episode_id", "key", "since", "ends")
+        row = {name: getattr(order, name) for name in names}
+        given = insert(ORDERS).values(**row, topic=TOPIC[order.act], who=who, because=because)
+        order_id: int = connection.execute(given.returning(ORDERS.c.order_id)).scalar_one()
         about: list[ColumnElement[bool]] = [EPISODES.c.closed_at.is_(None)]
         about += [] if order.host is None else [EPISODES.c.host == order.host]
         about += [] if order.remedy is None else [EPISODES.c.remedy == order.remedy]
+        about += [] if order.episode_id is None else [EPISODES.c.episode_id == order.episode_id]
         for episode_id in connection.scalars(select(EPISODES.c.episode_id).where(*about)).all():
             self._write(connection, episode_id, "ordered", order.act, f"by {who}: {because}", order.at)
         tell(connection, LEDGER.channel)
+        return order_id
 
     def take_over(self, holder: Holder) -> None:
         """Work as `holder` from now on, and let go of what an executor held that is known to be over.
@@ -454,6 +508,14 @@ class Ledger:
         with writing(self._engine) as connection:
             self._write(connection, episode_id, act, step, because, now)
 
+    def wait(self, episode_id: int, step: Wait, *, now: float) -> None:
+        """What an episode waits for; where a person is asked, also about which incarnation."""
+        with writing(self._engine) as connection:
+            if step.asks is not None:
+                its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
+                connection.execute(its.values(asked=step.asks))
+            self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.because, now)
+
     def would_act(self, episode_id: int, because: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
         with writing(self._engine) as connection:
@@ -534,9 +596,10 @@ class Ledger:
 
     def totals(self, host: str) -> Totals:
         """Counts of one host's share of the ledger."""
+        now = self.now()
         with reading(self._engine) as connection:
             held = Counter(each.reason for each in _held(connection, host) if each.reason)
-            return count_up(connection, host, held=held, orders=_orders(connection))
+            return count_up(connection, host, held=held, orders=_orders(connection, now))
 
     def beat(
         self,
@@ -644,11 +707,15 @@ FLEET_FRESH_S: Final = 600.0
 """An executor that has shown no life for longer counts no workers into the fleet, seconds."""
 
 
-def _orders(connection: Connection) -> Orders:
-    newest = select(func.max(ORDERS.c.order_id)).group_by(ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
+def _orders(connection: Connection, now: float) -> Orders:
+    scope = (ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
+    undo = ORDERS.c.topic.not_in(("approval", "maintenance"))
+    newest = select(func.max(ORDERS.c.order_id)).where(undo).group_by(*scope)
+    # What ends a maintenance ahead of its time has that time too.
+    maintained = and_(ORDERS.c.topic == "maintenance", ORDERS.c.until > now)
     # What resumed every host also ended the pauses of single hosts, and does so behind a newer pause of all too.
     resumed = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.act == Act.RESUME, ORDERS.c.host.is_(None))
-    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery())
+    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery(), maintained)
     rows = connection.execute(select(ORDERS).where(matter).order_by(ORDERS.c.order_id))
     return Orders(given=tuple(_order(row) for row in rows))
 
@@ -662,28 +729,38 @@ def _order(row: Row[Any]) -> Order:
         host=row.host,
         remedy=row.remedy,
         until=row.until,
+        episode_id=row.episode_id,
+        key=row.key,
+        order_id=row.order_id,
+        since=row.since,
+        ends=row.ends,
     )
 
 
-def _recent(
-    connection: Connection, orders: Orders, safeguards: Safeguards, *, host: str, handle: str, now: float
-) -> Recent:
-    frees = _frees(connection, since=now - max(safeguards.storm_window_s, safeguards.cooldown_s))
+def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Safeguards, *, now: float) -> Recent:
+    longest_s = max(safeguards.storm_window_s, safeguards.cooldown_s, RATE_WINDOW_S)
+    frees = _frees(connection, since=now - longest_s)
     released_at = orders.released_at() or 0.0
     # A release that seems yet to come is one before the clock was set back: it excuses nothing.
-    storm_since = max(now - safeguards.storm_window_s, released_at if released_at <= now else 0.0)
+    released_at = released_at if released_at <= now else 0.0
+    storm_since = max(now - safeguards.storm_window_s, released_at)
+    rate_since = max(now - RATE_WINDOW_S, released_at)
     targets = {target(row.host, row.data["handle"]) for row in frees if row.created_at > storm_since}
     freed_at = [
         row.entered_at
         for row in frees
-        if (row.host, row.data["handle"]) == (host, handle) and row.stage not in _NOT_FREED
+        if (row.host, row.data["handle"]) == (wanted.host, wanted.handle) and row.stage not in _NOT_FREED
     ]
+    answers = select(ORDERS).where(ORDERS.c.episode_id == wanted.episode_id).order_by(ORDERS.c.order_id.desc())
+    answer = connection.execute(answers.limit(1)).one_or_none()
     fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
     return Recent(
         targets=frozenset(targets),
+        frees=sum(row.created_at > rate_since for row in frees),
         # The nearest to now, either way: one that seems yet to come is of before the clock was set back.
         freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
         fleet=connection.scalar(fleet),
+        answer=None if answer is None else _order(answer),
     )
 
 
@@ -836,7 +913,8 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         )
     }
     newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
-    firing = list(connection.scalars(select(ALERTS.c.labels).where(newest, ALERTS.c.firing)))
+    fires = select(ALERTS.c.labels, ALERTS.c.fingerprint).where(newest, ALERTS.c.firing)
+    firing = connection.execute(fires).all()
     return Episode(
         episode_id=row.episode_id,
         remedy=row.remedy,
@@ -845,7 +923,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         worker=row.worker,
         opened_at=row.opened_at,
         firing=bool(firing),
-        trips=frozenset(Trip(labels["trip"]) for labels in firing),
+        trips=frozenset(Trip(each.labels["trip"]) for each in firing),
         incarnation=row.incarnation,
         job_id=row.job_id,
         attempt=row.attempt,
@@ -853,6 +931,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         settle=intents.get(Kind.SETTLE),
         would_act=row.would_act,
         subject=Subject(row.subject),
+        fingerprints=frozenset(each.fingerprint for each in firing),
     )
 
 

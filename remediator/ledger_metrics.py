@@ -126,11 +126,18 @@ SERIES: Final[Mapping[str, Series]] = {
         meaning="1 while a person's pause holds everything new on this host.",
         absent=_UNREAD,
     ),
+    "gpuwarden_remediator_maintenance": Series(
+        kind="gauge",
+        labels=(),
+        unit="1 or 0",
+        meaning="1 while a planned maintenance holds everything new on this host.",
+        absent=_UNREAD,
+    ),
     "gpuwarden_remediator_armed": Series(
         kind="gauge",
         labels=("remedy",),
         unit="1 or 0",
-        meaning="1 when the remedy acts on this host, 0 in dry run.",
+        meaning="1 when the remedy acts on this host, if only on what a person approves; 0 in dry run.",
         absent=_NO_EXECUTOR,
     ),
     "gpuwarden_remediator_executor_beat_age_seconds": Series(
@@ -250,6 +257,8 @@ class LedgerCollector(Collector):
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:
         yield gauge("gpuwarden_remediator_brake_latched", float(totals.orders.brake() is not None))
         yield gauge("gpuwarden_remediator_paused", float(bool(totals.orders.pauses(host=self._host, now=now))))
+        window = totals.orders.maintenance(host=self._host, now=now)
+        yield gauge("gpuwarden_remediator_maintenance", float(window is not None))
 
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:

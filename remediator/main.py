@@ -34,6 +34,7 @@ from remediator.queue_metrics import QueueCollector
 from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Safeguards
 from remediator.settings import ExecuteSettings, ServeSettings
+from remediator.silences import Silences
 from remediator.witness import Witness
 
 log: Final = structlog.get_logger("remediator")
@@ -130,7 +131,10 @@ def execute(settings: ExecuteSettings) -> None:
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
         queue = BuiltinQueue(store)
-        hands = Hands(witness=witness, queue=queue, actuators=actuators, captor=_captor(settings))
+        silences = None
+        if settings.alertmanager:
+            silences = parts.enter_context(closing(Silences(settings.alertmanager, host=host)))
+        hands = Hands(witness=witness, queue=queue, actuators=actuators, captor=_captor(settings), silences=silences)
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
@@ -170,6 +174,8 @@ def _pace(settings: ExecuteSettings) -> Pace:
             storm_targets=settings.storm_targets,
             storm_share=settings.storm_share,
             storm_window_s=settings.storm_window_s,
+            storm_frees=settings.storm_frees,
+            unknown_holds=settings.silences_unknown == "hold",
         ),
         look_again_s=settings.look_again_s,
         tend_s=settings.tend_s,

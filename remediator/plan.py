@@ -84,7 +84,8 @@ class Intent:
 class Episode:
     """One wedge as the ledger has it. The identity that the alert claimed is checked against local evidence.
 
-    Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by.
+    Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by;
+    `fingerprints` are what Alertmanager knows them by.
     `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server the
     container's name and the container's incarnation.
     """
@@ -104,6 +105,7 @@ class Episode:
     settle: Intent | None
     would_act: bool
     subject: Subject = Subject.WORKER
+    fingerprints: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +197,14 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word."""
+    """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word.
+
+    `asks` is the container's incarnation that a person is asked about, where one is.
+    """
 
     reason: str
     because: str
+    asks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Whether what a remedy wants may be begun now: armed or not, paused, braked, cooling down. Pure.
+"""Whether what a remedy wants may be begun now: armed or not, paused, braked, cooling down, approved. Pure.
 
 People's orders are kept in the ledger, each with who gave it and why; what stands follows from them alone. Nothing is
 armed that nobody armed. Every refusal is a `Wait`: the episode stays open, is looked at again on the timer, and nothing
@@ -12,34 +12,53 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Begin, Facts, Fence, Stage, Step, Stop, Wait
+from remediator.plan import Begin, Episode, Facts, Fence, Stage, Step, Stop, Wait
 
 
 class Act(StrEnum):
     """What can be ordered."""
 
     ARM = "arm"
+    ASK = "ask"  # armed, and a person is asked about each free
     DISARM = "disarm"
+    APPROVE = "approve"
+    DECLINE = "decline"
     PAUSE = "pause"
     RESUME = "resume"
+    MAINTAIN = "maintain"
+    MAINTAINED = "maintained"  # a maintenance was ended, or called off
     BRAKE = "brake"
     RELEASE = "release"
 
 
 TOPIC: Final[Mapping[Act, str]] = {
     Act.ARM: "arming",
+    Act.ASK: "arming",
     Act.DISARM: "arming",
+    Act.APPROVE: "approval",
+    Act.DECLINE: "approval",
     Act.PAUSE: "pause",
     Act.RESUME: "pause",
+    Act.MAINTAIN: "maintenance",
+    Act.MAINTAINED: "maintenance",
     Act.BRAKE: "brake",
     Act.RELEASE: "brake",
 }
-"""Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter."""
+"""Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter.
+
+An approval is about one episode: of those the newest for each of them. Maintenances stand beside one another, each
+until its time or its own end.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One order. No host is every host, no remedy every remedy; `until` ends a pause. Times are Unix seconds."""
+    """One order. No host is every host, no remedy every remedy. Times are Unix seconds.
+
+    `until` ends a pause, a maintenance, which begins at `since`, and an approval that nothing was begun for. `ends` is
+    the number of the maintenance that an order ends. An approval, or the refusal of one, is about one
+    episode, and in it about `key`, the container's incarnation that was to be freed when the person was asked.
+    """
 
     act: Act
     at: float
@@ -48,10 +67,19 @@ class Order:
     host: str | None = None
     remedy: str | None = None
     until: float | None = None
+    episode_id: int | None = None
+    key: str | None = None
+    order_id: int | None = None
+    since: float | None = None
+    ends: int | None = None
 
     @property
     def scope(self) -> str:
         """What it is about, in words."""
+        if self.episode_id is not None:
+            return f"episode {self.episode_id} on {self.host}"
+        if TOPIC[self.act] == "maintenance":
+            return f"maintenance {self.ends or self.order_id} on {self.host or 'every host'}"
         return f"{self.remedy or 'every remedy'} on {self.host or 'every host'}"
 
 
@@ -66,14 +94,19 @@ class Orders:
         about = [
             each
             for each in self.given
-            if each.act in (Act.ARM, Act.DISARM) and each.host in (None, host) and each.remedy in (None, remedy)
+            if TOPIC[each.act] == "arming" and each.host in (None, host) and each.remedy in (None, remedy)
         ]
         return about[-1] if about else None
 
     def armed(self, *, host: str, remedy: str) -> bool:
-        """Whether a remedy acts on a host."""
+        """Whether a remedy acts on a host, if only on what a person approves."""
         order = self.arming(host=host, remedy=remedy)
-        return order is not None and order.act is Act.ARM
+        return order is not None and order.act is not Act.DISARM
+
+    def asks(self, *, host: str, remedy: str) -> bool:
+        """Whether it acts only on what a person approves."""
+        order = self.arming(host=host, remedy=remedy)
+        return order is not None and order.act is Act.ASK
 
     def pauses(self, *, host: str | None, now: float) -> list[Order]:
         """The pauses in force on a host, or with no host anywhere.
@@ -91,6 +124,24 @@ class Orders:
         here = [each for each in standing.values() if host is None or each.host in (None, host)]
         return [each for each in here if each.until is None or each.until > now]
 
+    def maintenances(self, *, host: str | None, now: float) -> list[Order]:
+        """The maintenances of a host, or with no host of any, that run or are still to come; by when they begin."""
+        ended = {each.ends for each in self.given if each.act is Act.MAINTAINED}
+        left = [
+            each
+            for each in self.given
+            if each.act is Act.MAINTAIN
+            and each.order_id not in ended
+            and (host is None or each.host in (None, host))
+            and _ends_s(each, now) > 0
+        ]
+        return sorted(left, key=lambda each: _begins_s(each, now))
+
+    def maintenance(self, *, host: str, now: float) -> Order | None:
+        """The maintenance that runs on a host, the one that ends last."""
+        running = [each for each in self.maintenances(host=host, now=now) if _begins_s(each, now) <= 0]
+        return max(running, key=lambda each: _ends_s(each, now), default=None)
+
     def brake(self) -> Order | None:
         """The order that latched the brake; `None` while it is not latched."""
         latest = self._brakes()
@@ -106,14 +157,23 @@ class Orders:
         return brakes[-1] if brakes else None
 
 
+RATE_WINDOW_S: Final = 3600.0
+"""The window in which frees are counted, seconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Safeguards:
-    """What bounds an armed remediator, from the settings; seconds. A `cooldown_s` of 0 is none."""
+    """What bounds an armed remediator, from the settings; seconds. A `cooldown_s` of 0 is none.
+
+    `unknown_holds`: nothing is begun while an Alertmanager does not tell whether it is silenced.
+    """
 
     cooldown_s: float = 300.0
     storm_targets: int = 3
     storm_share: float = 0.25
     storm_window_s: float = 600.0
+    storm_frees: int = 6
+    unknown_holds: bool = False
 
     def storm_above(self, fleet: int | None) -> int:
         """How many distinct targets within the window are still single faults, in a fleet of so many workers.
@@ -123,19 +183,59 @@ class Safeguards:
         """
         return max(self.storm_targets, int(self.storm_share * (fleet or 0)))
 
+    def frees_above(self, fleet: int | None) -> int:
+        """How many frees within an hour, of whichever containers, still mend something, in a fleet of so many workers.
+
+        With the defaults 6 up to 6 workers, then one for each: on a small box a container that wedges every ten minutes
+        has a person called within the hour, and in a large fleet it does not stop the mending of all the others.
+        """
+        return max(self.storm_frees, fleet or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A free that a remedy wants to begin, or has promised and not begun in earnest.
+
+    `handle` is the container's, which survives a restart, `key` its incarnation's, which does not.
+    """
+
+    episode_id: int
+    host: str
+    remedy: str
+    handle: str
+    key: str
+    because: str
+
+    @property
+    def target(self) -> str:
+        """How the container is told from every other one of the fleet."""
+        return target(self.host, self.handle)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """What was done lately, as the ledger has it.
+    """What was done and said lately, as the ledger has it.
 
-    `targets` are the containers that a free was begun for within the storm window, and since the brake was released.
-    `freed_s_ago` is how long ago the one at hand was last freed, by the wall clock; negative where that was set back.
-    `fleet` is how many workers the executors see together, `None` while none has told.
+    `targets` are the containers that a free was begun for within the storm window, and since the brake was released;
+    `frees` how many frees were begun within `RATE_WINDOW_S`, and since then. `freed_s_ago` is how long ago the one at
+    hand was last freed, by the wall clock; negative where that was set back. `fleet` is how many workers the executors
+    see together, `None` while none has told. `answer` is what a person last said about the episode at hand.
     """
 
     targets: frozenset[str] = frozenset()
+    frees: int = 0
     freed_s_ago: float | None = None
     fleet: int | None = None
+    answer: Order | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """One silence of an Alertmanager; who made it and why is "" where that could not be asked."""
+
+    silence_id: str
+    by: str = ""
+    comment: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +245,31 @@ class Latch:
     because: str
 
 
-def may_begin(
-    orders: Orders, recent: Recent, safeguards: Safeguards, *, host: str, remedy: str, target: str, now: float
-) -> Wait | Latch | None:
-    """Whether the free of `target` may be begun: `None`, or why not."""
-    if not orders.armed(host=host, remedy=remedy):
-        return Wait(reason="dry_run", because=f"disarmed just now: {_told(orders.arming(host=host, remedy=remedy))}")
-    if (held := may_go_on(orders, host=host, now=now)) is not None:
+def wish(episode: Episode, step: Begin | Fence | Stop) -> Wish:
+    """What a step would begin; of one that was promised, what the promise was."""
+    free = episode.free
+    handle, key = ("", "") if free is None else (free.data["handle"], free.key)
+    if isinstance(step, Begin):
+        handle, key = step.container_handle, step.free_key
+    return Wish(
+        episode_id=episode.episode_id,
+        host=episode.host,
+        remedy=episode.remedy,
+        handle=handle,
+        key=key,
+        because=step.because,
+    )
+
+
+def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards, *, now: float) -> Wait | Latch | None:
+    """Whether a free may be begun: `None`, or why not.
+
+    A person is asked only where nothing else holds it, and before a storm is counted: what nobody approved is none.
+    """
+    if not orders.armed(host=wish.host, remedy=wish.remedy):
+        order = orders.arming(host=wish.host, remedy=wish.remedy)
+        return Wait(reason="dry_run", because=f"disarmed just now: {_told(order)}")
+    if (held := may_go_on(orders, host=wish.host, now=now)) is not None:
         return held
     ago_s = recent.freed_s_ago
     if ago_s is not None and abs(ago_s) < safeguards.cooldown_s:
@@ -160,12 +278,24 @@ def may_begin(
             "what wedges again so soon is not mended by a restart; taken up again by itself afterwards"
         )
         return Wait(reason="cooldown", because=because)
-    count, above = len(recent.targets | {target}), safeguards.storm_above(recent.fleet)
+    return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)
+
+
+def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
+    """Whether one more free would be a storm: of too many containers at once, or of whichever too often."""
+    fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
+    count, above = len(recent.targets | {wish.target}), safeguards.storm_above(recent.fleet)
     if count > above:
-        fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
         because = (
             f"{count} containers to be freed within {safeguards.storm_window_s:.0f} s, with {fleet} workers; above "
             f"{above} they have one cause, which no restart mends"
+        )
+        return Latch(because=because)
+    frees, frees_above = recent.frees + 1, safeguards.frees_above(recent.fleet)
+    if frees > frees_above:
+        because = (
+            f"{frees} frees within {RATE_WINDOW_S:.0f} s, with {fleet} workers; above {frees_above} the same things "
+            "wedge again and again, which no restart mends"
         )
         return Latch(because=because)
     return None
@@ -182,6 +312,49 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
         return Wait(
             reason="paused", because=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it"
         )
+    window = orders.maintenance(host=host, now=now)
+    if window is not None:
+        because = (
+            f"maintenance {window.order_id}: {_told(window)}; it ends in {_ends_s(window, now):.0f} s, and "
+            f"`gpuwarden maintenance end {window.order_id}` ends it"
+        )
+        return Wait(reason="maintenance", because=because)
+    return None
+
+
+def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wait | None:
+    """Whether a person has said yes to this free, where one is to be asked: `None`, or why not.
+
+    A yes is for one incarnation and for a time. A no stands for its incarnation, whatever is armed later.
+    """
+    answer = recent.answer if recent.answer is not None and recent.answer.key == wish.key else None
+    if answer is not None and answer.act is Act.DECLINE:
+        because = f"declined {_told(answer)}; `gpuwarden approve {wish.episode_id}` if it is to be done after all"
+        return Wait(reason="declined", because=because)
+    if not orders.asks(host=wish.host, remedy=wish.remedy):
+        return None
+    if answer is not None and (answer.until is None or answer.until > now):
+        return None
+    late = "" if answer is None else "an approval ran out before it could be begun; "
+    because = (
+        f"{late}a person is asked: `gpuwarden approve {wish.episode_id}` or `gpuwarden decline {wish.episode_id}`: "
+        f"{wish.because}"
+    )
+    return Wait(reason="approval", because=because, asks=wish.key)
+
+
+def heed(silences: Sequence[Silence], unknown: str, safeguards: Safeguards) -> Wait | None:
+    """Whether silences hold what may be begun otherwise: `None`, or why.
+
+    `unknown` says which Alertmanager did not tell; another one's silence holds all the same.
+    """
+    if silences:
+        told = "; ".join(f"{each.silence_id} by {each.by or '?'}: {each.comment or '?'}" for each in silences)
+        because = f"silenced in Alertmanager: {told}; taken up again by itself when the silence ends"
+        return Wait(reason="silenced", because=because)
+    if unknown and safeguards.unknown_holds:
+        because = f"whether it is silenced is unknown, and --silences-unknown says hold: {unknown}"
+        return Wait(reason="silences_unknown", because=because)
     return None
 
 
@@ -190,20 +363,12 @@ def hold(step: Step, facts: Facts, orders: Orders, recent: Recent, safeguards: S
 
     What latches the brake passes: it is told as it is begun, in the transaction that would have begun it.
     """
-    host = facts.episode.host
     if isinstance(step, Begin):
-        verdict = may_begin(
-            orders,
-            recent,
-            safeguards,
-            host=host,
-            remedy=facts.episode.remedy,
-            target=target(host, step.container_handle),
-            now=now,
-        )
+        verdict = may_begin(wish(facts.episode, step), orders, recent, safeguards, now=now)
         return verdict if isinstance(verdict, Wait) else step
     if isinstance(step, Fence | Stop) and is_untouched(facts):
-        return may_go_on(orders, host=host, now=now) or step
+        held = may_go_on(orders, host=facts.episode.host, now=now)
+        return held or is_approved(wish(facts.episode, step), orders, recent, now=now) or step
     return step
 
 
@@ -220,6 +385,16 @@ def is_untouched(facts: Facts) -> bool:
 def target(host: str, handle: str) -> str:
     """How a container is told from every other one of the fleet; its handle survives a restart."""
     return f"{host}/{handle}"
+
+
+def _begins_s(window: Order, now: float) -> float:
+    """In how many seconds a maintenance begins; one without a beginning began when it was ordered."""
+    return (window.at if window.since is None else window.since) - now
+
+
+def _ends_s(window: Order, now: float) -> float:
+    """In how many seconds a maintenance ends; each has an end."""
+    return (window.until or 0.0) - now
 
 
 def _told(order: Order | None) -> str:

@@ -36,6 +36,7 @@ EPISODES = Table(
     Column("attempt", ID),
     Column("opened_at", Float, nullable=False),
     Column("would_act", Boolean, nullable=False),  # a dry run has recorded what it would have done
+    Column("asked", String),  # the container's incarnation that a person was last asked about
     Column("closed_at", Float),
     Column("outcome", String),
     Column("because", String),
@@ -146,14 +147,19 @@ ORDERS = Table(
     METADATA,
     Column("order_id", ID, primary_key=True),
     Column("at", Float, nullable=False),
-    Column("act", String, nullable=False),  # arm | disarm | pause | resume | brake | release
-    Column("topic", String, nullable=False),  # arming | pause | brake
+    Column("act", String, nullable=False),  # one of remediator.safety.Act
+    Column("topic", String, nullable=False),  # arming | pause | maintenance | brake | approval
     Column("host", String),  # none: every host
     Column("remedy", String),  # none: every remedy
     Column("until", Float),
+    Column("episode_id", ID),  # of an approval: what it is about, and which incarnation of its container
+    Column("key", String),
+    Column("since", Float),  # when a maintenance begins
+    Column("ends", ID),  # which maintenance is over ahead of its time
     Column("who", String, nullable=False),
     Column("because", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),
+    Index("standing_orders_by_episode", "episode_id", "order_id"),
 )
 
 LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations", first="episodes")

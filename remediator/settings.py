@@ -1,10 +1,10 @@
 """The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import httpx
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
@@ -26,6 +26,14 @@ def _config(program: str) -> SettingsConfigDict:
     )
 
 
+def _apart(found: Any) -> Any:
+    return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
+
+
+_Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_apart)]
+"""Separated by commas, or each with an option of its own."""
+
+
 class _Common(BaseSettings):
     dir: Path = Field(
         default_factory=state_directory, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
@@ -39,6 +47,18 @@ class _Common(BaseSettings):
         pattern="^(debug|info|warning|error)$",
         description="least severe level logged: debug, info, warning or error",
     )
+
+    @model_validator(mode="after")
+    def _alertmanagers_have_addresses(self) -> Self:
+        for number, each in enumerate(getattr(self, "alertmanager", ()), start=1):
+            try:
+                url = httpx.URL(each)
+            except httpx.InvalidURL:
+                url = httpx.URL()
+            if url.scheme not in ("http", "https") or not url.host:
+                # It is not repeated, for it may have a password in it.
+                raise ValueError(f"--alertmanager wants URLs, as http://127.0.0.1:9093: number {number} is none")
+        return self
 
 
 class ServeSettings(_Common):
@@ -70,7 +90,7 @@ class ServeSettings(_Common):
     alerts_max: int = Field(
         default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
     )
-    alertmanager: Annotated[tuple[str, ...], NoDecode] = Field(
+    alertmanager: _Urls = Field(
         default=(),
         description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "
         "asked for the alerts that a call left out (`max_alerts`)",
@@ -79,23 +99,6 @@ class ServeSettings(_Common):
         default=None,
         description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
     )
-
-    @field_validator("alertmanager", mode="before")
-    @classmethod
-    def _each_alertmanager(cls, found: Any) -> Any:
-        return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
-
-    @model_validator(mode="after")
-    def _alertmanagers_have_addresses(self) -> Self:
-        for number, each in enumerate(self.alertmanager, start=1):
-            try:
-                url = httpx.URL(each)
-            except httpx.InvalidURL:
-                url = httpx.URL()
-            if url.scheme not in ("http", "https") or not url.host:
-                # It is not repeated, for it may have a password in it.
-                raise ValueError(f"--alertmanager wants URLs, as http://127.0.0.1:9093: number {number} is none")
-        return self
 
     @model_validator(mode="after")
     def _somebody_is_let_in(self) -> Self:
@@ -200,6 +203,22 @@ class ExecuteSettings(_Common):
     )
     storm_window_s: float = Field(
         default=600.0, gt=0, le=86400, description="the window in which a storm is counted, seconds"
+    )
+    storm_frees: int = Field(
+        default=6,
+        ge=1,
+        description="more frees to be begun within an hour than this, or than there are workers where that is more, "
+        "latch the brake too: of whichever containers, one that is freed again and again counts each time",
+    )
+    alertmanager: _Urls = Field(
+        default=(),
+        description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "
+        "asked right before anything is begun, and what they silence waits until they do not",
+    )
+    silences_unknown: Literal["act", "hold"] = Field(
+        default="act",
+        description="what becomes of a wedge while one of them does not tell what it silences: act, for this host's "
+        "own evidence is what decides, or hold",
     )
     summary_hour: int = Field(
         default=8, ge=0, le=23, description="the hour, local time, after which each day's summary is logged"

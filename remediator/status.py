@@ -25,9 +25,10 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore, Quarantine
 from gpuwarden.text import ago, plain, when
 from remediator.ledger import Executing, Held, Ledger
+from remediator.orders import span
 from remediator.plan import Outcome
 from remediator.remedies import REMEDIES
-from remediator.safety import Order, Orders, Safeguards
+from remediator.safety import Act, Order, Orders, Safeguards
 from remediator.whereabouts import add_ledger, existing, queue_url
 
 TIMEOUT_S: Final = 3.0
@@ -48,8 +49,12 @@ LATELY_S: Final = 86400.0
 LONG_S: Final = 900.0
 """An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
 
-_PASSES: Final = frozenset({"dry_run", "paused", "brake", "cooldown"})
+_PASSES: Final = frozenset(
+    {"dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance", "silenced"}
+)
 """Waits that are told by themselves, or end by themselves."""
+
+_DONE: Final = {Act.ARM: "armed", Act.ASK: "armed with approval", Act.DISARM: "disarmed"}
 
 NONE: Final = "none"
 
@@ -80,11 +85,12 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Armed:
-    """Whether one remedy acts on one host, and by whose order."""
+    """Whether one remedy acts on one host, if only on what is approved, and by whose order."""
 
     host: str
     remedy: str
     armed: bool
+    approval: bool
     by: str | None
 
 
@@ -98,6 +104,7 @@ class Report:
     episodes: list[Held] = field(default_factory=list)
     brake: Order | None = None
     pauses: list[Order] = field(default_factory=list)
+    maintenances: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
     unmended: list[tuple[int, str, str, str]] = field(default_factory=list)
@@ -115,6 +122,11 @@ class Report:
         dry = sum(each.reason == "dry_run" for each in self.episodes)
         if dry:
             found.append(f"{dry} wedged and not armed: `gpuwarden arm` shows them and asks")
+        found += [
+            f"episode {each.episode_id} of {each.worker} on {each.host} wants a yes or a no: {each.because}"
+            for each in self.episodes
+            if each.reason == "approval"
+        ]
         found += [
             f"GPU {each.gpu} of {each.host} is out of use: {each.because}; `gpuwarden gpu release {each.gpu}` once it "
             "is well"
@@ -175,10 +187,13 @@ def page(report: Report) -> Iterator[str]:
     yield ""
     for each in report.armed:
         by = f", {plain(each.by)}" if each.by else ", as nobody has armed it"
-        yield f"{'ARMED' if each.armed else 'dry run':10}{each.remedy} on {each.host}{by}"
+        mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
+        yield f"{mode:10}{each.remedy} on {each.host}{by}"
     for order in report.pauses:
         ends = "" if order.until is None else f" until {when(order.until)}"
         yield f"{'paused':10}{order.host or 'every host'}{ends}, by {plain(order.who)}: {plain(order.because)}"
+    for order in report.maintenances:
+        yield f"{'planned' if (order.since or 0.0) > report.at else 'held':10}{span(order)}"
     yield f"{len(report.episodes)} open episodes"
     for held in report.episodes:
         since = ago(report.at - held.since)
@@ -212,6 +227,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=told))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
+    report.maintenances = orders.maintenances(host=wanted.host, now=report.at)
     report.freed_lately = ledger.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.unmended = [
         (each.episode_id, each.worker, each.host, each.because or "")
@@ -224,8 +240,9 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
     for host in hosts:
         for remedy in sorted(REMEDIES):
             order = orders.arming(host=host, remedy=remedy)
-            by = None if order is None else f"{order.act}ed by {order.who} at {when(order.at)}"
-            yield Armed(host=host, remedy=remedy, armed=orders.armed(host=host, remedy=remedy), by=by)
+            by = None if order is None else f"{_DONE[order.act]} by {order.who} at {when(order.at)}"
+            armed, asks = orders.armed(host=host, remedy=remedy), orders.asks(host=host, remedy=remedy)
+            yield Armed(host=host, remedy=remedy, armed=armed, approval=asks, by=by)
 
 
 def _database(name: str, url: str, database: Ledger | JobStore) -> Part:

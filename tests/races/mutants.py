@@ -176,9 +176,9 @@ def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     may_begin = safety.may_begin
 
-    def as_if_armed(orders: Orders, *rest: Any, host: str, now: float, **about: Any) -> Any:
-        armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=host)
-        return may_begin(Orders(given=(*orders.given, armed)), *rest, host=host, now=now, **about)
+    def as_if_armed(wish: safety.Wish, orders: Orders, *rest: Any, now: float) -> Any:
+        armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=wish.host)
+        return may_begin(wish, Orders(given=(*orders.given, armed)), *rest, now=now)
 
     for module in (safety, ledger):
         monkeypatch.setattr(module, "may_begin", as_if_armed)

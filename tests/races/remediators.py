@@ -26,7 +26,7 @@ from tests.races.world import World
 LIMITS: Final = Limits(evidence_fresh_s=5.0, settle_bound_s=4.0, free_bound_s=12.0, retries_max=2, start_seen_s=0.0)
 """Bounds of a few rounds, shorter than an executor's hold on an intent, and a cap that an example can reach."""
 
-NEVER_HELD: Final = Safeguards(cooldown_s=0.0, storm_targets=1000)
+NEVER_HELD: Final = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
 """Nothing cools down and nothing is a storm: what comes of many frees in a short time is what is sought."""
 
 

@@ -10,6 +10,7 @@ from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
 from remediator.alert import Alert
 from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
+from remediator.safety import Wish
 
 HOST = "box1"
 NOW = 1_800_000_000.0
@@ -111,6 +112,12 @@ def server(**changed: Any) -> ServerFacts:
         io_still_s=130.0, fault_still_s=130.0, container_cpu_still_s=130.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)},
     )  # fmt: skip
+    return replace(default, **changed)
+
+
+def wish(**changed: Any) -> Wish:
+    """That the free of container c1 may begin."""
+    default = Wish(episode_id=1, host=HOST, remedy="restart_worker", handle=HANDLE, key=KEY, because="silent for 130 s")
     return replace(default, **changed)
 
 

@@ -1,15 +1,16 @@
 """Rooms for the tests of `remediator`: a ledger and a queue in real databases, SQLite files and PostgreSQL."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from deploy.postgres import Postgres
+from gpuwarden.cli import main
 from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
-from tests.remediator.builders import HOST
+from tests.remediator.builders import HOST, NOW
 from tests.templates import Files, copied, empty_file
 
 
@@ -77,6 +78,21 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
     opened = Ledger.open(ledger_url, host=HOST)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def cli(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The commands, on this ledger, which an executor of box1 works."""
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_LEDGER", ledger_url)
+    ledger.beat(host=HOST, pid=1, armed=False, started_at=NOW, errors=0, now=NOW)
+
+    def run(*argv: str) -> int:
+        try:
+            return main(list(argv))
+        except SystemExit as ended:
+            return int(ended.code or 0)
+
+    return run
 
 
 @pytest.fixture

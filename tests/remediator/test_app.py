@@ -504,6 +504,9 @@ def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pa
     assert served.count("episodes_held", reason="brake") == 2
     assert served.count("episodes_open") == 3
     assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
+    assert served.count("maintenance") == 0
+    served.ledger.order(Order(act=Act.MAINTAIN, at=3.0, until=4_000_000_000.0, who="ann", because="", host=HOST))
+    assert served.count("maintenance") == 1
     served.ledger.order(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
     served.ledger.record(1, "decided", "begin", "wedged", now=5.0)
     assert (served.count("brake_latched"), served.count("episodes_held", reason="brake")) == (0, 1)

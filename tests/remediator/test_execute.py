@@ -40,7 +40,7 @@ from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
 LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, start_seen_s=0.0)
-BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000)
+BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
 PACE = Pace(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
 ROUNDS_MAX = 60
 

@@ -31,7 +31,7 @@ from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, ser
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
-BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000)
+BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
 REFUSAL = Refusal(reason="other_host", because="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
     trip=Trip.STALL,

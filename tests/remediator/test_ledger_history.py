@@ -14,11 +14,11 @@ from gpuwarden.database import connect
 from gpuwarden.history import InTheWayError, WouldLoseError
 from remediator.capture import Captured
 from remediator.ledger import Ledger
-from remediator.plan import Outcome
+from remediator.plan import Outcome, Wait
 from remediator.schema import LEDGER, METADATA
 from tests.remediator.builders import HOST, NOW, alert, server_alert
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -132,7 +132,7 @@ def test_an_open_episode_about_a_server_keeps_the_tables_up_and_a_closed_one_is_
 
     with pytest.raises(WouldLoseError, match="that 1 closed episodes were about servers"):
         go(ledger_url, "0003", losing=False)
-    assert go(ledger_url, "0003") == "the ledger was of revision 0005 and is of 0003 now"
+    assert go(ledger_url, "0003") == "the ledger was of revision 0006 and is of 0003 now"
 
 
 def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url: str) -> None:
@@ -144,7 +144,7 @@ def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url
 
     with pytest.raises(WouldLoseError, match=r"what was captured before 1 stops \(`gpuwarden ledger evidence`\)"):
         go(ledger_url, "0004", losing=False)
-    assert go(ledger_url, "0004") == "the ledger was of revision 0005 and is of 0004 now"
+    assert go(ledger_url, "0004") == "the ledger was of revision 0006 and is of 0004 now"
 
 
 def test_what_is_armed_or_paused_is_named_before_it_is_forgotten(
@@ -159,12 +159,36 @@ def test_what_is_armed_or_paused_is_named_before_it_is_forgotten(
     assert "  1 orders, and with them what is armed, paused or braked" in capsys.readouterr().err
     assert main(["ledger", "--ledger", ledger_url, "migrate", "--to", "0002", "--yes"]) == 0
     assert main(["ledger", "--ledger", ledger_url, "list"]) == 1
-    assert "has tables of another version (revision 0002; this one knows 0005)" in capsys.readouterr().err
+    assert "has tables of another version (revision 0002; this one knows 0006)" in capsys.readouterr().err
     assert main(["ledger", "--ledger", ledger_url, "migrate"]) == 0
 
-    assert capsys.readouterr().out == "the ledger was of revision 0002 and is of 0005 now\n"
+    assert capsys.readouterr().out == "the ledger was of revision 0002 and is of 0006 now\n"
     assert not ledger.orders().given
     assert [episode.worker for episode in ledger.open_episodes(HOST)] == ["w1"]
+
+
+def test_what_asks_for_approval_is_a_dry_run_to_an_older_version_and_never_armed_by_what_came_before(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    ledger.accept([alert()], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    assert main(["arm", "--ledger", ledger_url, "--yes"]) == 0
+    assert main(["arm", "--ledger", ledger_url, "--yes", "--approval"]) == 0
+    ledger.wait(1, Wait(reason="approval", because="asks", asks="k"), now=NOW)
+    assert main(["approve", "--ledger", ledger_url, "1"]) == 0
+
+    with pytest.raises(WouldLoseError, match="that 1 orders arm with approval: the older version takes each"):
+        go(ledger_url, "0005", losing=False)
+    with pytest.raises(WouldLoseError, match="what people answered 1 times when they were asked"):
+        go(ledger_url, "0005", losing=False)
+    assert main(["maintenance", "start", "--ledger", ledger_url, "--for", "1h"]) == 0
+    with pytest.raises(WouldLoseError, match="1 maintenances: the older version acts in them"):
+        go(ledger_url, "0005", losing=False)
+    go(ledger_url, "0005")
+    go(ledger_url)
+
+    assert not ledger.orders().armed(host=HOST, remedy="restart_worker")
+    assert [each.act for each in ledger.orders_given(since=0.0)] == ["arm", "disarm"]
 
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,4 +206,4 @@ def test_a_file_of_the_first_version_goes_up_from_there(tmp_path: Path) -> None:
         connection.execute(text(f"DROP TABLE {LEDGER.version_table}"))
     engine.dispose()
 
-    assert go(url) == "the ledger was of revision 0001 and is of 0005 now"
+    assert go(url) == "the ledger was of revision 0001 and is of 0006 now"

@@ -14,7 +14,6 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from gpuwarden.cli import main
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from gpuwarden.text import ago, duration_s, plain, who
@@ -22,7 +21,7 @@ from remediator.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
 from remediator.remedies.restart_worker import decide
 from remediator.safety import Act, Order, Safeguards
-from tests.remediator.builders import HOST, NOW, alert
+from tests.remediator.builders import HOST, NOW, alert, wish
 from tests.remediator.test_execute import (
     BOUNDLESS,
     PACE,
@@ -45,21 +44,6 @@ REMEDY = "restart_worker"
 @pytest.fixture(autouse=True)
 def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ann")
-
-
-@pytest.fixture
-def cli(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The commands, on this ledger, which an executor of box1 works."""
-    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_LEDGER", ledger_url)
-    ledger.beat(host=HOST, pid=1, armed=False, started_at=NOW, errors=0, now=NOW)
-
-    def run(*argv: str) -> int:
-        try:
-            return main(list(argv))
-        except SystemExit as ended:
-            return int(ended.code or 0)
-
-    return run
 
 
 class Terminal(io.StringIO):
@@ -449,7 +433,7 @@ def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(le
     for host, workers, now in (("box1", 12, NOW), ("box2", 8, NOW - 5), ("box3", 100, NOW - 3600), ("box4", None, NOW)):
         ledger.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
 
-    _, recent = ledger.standing(Safeguards(), host=HOST, handle="h", now=NOW)
+    _, recent = ledger.standing(wish(handle="h"), Safeguards(), now=NOW)
 
     assert recent.fleet == 20
 
@@ -479,10 +463,10 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
 def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
     ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 3600)
-    _, before = ledger.standing(Safeguards(), host=HOST, handle="w1", now=NOW)
+    _, before = ledger.standing(wish(handle="w1"), Safeguards(), now=NOW)
     begun(ledger, "w1", life=2, now=NOW)
 
-    _, after = ledger.standing(Safeguards(), host=HOST, handle="w1", now=NOW + 10)
+    _, after = ledger.standing(wish(handle="w1"), Safeguards(), now=NOW + 10)
 
     assert (before.freed_s_ago, after.freed_s_ago) == (-3600, 10)
 
@@ -493,9 +477,34 @@ def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: L
     for worker in ("w1", "w2"):
         begun(ledger, worker, life=1, now=NOW)
 
-    _, recent = ledger.standing(Safeguards(), host=HOST, handle="w3", now=NOW + 10)
+    _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW + 10)
 
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
+
+
+def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_anew_from_its_release(
+    ledger: Ledger,
+) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
+
+    def begin(life: int, *, now: float) -> str:
+        accept(ledger, alert(f"f{life}", attempt=str(life)))
+        episode = ledger.open_episodes()[-1]
+        step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
+        found = ledger.begin(episode, step, safeguards=safeguards, now=now)
+        ledger.close_episode(episode.episode_id, Outcome.PARTLY, "b", now=now)
+        return found.because if isinstance(found, Wait) else "begun"
+
+    assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]
+    assert begin(3, now=NOW + 1800).startswith("the brake was latched here: 3 frees within 3600 s")
+    assert begin(4, now=NOW + 9000).startswith("the brake is latched: 3 frees"), "it stays so, however long"
+
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
+    assert [begin(life, now=NOW + 1802) for life in (5, 6)] == ["begun", "begun"]
+    assert begin(7, now=NOW + 1803).startswith("the brake was latched here")
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
+    assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == ["begun", "begun"], "the hour is over"
 
 
 # --- words

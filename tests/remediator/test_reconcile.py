@@ -6,18 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from remediator import reconcile
 from remediator.ledger import Ledger
-from tests.remediator.alertmanager import alertmanager, tell
+from tests.remediator.alertmanager import alertmanager, silence, tell
 from tests.remediator.builders import HOST, LABELS, payload, sent
 from tests.remediator.test_app import ALERTS, ALERTS_MAX, TOKEN, Served, served_here, serving
 from tests.waiting import eventually
@@ -75,14 +73,6 @@ def test_the_program_asks_the_alertmanager_it_was_told_of_for_what_fires_for_the
             assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 0})
             eventually(lambda: taken(served) == {"w0", "w1", "w2", "w4"}, "all that are not silenced are taken in")
             assert served.kept() == 1 + 4
-
-
-def silence(url: str, **labels: str) -> None:
-    now = datetime.now(UTC)
-    matchers = [{"name": name, "value": value, "isRegex": False} for name, value in labels.items()]
-    times = {"startsAt": now.isoformat(), "endsAt": (now + timedelta(hours=1)).isoformat()}
-    asked = {"matchers": matchers, **times, "createdBy": "ann", "comment": "known"}
-    httpx.post(f"{url}/api/v2/silences", json=asked, trust_env=False).raise_for_status()
 
 
 # --- servers in its place

@@ -8,7 +8,7 @@ import pytest
 from gpuwarden.job import State
 from remediator import plan, safety
 from remediator.plan import Begin, Facts, Fence, Stage, Start, Step, Stop, Wait
-from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards
+from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
 
@@ -25,7 +25,11 @@ def order(act: Act, host: str | None = None, *, at: float = NOW - 60, **more: An
 
 
 ARM, DISARM = order(Act.ARM), order(Act.DISARM)
+ASK = order(Act.ASK)
+YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
+NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
 PAUSE = order(Act.PAUSE, until=NOW + 60)
+WINDOW = order(Act.MAINTAIN, until=NOW + 90, order_id=4)
 BRAKE, RELEASE = order(Act.BRAKE), order(Act.RELEASE, at=NOW - 30)
 
 
@@ -48,6 +52,8 @@ def orders(*given: Order) -> Orders:
         pytest.param((ARM, order(Act.DISARM, remedy=REMEDY)), False, id="all but this remedy"),
         pytest.param((order(Act.DISARM, remedy=REMEDY), ARM), True, id="all, after this one was disarmed"),
         pytest.param((ARM, PAUSE, BRAKE), True, id="a pause and a brake disarm nothing"),
+        pytest.param((ASK,), True, id="armed with approval"),
+        pytest.param((ASK, DISARM), False, id="a dry run wins over approval"),
     ],
 )
 def test_what_is_armed(given: tuple[Order, ...], *, armed: bool) -> None:
@@ -83,6 +89,46 @@ def test_what_is_paused(given: tuple[Order, ...], *, paused: bool) -> None:
     assert bool(orders(*given).pauses(host=HOST, now=NOW)) is paused
 
 
+def window(host: str | None = None, *, since: float = -10, until: float = 90, number: int = 4) -> Order:
+    return order(Act.MAINTAIN, host, since=NOW + since, until=NOW + until, order_id=number)
+
+
+@pytest.mark.parametrize(
+    ("given", "running", "left"),
+    [
+        pytest.param((), None, [], id="none was planned"),
+        pytest.param((WINDOW,), 4, [4], id="it began when it was ordered, where nothing else is said"),
+        pytest.param((window(since=1),), None, [4], id="it is still to come"),
+        pytest.param((window(since=0),), 4, [4], id="it begins to the second"),
+        pytest.param((window(until=0),), None, [], id="it ends to the second"),
+        pytest.param((window(HOST),), 4, [4], id="this host is maintained"),
+        pytest.param((window("box2"),), None, [], id="another host's is not ours"),
+        pytest.param((window(), order(Act.MAINTAINED, ends=4)), None, [], id="it was ended before its time"),
+        pytest.param((window(since=9), order(Act.MAINTAINED, ends=4)), None, [], id="or called off"),
+        pytest.param((window(), order(Act.MAINTAINED, ends=3)), 4, [4], id="another one was ended"),
+        pytest.param(
+            (window(since=50, number=5), window(), window(since=20, number=6)),
+            4,
+            [4, 6, 5],
+            id="several are planned, the next one first",
+        ),
+        pytest.param((window(), window(HOST, until=95, number=5)), 5, [4, 5], id="of two, the one that ends last"),
+        pytest.param((window(), order(Act.RESUME)), 4, [4], id="a resume ends pauses only"),
+    ],
+)
+def test_what_is_maintained(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
+    found = orders(*given).maintenance(host=HOST, now=NOW)
+
+    assert (None if found is None else found.order_id) == running
+    assert [each.order_id for each in orders(*given).maintenances(host=HOST, now=NOW)] == left
+
+
+def test_every_hosts_maintenances_are_found_where_no_host_is_asked_for() -> None:
+    given = orders(window(), window("box2", number=5))
+
+    assert [each.order_id for each in given.maintenances(host=None, now=NOW)] == [4, 5]
+
+
 def test_every_hosts_pauses_are_found_where_no_host_is_asked_for() -> None:
     given = orders(PAUSE, order(Act.PAUSE, "box2", until=NOW + 1))
 
@@ -107,6 +153,11 @@ def test_how_many_single_faults_a_fleet_has(fleet: int | None, above: int) -> No
     assert SAFEGUARDS.storm_above(fleet) == above
 
 
+@pytest.mark.parametrize(("fleet", "above"), [(None, 6), (1, 6), (6, 6), (7, 7), (100, 100)])
+def test_how_many_frees_an_hour_a_fleet_has(fleet: int | None, above: int) -> None:
+    assert SAFEGUARDS.frees_above(fleet) == above
+
+
 def others(count: int) -> frozenset[str]:
     return frozenset(f"{HOST}/c{number}" for number in range(count))
 
@@ -119,6 +170,7 @@ def others(count: int) -> frozenset[str]:
         pytest.param((ARM, DISARM), Recent(), "dry_run", id="disarmed since the facts were read"),
         pytest.param((ARM, PAUSE), Recent(), "paused", id="paused"),
         pytest.param((ARM, BRAKE), Recent(), "brake", id="the brake is latched"),
+        pytest.param((ARM, WINDOW), Recent(), "maintenance", id="a maintenance runs"),
         pytest.param(
             (ARM, PAUSE, BRAKE), Recent(), "brake", id="the brake is told before a pause, which ends by itself"
         ),
@@ -137,27 +189,58 @@ def others(count: int) -> frozenset[str]:
             None,
             id="one that was freed within the window already is no further one",
         ),
+        pytest.param((ARM,), Recent(frees=5, fleet=1), None, id="the sixth free of the hour on a small box begins"),
+        pytest.param((ARM,), Recent(frees=6, fleet=1), "storm", id="the seventh is a storm, of however few"),
+        pytest.param((ARM,), Recent(frees=6), "storm", id="and so in a fleet nobody counted, as the hour has it"),
+        pytest.param((ARM,), Recent(frees=6, fleet=16), None, id="in a fleet of sixteen it is none"),
+        pytest.param((ARM,), Recent(frees=16, fleet=16), "storm", id="but the seventeenth is"),
         pytest.param(
             (ARM,), Recent(targets=others(9), freed_s_ago=1.0), "cooldown", id="what cools down makes no storm"
         ),
     ],
 )
 def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
-    found = safety.may_begin(
-        orders(*given), recent, SAFEGUARDS, host=HOST, remedy=REMEDY, target=safety.target(HOST, HANDLE), now=NOW
-    )
+    found = safety.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
 
     word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
     assert word == verdict
 
 
-def test_one_gpu_of_one_is_not_a_storm_however_often_it_wedges() -> None:
-    again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), freed_s_ago=301.0, fleet=1)
+@pytest.mark.parametrize(
+    ("given", "recent", "verdict"),
+    [
+        pytest.param((ASK,), Recent(), "approval", id="nobody has answered: it waits"),
+        pytest.param((ASK,), Recent(answer=YES), None, id="approved"),
+        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
+        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)), "approval", id="it has run out"),
+        pytest.param(
+            (ASK,), Recent(answer=order(Act.APPROVE, key="k2", until=NOW + 1)), "approval", id="of another life"
+        ),
+        pytest.param((ASK,), Recent(answer=NO), "declined", id="declined"),
+        pytest.param((ASK,), Recent(answer=order(Act.DECLINE, key="k2")), "approval", id="another life was declined"),
+        pytest.param((ARM,), Recent(answer=NO), "declined", id="a no stands whatever is armed later"),
+        pytest.param((ARM, order(Act.ASK, HOST)), Recent(), "approval", id="this host asks"),
+        pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), Recent(), None, id="all but this remedy ask"),
+        pytest.param((ASK, DISARM), Recent(answer=YES), "dry_run", id="a dry run wins over a yes"),
+        pytest.param((ASK, PAUSE), Recent(answer=YES), "paused", id="a pause holds what was approved"),
+        pytest.param((ASK, BRAKE), Recent(answer=YES), "brake", id="so does the brake"),
+        pytest.param((ASK,), Recent(answer=YES, freed_s_ago=1.0), "cooldown", id="and a cool-down"),
+        pytest.param((ASK,), Recent(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"),
+        pytest.param((ASK,), Recent(targets=others(3)), "approval", id="what was not is none"),
+        pytest.param((ASK, PAUSE), Recent(), "paused", id="nobody is asked about what may not begin anyway"),
+    ],
+)
+def test_what_may_begin_where_a_person_is_asked(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
+    found = safety.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
 
-    assert (
-        safety.may_begin(orders(ARM), again, SAFEGUARDS, host=HOST, remedy=REMEDY, target=f"{HOST}/{HANDLE}", now=NOW)
-        is None
-    )
+    word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
+    assert word == verdict
+
+
+def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
+    again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), frees=5, freed_s_ago=301.0, fleet=1)
+
+    assert safety.may_begin(build.wish(), orders(ARM), again, SAFEGUARDS, now=NOW) is None
 
 
 FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
@@ -200,13 +283,53 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
         pytest.param(FENCE, build.facts(), True, id="a promise of nothing but a settle"),
     ],
 )
-@pytest.mark.parametrize("stop", [PAUSE, BRAKE], ids=["paused", "braked"])
-def test_what_is_held_by_a_pause_or_the_brake(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
+@pytest.mark.parametrize("stop", [PAUSE, BRAKE, WINDOW], ids=["paused", "braked", "maintained"])
+def test_what_is_held_by_a_pause_the_brake_or_a_maintenance(
+    step: Step, facts: Facts, stop: Order, *, held: bool
+) -> None:
     found = safety.hold(step, facts, orders(ARM, stop), Recent(), SAFEGUARDS, now=NOW)
 
     assert isinstance(found, Wait) is held
     assert held or found is step
     assert safety.hold(step, facts, orders(ARM), Recent(), SAFEGUARDS, now=NOW) is step, "the control"
+
+
+def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
+    facts = build.facts(**PROMISED)
+
+    held = safety.hold(FENCE, facts, orders(ARM, ASK), Recent(), SAFEGUARDS, now=NOW)
+
+    assert isinstance(held, Wait)
+    assert (held.reason, held.asks) == ("approval", KEY)
+    assert safety.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
+
+
+@pytest.mark.parametrize(
+    ("silences", "unknown", "holds", "held"),
+    [
+        pytest.param((), "", False, None, id="nothing is silenced"),
+        pytest.param((Silence(silence_id="s1"),), "", False, "silenced", id="silenced"),
+        pytest.param((Silence(silence_id="s1"),), "b is down", False, "silenced", id="by one, while another is silent"),
+        pytest.param((), "b is down", False, None, id="unknown, and it goes on"),
+        pytest.param((), "b is down", True, "silences_unknown", id="unknown, and it holds"),
+        pytest.param((), "", True, None, id="known, where unknown would hold"),
+    ],
+)
+def test_what_is_held_by_a_silence(
+    silences: tuple[Silence, ...], unknown: str, held: str | None, *, holds: bool
+) -> None:
+    found = safety.heed(silences, unknown, Safeguards(unknown_holds=holds))
+
+    assert (None if found is None else found.reason) == held
+
+
+def test_a_silence_is_named_with_who_made_it_and_why() -> None:
+    silences = (Silence(silence_id="s1", by="ann", comment="new driver"), Silence(silence_id="s2"))
+
+    found = safety.heed(silences, "", SAFEGUARDS)
+
+    assert found is not None
+    assert found.because.startswith("silenced in Alertmanager: s1 by ann: new driver; s2 by ?: ?; taken up again")
 
 
 def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
@@ -217,7 +340,7 @@ def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_
 
 def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
     def because(*given: Order, recent: Recent = Recent()) -> str:  # noqa: B008 - frozen
-        found = safety.may_begin(orders(*given), recent, SAFEGUARDS, host=HOST, remedy=REMEDY, target="t", now=NOW)
+        found = safety.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
         assert isinstance(found, plan.Wait | Latch)
         return found.because
 
@@ -225,13 +348,25 @@ def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
     assert because(ARM, DISARM) == "disarmed just now: by ann@box1: a drill"
     assert because(ARM, order(Act.PAUSE, because="")).startswith("paused: by ann@box1; it ends by itself")
     assert "`gpuwarden brake release`" in because(ARM, BRAKE)
+    assert because(ARM, WINDOW) == (
+        "maintenance 4: by ann@box1: a drill; it ends in 90 s, and `gpuwarden maintenance end 4` ends it"
+    )
+    asked = because(ASK)
+    assert asked == "a person is asked: `gpuwarden approve 1` or `gpuwarden decline 1`: silent for 130 s"
+    late = order(Act.APPROVE, key=KEY, until=NOW)
+    assert because(ASK, recent=Recent(answer=late)) == f"an approval ran out before it could be begun; {asked}"
+    assert because(ASK, recent=Recent(answer=NO)).startswith("declined by ann@box1: a drill; `gpuwarden approve 1` if")
     assert "was freed 12 s ago and cools down for 300 s" in because(ARM, recent=Recent(freed_s_ago=12.0))
     assert because(ARM, recent=Recent(targets=others(3), fleet=4)).startswith(
         "4 containers to be freed within 600 s, with 4 workers; above 3"
     )
     assert "with an unknown number of workers" in because(ARM, recent=Recent(targets=others(3)))
+    assert because(ARM, recent=Recent(frees=6, fleet=2)).startswith("7 frees within 3600 s, with 2 workers; above 6")
 
 
 def test_an_orders_scope_reads_as_words() -> None:
     assert ARM.scope == "every remedy on every host"
     assert order(Act.ARM, HOST, remedy=REMEDY).scope == f"{REMEDY} on {HOST}"
+    assert YES.scope == f"episode 1 on {HOST}"
+    assert WINDOW.scope == "maintenance 4 on every host"
+    assert order(Act.MAINTAINED, HOST, ends=4, order_id=9).scope == f"maintenance 4 on {HOST}"

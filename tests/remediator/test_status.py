@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gpuwarden.cli import main
 from gpuwarden.queue import JobStore
 from remediator import status, whereabouts
 from remediator.ledger import Ledger
-from remediator.plan import Outcome
+from remediator.plan import Outcome, Wait
 from remediator.safety import Act, Order
 from tests.remediator.builders import HOST, alert
 from tests.remediator.test_ledger import accept
@@ -141,6 +142,21 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     assert "  1: w\\x1b1 on box1, paused for 1 min 1 s: paused: by bob" in lines
 
 
+def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    now = time.time()
+    window = Order(act=Act.MAINTAIN, at=now, who="bob", because="driver", host=HOST, until=now + 3600)
+    ledger.order(window)
+    ledger.order(replace(window, host=None, since=now + 60))
+    accept(ledger, alert())
+    ledger.record(1, "decided", "wait: maintenance", "maintenance 1: by bob", now=now - 3600)
+
+    code, lines = ask()
+
+    assert code == 0, "a maintenance ends by itself"
+    assert any(line.startswith("held      maintenance 1 on box1 from ") and line.endswith(": driver") for line in lines)
+    assert any(line.startswith("planned   maintenance 2 on every host from ") for line in lines)
+
+
 @pytest.mark.parametrize(
     ("path", "answer", "says"),
     [
@@ -205,6 +221,13 @@ def latched(ledger: Ledger) -> None:
     ledger.order(Order(act=Act.BRAKE, at=time.time(), who="e", because="4 at once"))
 
 
+def asked(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    ledger.wait(
+        1, Wait(reason="approval", because="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
+    )
+
+
 def unarmed(ledger: Ledger) -> None:
     accept(ledger, alert())
     ledger.record(1, "decided", "wait: dry_run", "dry run", now=time.time())
@@ -258,6 +281,11 @@ def silent_and_owing(ledger: Ledger) -> None:
             latched,
             ": 4 at once; look for the one cause, then `gpuwarden brake release`",
             id="the brake is latched",
+        ),
+        pytest.param(
+            asked,
+            "episode 1 of w1 on box1 wants a yes or a no: a person is asked: `gpuwarden approve 1`",
+            id="a wedge that a person is asked about",
         ),
         pytest.param(
             unarmed, "1 wedged and not armed: `gpuwarden arm` shows them and asks", id="a wedge that nobody mends"
@@ -422,7 +450,7 @@ def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callab
     told = json.loads(line)
     assert (code, told["ok"], len(told["needs"])) == (1, False, 1)
     assert told["armed"] == [
-        {"host": HOST, "remedy": remedy, "armed": False, "by": None}
+        {"host": HOST, "remedy": remedy, "armed": False, "approval": False, "by": None}
         for remedy in ("restart_container", "restart_worker")
     ]
     assert told["episodes"][0]["reason"] == "dry_run"
