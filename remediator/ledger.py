@@ -51,7 +51,7 @@ from remediator.holder import Holder
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
 from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
-from remediator.totals import Totals, count_up
+from remediator.totals import Tally, Totals, count_up
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
@@ -195,9 +195,13 @@ class Ledger:
             }
             for refusal in refusals
         ]
+        tally = Tally()
+        for refusal in refusals:
+            tally.refused(self._host or "", refusal.reason)
         with writing(self._engine) as connection:
             if rows:
                 connection.execute(insert(ALERTS), rows)
+                tally.keep(connection)
                 tell(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
@@ -205,13 +209,16 @@ class Ledger:
 
         A resolved alert opens nothing. In one transaction, so that an alert is tied once.
         """
+        tally = Tally()
         with writing(self._engine) as connection:
             new = select(ALERTS).where(ALERTS.c.state == "new", ALERTS.c.host == host).order_by(ALERTS.c.alert_id)
             rows = connection.execute(new.limit(TAKE_MAX).with_for_update(skip_locked=True)).all()
             for row in rows:
-                episode_id = _open_episode_of(connection, row.labels) or (
-                    _open_episode(connection, row.labels, now) if row.firing else None
-                )
+                episode_id = _open_episode_of(connection, row.labels)
+                if row.firing and episode_id is not None:
+                    tally.duplicate(host)
+                elif row.firing:
+                    episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
                 state = "idle" if episode_id is None else "linked"
                 connection.execute(
                     update(ALERTS)
@@ -224,6 +231,9 @@ class Ledger:
                     status = "firing" if row.firing else "resolved"
                     because = row.annotations.get("summary") or row.labels.get("alertname", "")
                     self._write(connection, episode_id, "saw", f"alert {status}", because, now)
+            if rows:
+                tally.taken(host, len(rows))
+                tally.keep(connection)
             return len(rows)
 
     # --- episodes
@@ -426,10 +436,15 @@ class Ledger:
                 **(_LET_GO if stage in OVER else self._mine(for_s)),
             )
         )
+        tally = Tally()
         with writing(self._engine) as connection:
-            if connection.execute(move).rowcount != 1:
+            whose = connection.scalar(move.returning(INTENTS.c.host))
+            if whose is None:
                 return False
-            self._write(connection, episode_id, act, step, because, now)
+            self._write(connection, episode_id, act, step, because, now, tally)
+            if stage in OVER and intent.stage not in OVER:
+                tally.over(whose, intent.kind, stage)
+            tally.keep(connection)
             return True
 
     def withdraw(self, episode_id: int, because: str, *, now: float) -> None:
@@ -443,22 +458,29 @@ class Ledger:
         with writing(self._engine) as connection:
             if not all(connection.scalars(free_for_us).all()):
                 return
-            taken = connection.execute(
-                update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
-            )
-            if taken.rowcount:
+            withdrawn = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
+            taken = connection.execute(withdrawn.returning(INTENTS.c.host, INTENTS.c.kind)).all()
+            if taken:
                 self._write(connection, episode_id, "decided", "withdraw", because, now)
+                tally = Tally()
+                for row in taken:
+                    tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
+                tally.keep(connection)
 
     def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
         """Add a line to an episode's account."""
+        tally = Tally()
         with writing(self._engine) as connection:
-            self._write(connection, episode_id, act, step, because, now)
+            self._write(connection, episode_id, act, step, because, now, tally)
+            tally.keep(connection)
 
     def would_act(self, episode_id: int, because: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
+        tally = Tally()
         with writing(self._engine) as connection:
             connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
-            self._write(connection, episode_id, "would", "act", because, now)
+            self._write(connection, episode_id, "would", "act", because, now, tally)
+            tally.keep(connection)
 
     def is_captured(self, episode: Episode) -> bool:
         """Whether something was captured for its free, or while nothing is promised, for what a dry run would do."""
@@ -490,15 +512,34 @@ class Ledger:
                 update(EPISODES)
                 .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
                 .values(closed_at=now, outcome=outcome, because=_storable(because))
+                .returning(EPISODES)
             )
-            if connection.execute(closed).rowcount == 1:
-                self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
-                _hand_back(connection, episode_id)
-                tell(connection, LEDGER.channel)
+            row = connection.execute(closed).one_or_none()
+            if row is None:
+                return
+            self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
+            began_at = row.opened_at if row.alerted_at is None else row.alerted_at
+            tally = Tally()
+            tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
+            if handed_back := _hand_back(connection, row):
+                tally.taken(row.host, -handed_back)
+            tally.keep(connection)
+            tell(connection, LEDGER.channel)
 
-    def _write(self, connection: Connection, episode_id: int, act: str, step: str, because: str, now: float) -> None:
+    def _write(
+        self,
+        connection: Connection,
+        episode_id: int,
+        act: str,
+        step: str,
+        because: str,
+        now: float,
+        tally: Tally | None = None,
+    ) -> None:
         entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "because": _storable(because[:2000])}
         connection.execute(insert(JOURNAL).values(**entry, host=self._host))
+        if tally is not None and self._host is not None:
+            tally.step(self._host, act, step)
 
     # --- for people and metrics
 
@@ -581,7 +622,8 @@ class Ledger:
     def last_alert_at(self) -> float | None:
         """When the webhook last took or refused an alert, Unix seconds."""
         with reading(self._engine) as connection:
-            at: float | None = connection.scalar(select(func.max(ALERTS.c.received_at)))
+            newest = select(ALERTS.c.received_at).order_by(ALERTS.c.alert_id.desc()).limit(1)
+            at: float | None = connection.scalar(newest)
             return at
 
     def stories_since(self, since: float, *, host: str | None = None) -> list[Story]:
@@ -747,7 +789,7 @@ def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int |
     return connection.scalar(select(EPISODES.c.episode_id).where(its).with_for_update(read=True))
 
 
-def _open_episode(connection: Connection, labels: Mapping[str, str], now: float) -> int | None:
+def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_at: float, now: float) -> int | None:
     kind, name = subject(labels)
     opened: int | None = connection.scalar(
         insert(EPISODES)
@@ -758,6 +800,7 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], now: float)
             subject=kind,
             worker=name,
             **_accused(labels),
+            alerted_at=alerted_at,
             opened_at=now,
             would_act=False,
         )
@@ -775,13 +818,17 @@ def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
     }
 
 
-def _hand_back(connection: Connection, episode_id: int) -> None:
-    episode = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
-    for alert in connection.execute(select(ALERTS).where(ALERTS.c.alert_id.in_(_newest(episode_id)), ALERTS.c.firing)):
-        if any(getattr(episode, name) != value for name, value in _accused(alert.labels).items()):
-            connection.execute(
-                update(ALERTS).where(ALERTS.c.alert_id == alert.alert_id).values(state="new", episode_id=None)
-            )
+def _hand_back(connection: Connection, episode: Row[Any]) -> int:
+    """Give the firing alerts that accuse another attempt back to the inbox; how many."""
+    newest = ALERTS.c.alert_id.in_(_newest(episode.episode_id))
+    others = [
+        alert.alert_id
+        for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
+        if any(getattr(episode, name) != value for name, value in _accused(alert.labels).items())
+    ]
+    if others:
+        connection.execute(update(ALERTS).where(ALERTS.c.alert_id.in_(others)).values(state="new", episode_id=None))
+    return len(others)
 
 
 def _newest(episode_id: int) -> Select[tuple[int]]:

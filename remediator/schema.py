@@ -1,4 +1,4 @@
-"""The ledger's tables. Times are Unix seconds. Nothing is ever deleted from `journal`."""
+"""The ledger's tables. Times are Unix seconds."""
 
 from sqlalchemy import (
     JSON,
@@ -34,6 +34,7 @@ EPISODES = Table(
     Column("incarnation", String),  # what was accused: the worker's incarnation; of a server the container's
     Column("job_id", ID),
     Column("attempt", ID),
+    Column("alerted_at", Float),  # when its first alert had arrived
     Column("opened_at", Float, nullable=False),
     Column("would_act", Boolean, nullable=False),  # a dry run has recorded what it would have done
     Column("closed_at", Float),
@@ -154,6 +155,18 @@ ORDERS = Table(
     Column("who", String, nullable=False),
     Column("because", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),
+)
+
+# How often something was over, each added as it ended: the metrics page counts no history, and forgets none of it.
+COUNTS = Table(
+    "counts",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("what", String, primary_key=True),  # alerts | duplicates | episodes | took | intents | steps
+    Column("one", String, primary_key=True),  # outcome, kind or act
+    Column("two", String, primary_key=True),  # reason, trip, bound in seconds, stage or step
+    Column("times", BigInteger, nullable=False),
+    Column("sum_s", Float, nullable=False),
 )
 
 LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations", first="episodes")
