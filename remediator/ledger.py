@@ -37,6 +37,7 @@ from gpuwarden.database import (
     ProcessLock,
     is_shared,
     lock_for_one,
+    only_one,
     open_database,
     reading,
     tell,
@@ -45,6 +46,7 @@ from gpuwarden.database import (
     writing,
 )
 from gpuwarden.job import Trip
+from remediator import retention
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
@@ -201,6 +203,8 @@ class Ledger:
         with writing(self._engine) as connection:
             if rows:
                 connection.execute(insert(ALERTS), rows)
+                if refusals:
+                    retention.keep_newest(connection, "refused")
                 tally.keep(connection)
                 tell(connection, LEDGER.channel)
 
@@ -231,6 +235,8 @@ class Ledger:
                     status = "firing" if row.firing else "resolved"
                     because = row.annotations.get("summary") or row.labels.get("alertname", "")
                     self._write(connection, episode_id, "saw", f"alert {status}", because, now)
+            if any(not row.firing for row in rows):
+                retention.keep_newest(connection, "idle")
             if rows:
                 tally.taken(host, len(rows))
                 tally.keep(connection)
@@ -276,8 +282,7 @@ class Ledger:
             is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
             if connection.scalar(is_open) is None:
                 return Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
-            taken = select(INTENTS.c.intent_id).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
-            if connection.scalar(taken) is not None:
+            if retention.is_spent(connection, Kind.FREE, step.free_key):
                 return _FREED_ALREADY
             orders = _orders(connection)
             verdict = may_begin(
@@ -305,7 +310,7 @@ class Ledger:
             }
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return _FREED_ALREADY
-            if step.settle_key is not None:
+            if step.settle_key is not None and not retention.is_spent(connection, Kind.SETTLE, step.settle_key):
                 claimed = {"incarnation": step.worker_incarnation}
                 _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
             connection.execute(update(EPISODES).where(this).values(trip=step.trip))
@@ -541,6 +546,14 @@ class Ledger:
         if tally is not None and self._host is not None:
             tally.step(self._host, act, step)
 
+    def forget(self, *, before: float) -> bool:
+        """Forget a bite of what was over before then, Unix seconds; false once nothing is left, or another is at it."""
+        with reading(self._engine) as connection:
+            if not retention.is_due(connection, before=before):
+                return False
+        with writing(self._engine) as connection:
+            return only_one(connection, "forgetting") and retention.forget_some(connection, before=before) > 0
+
     # --- for people and metrics
 
     def stories(self, *, last: int = 50) -> list[Story]:
@@ -687,11 +700,7 @@ FLEET_FRESH_S: Final = 600.0
 
 
 def _orders(connection: Connection) -> Orders:
-    newest = select(func.max(ORDERS.c.order_id)).group_by(ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
-    # What resumed every host also ended the pauses of single hosts, and does so behind a newer pause of all too.
-    resumed = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.act == Act.RESUME, ORDERS.c.host.is_(None))
-    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery())
-    rows = connection.execute(select(ORDERS).where(matter).order_by(ORDERS.c.order_id))
+    rows = connection.execute(select(ORDERS).where(retention.matters()).order_by(ORDERS.c.order_id))
     return Orders(given=tuple(_order(row) for row in rows))
 
 

@@ -40,6 +40,7 @@ EPISODES = Table(
     Column("closed_at", Float),
     Column("outcome", String),
     Column("because", String),
+    Index("episodes_by_close", "closed_at"),
 )
 Index(
     "one_open_episode_per_subject",
@@ -93,6 +94,14 @@ INTENTS = Table(
     Index("intents_by_time", "kind", "entered_at"),
 )
 
+# The targets of intents that are forgotten: something was promised to them, and nothing is again.
+SPENT = Table(
+    "spent",
+    METADATA,
+    Column("kind", String, primary_key=True),
+    Column("key", String, primary_key=True),
+)
+
 JOURNAL = Table(
     "journal",
     METADATA,
@@ -141,7 +150,7 @@ EXECUTORS = Table(
     Column("summed_up_on", String),  # the last day that was summed up in its log, as 2026-01-31
 )
 
-# What people ordered, and the brake: who, when, why and about what. Nothing is ever changed or deleted here.
+# What people ordered, and the brake: who, when, why and about what. Nothing is ever changed here.
 ORDERS = Table(
     "standing_orders",
     METADATA,

@@ -1,4 +1,4 @@
-"""When an episode's first alert had arrived, and counts of what is over, so that nobody counts the history again."""
+"""Counts of what is over, so that nobody counts the history again, and what outlives it when it is forgotten."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -6,7 +6,13 @@ from alembic import op
 revision = "0007"
 down_revision = "0005"
 
-LOSES = (("SELECT count(*) FROM counts", "{} counts: the older version counts the rows that are still there"),)
+LOSES = (
+    ("SELECT count(*) FROM counts", "{} counts: the older version counts the rows that are still there"),
+    (
+        "SELECT count(*) FROM spent",
+        "that {} containers and attempts were freed or settled, of which all else is forgotten",
+    ),
+)
 
 _TOOK_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 
@@ -46,12 +52,14 @@ GROUP BY host HAVING sum(tied) > count(*)
 
 
 def upgrade() -> None:
-    """Add both, from the rows that are there."""
+    """Add them, from the rows that are there."""
     op.add_column("episodes", sa.Column("alerted_at", sa.Float))
     op.execute(
         "UPDATE episodes SET alerted_at = (SELECT received_at FROM alerts WHERE alert_id ="
         " (SELECT min(a.alert_id) FROM alerts a WHERE a.episode_id = episodes.episode_id))"
     )
+    op.create_index("episodes_by_close", "episodes", ["closed_at"])
+    op.create_table("spent", *(sa.Column(name, sa.String, primary_key=True) for name in ("kind", "key")))
     op.create_table(
         "counts",
         *(sa.Column(name, sa.String, primary_key=True) for name in ("host", "what", "one", "two")),
@@ -64,4 +72,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Remove them."""
     op.drop_table("counts")
+    op.drop_table("spent")
+    op.drop_index("episodes_by_close", "episodes")
     op.drop_column("episodes", "alerted_at")
