@@ -6,7 +6,7 @@ an intent holds it: a lease, taken and lengthened with each change of it, keeps 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -46,7 +46,7 @@ from gpuwarden.database import (
     writing,
 )
 from gpuwarden.job import Trip
-from remediator import retention
+from remediator import retention, whole
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
@@ -570,6 +570,23 @@ class Ledger:
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
             return _story(row, tuple(_entry(line) for line in connection.execute(lines)))
+
+    def whole(
+        self, *, since: float = 0.0, until: float | None = None, captures: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Every episode that was open between two times, with all that the ledger holds of it, oldest first.
+
+        A page at a time, each from a snapshot of its own: a long look keeps no old pages or rows from being let go of.
+        `remediator.whole` says what an episode holds.
+        """
+        after = 0
+        while True:
+            with reading(self._engine) as connection:
+                page = whole.page(connection, after=after, since=since, until=until, captures=captures)
+            if not page:
+                return
+            yield from page
+            after = page[-1]["episode_id"]
 
     def captures(self, episode_id: int) -> list[Kept]:
         """What was captured of an episode, oldest first."""
