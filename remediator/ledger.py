@@ -50,6 +50,7 @@ from remediator import retention, whole
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
+from remediator.joined import Joined
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, may_begin, target
 from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
@@ -140,6 +141,7 @@ class Ledger:
         self._host = host
         self._clock = DatabaseClock(engine)
         self._holder: str | None = None
+        self._accepts = Joined(self._accept)
         self.shared = is_shared(engine)
         """Whether several hosts' remediators may work on it."""
 
@@ -180,7 +182,7 @@ class Ledger:
     # --- the inbox
 
     def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
-        """Make a payload durable: all of it, or DatabaseError and none."""
+        """Make a payload durable: all of it, or DatabaseError and none. Those that come at once share a transaction."""
         rows = [_row(alert, now) | {"state": "new", "reason": None, "because": None} for alert in alerts]
         rows += [
             {
@@ -197,16 +199,20 @@ class Ledger:
             }
             for refusal in refusals
         ]
-        tally = Tally()
-        for refusal in refusals:
-            tally.refused(self._host or "", refusal.reason)
+        if rows:
+            self._accepts(rows)
+
+    def _accept(self, payloads: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        tally, rows = Tally(), [row for payload in payloads for row in payload]
+        refused = [row["reason"] for row in rows if row["state"] == "refused"]
+        for reason in refused:
+            tally.refused(self._host or "", reason)
         with writing(self._engine) as connection:
-            if rows:
-                connection.execute(insert(ALERTS), rows)
-                if refusals:
-                    retention.keep_newest(connection, "refused")
-                tally.keep(connection)
-                tell(connection, LEDGER.channel)
+            connection.execute(insert(ALERTS), rows)
+            if refused:
+                retention.keep_newest(connection, "refused")
+            tally.keep(connection)
+            tell(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
         """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
