@@ -19,6 +19,7 @@ LATE_S: Final = 0.005
 """A call that is sent later than that after it was due is counted: its latency is in part the client's own."""
 
 ANSWER_S: Final = 30.0
+IDLE_S: Final = 2.0
 
 
 @dataclass(kw_only=True)
@@ -69,15 +70,12 @@ def _run(calls: Coroutine[None, None, Answered]) -> Answered:
 
 async def _at_rate(port: int, requests: Sequence[bytes], rate: float, wanted: int) -> Answered:
     found = Answered()
-    async with _connected(port, CONNECTIONS) as connections, asyncio.TaskGroup() as calls:
-        idle: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
-        for each in connections:
-            idle.put_nowait(each)
+    async with _connections(port, CONNECTIONS) as idle, asyncio.TaskGroup() as calls:
 
         async def call(sent: bytes, due_s: float) -> None:
             connection = await idle.get()
             found.late += time.perf_counter() - due_s > LATE_S
-            await _call(connection, sent, wanted)
+            await connection.call(sent, wanted)
             found.latencies_ms.append((time.perf_counter() - due_s) * 1000)
             found.took_s = time.perf_counter() - began_s
             idle.put_nowait(connection)
@@ -93,41 +91,61 @@ async def _at_rate(port: int, requests: Sequence[bytes], rate: float, wanted: in
 
 async def _flat_out(port: int, requests: Sequence[bytes], connections: int, wanted: int) -> Answered:
     found, left = Answered(), iter(requests)
-    async with _connected(port, connections) as connected, asyncio.TaskGroup() as calls:
+    async with _connections(port, connections) as idle, asyncio.TaskGroup() as calls:
 
-        async def go_on(connection: _Connection) -> None:
+        async def go_on() -> None:
+            connection = await idle.get()
             for each in left:
                 sent_s = time.perf_counter()
-                await _call(connection, each, wanted)
+                await connection.call(each, wanted)
                 found.latencies_ms.append((time.perf_counter() - sent_s) * 1000)
                 found.took_s = time.perf_counter() - began_s
 
         began_s = time.perf_counter()
-        for each in connected:
-            calls.create_task(go_on(each))
+        for _ in range(connections):
+            calls.create_task(go_on())
     return found
 
 
-_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+class _Connection:
+    """One that is kept open between calls, and made anew where it lay idle: servers close those (uvicorn after 5 s)."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._used_s = 0.0
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def call(self, sent: bytes, wanted: int) -> None:
+        if self._streams is None or time.perf_counter() - self._used_s > IDLE_S:
+            await self.close()
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        await _call(*self._streams, sent, wanted)
+        self._used_s = time.perf_counter()
+
+    async def close(self) -> None:
+        if self._streams is not None:
+            _, writer = self._streams
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            self._streams = None
 
 
 @asynccontextmanager
-async def _connected(port: int, count: int) -> AsyncIterator[list[_Connection]]:
-    connections: list[_Connection] = []
+async def _connections(port: int, count: int) -> AsyncIterator["asyncio.LifoQueue[_Connection]"]:
+    """So many that none uses; the one that was used last is taken first."""
+    connections = [_Connection(port) for _ in range(count)]
+    idle: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
+    for each in connections:
+        idle.put_nowait(each)
     try:
-        for _ in range(count):
-            connections.append(await asyncio.open_connection("127.0.0.1", port))  # noqa: PERF401 - each is closed
-        yield connections
+        yield idle
     finally:
-        for _, writer in connections:
-            writer.close()
-        for _, writer in connections:
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+        for each in connections:
+            await each.close()
 
 
-async def _call(connection: _Connection, sent: bytes, wanted: int) -> None:
-    reader, writer = connection
+async def _call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes, wanted: int) -> None:
     writer.write(sent)
     try:
         async with asyncio.timeout(ANSWER_S):
