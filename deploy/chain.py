@@ -201,6 +201,10 @@ class Chain:
         """Send one part a signal, SIGSTOP and SIGCONT for example."""
         self._running[name].send_signal(number)
 
+    def pid(self, name: str) -> int:
+        """The process of one part."""
+        return self._running[name].pid
+
     def kill(self, name: str) -> None:
         """End one part by SIGKILL, as a crash would."""
         process = self._running.pop(name)

@@ -11,10 +11,12 @@ from gpuwarden import history
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.text import duration_s, plain, when
 from remediator import evidence, summary
+from remediator.export import add_export, export
 from remediator.ledger import Entry, Ledger, Story
 from remediator.schema import LEDGER
 from remediator.whereabouts import add_ledger, check_there, existing
 
+_EXPORT: Final = "every episode with all that the ledger holds of it"
 _MIGRATE: Final = "bring the ledger's tables to another version, up or down"
 
 
@@ -145,6 +147,7 @@ def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 _ACTS: Final = {
     "list": _list, "show": _show, "evidence": _evidence, "refused": _refused, "summary": _summary, "orders": _orders,
+    "export": export,
 }  # fmt: skip
 
 
@@ -152,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
     add_ledger(parser)
     what = parser.add_subparsers(
-        dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|migrate"
+        dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|export|migrate"
     )
     for name, help_text in (
         ("list", "the newest episodes"),
@@ -174,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
             each.add_argument("--last", type=int, default=50, help="how many, newest (default: 50)")
         if name == "summary":
             each.add_argument("--host", help="this host's episodes only")
+    add_export(what.add_parser("export", help=_EXPORT, description=_EXPORT))
     migrate = what.add_parser("migrate", help=_MIGRATE, description=_MIGRATE)
     history.add_migrate(migrate)
     return parser

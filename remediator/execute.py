@@ -55,6 +55,9 @@ ACT_MARGIN_S: Final = 30.0
 PAUSE_MAX_S: Final = 10.0
 """A loop that has not gone round for longer was stopped, or without its ledger, and has not looked on, seconds."""
 
+FORGET_S: Final = 0.1
+"""How much of each `tend_s` goes to forgetting what has been over for long, seconds, and a transaction more."""
+
 FACTS_S: Final = 30.0
 """Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
 
@@ -87,6 +90,8 @@ class Pace:
     tend_s: float
     stop_grace_s: float
     summary_hour: int = 8
+    keep_s: float = 0.0
+    """For how long what is over is kept; 0 is for ever."""
 
 
 @dataclass(kw_only=True)
@@ -203,6 +208,7 @@ class Executor:
         if now_s >= self._next_tend_s:
             self._next_tend_s = now_s + self._pace.tend_s
             self._tend()
+            self._forget()
 
     def _look_on(self) -> None:
         """The loop goes round, the ledger answers, and this is the host's one executor: patience goes on.
@@ -329,6 +335,14 @@ class Executor:
         except GpuwardenError as error:
             self._workers = None
             log.debug("the host's workers cannot be counted", because=str(error))
+
+    def _forget(self) -> None:
+        """Let go of what has been over for long, a little at a time: alerts and episodes come first."""
+        if not self._pace.keep_s:
+            return
+        until_s, before = time.monotonic() + FORGET_S, self._ledger.now() - self._pace.keep_s
+        while self._ledger.forget(before=before) and time.monotonic() < until_s:
+            pass
 
     def _sum_up(self) -> None:
         """Once a day, after the hour for it: what was done, and what a dry run would have done.

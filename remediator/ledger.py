@@ -6,7 +6,7 @@ an intent holds it: a lease, taken and lengthened with each change of it, keeps 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -37,6 +37,7 @@ from gpuwarden.database import (
     ProcessLock,
     is_shared,
     lock_for_one,
+    only_one,
     open_database,
     reading,
     tell,
@@ -46,9 +47,11 @@ from gpuwarden.database import (
 )
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
+from remediator import retention, whole
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
+from remediator.joined import Joined
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import (
     RATE_WINDOW_S,
@@ -65,7 +68,7 @@ from remediator.safety import (
     wish,
 )
 from remediator.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
-from remediator.totals import Totals, count_up
+from remediator.totals import Tally, Totals, count_up
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
@@ -156,6 +159,7 @@ class Ledger:
         self._host = host
         self._clock = DatabaseClock(engine)
         self._holder: str | None = None
+        self._accepts = Joined(self._accept)
         self.shared = is_shared(engine)
         """Whether several hosts' remediators may work on it."""
 
@@ -196,7 +200,7 @@ class Ledger:
     # --- the inbox
 
     def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
-        """Make a payload durable: all of it, or DatabaseError and none."""
+        """Make a payload durable: all of it, or DatabaseError and none. Those that come at once share a transaction."""
         rows = [_row(alert, now) | {"state": "new", "reason": None, "because": None} for alert in alerts]
         rows += [
             {
@@ -213,23 +217,36 @@ class Ledger:
             }
             for refusal in refusals
         ]
+        if rows:
+            self._accepts(rows)
+
+    def _accept(self, payloads: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        tally, rows = Tally(), [row for payload in payloads for row in payload]
+        refused = [row["reason"] for row in rows if row["state"] == "refused"]
+        for reason in refused:
+            tally.refused(self._host or "", reason)
         with writing(self._engine) as connection:
-            if rows:
-                connection.execute(insert(ALERTS), rows)
-                tell(connection, LEDGER.channel)
+            connection.execute(insert(ALERTS), rows)
+            if refused:
+                retention.keep_newest(connection, "refused")
+            tally.keep(connection)
+            tell(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
         """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
 
         A resolved alert opens nothing. In one transaction, so that an alert is tied once.
         """
+        tally = Tally()
         with writing(self._engine) as connection:
             new = select(ALERTS).where(ALERTS.c.state == "new", ALERTS.c.host == host).order_by(ALERTS.c.alert_id)
             rows = connection.execute(new.limit(TAKE_MAX).with_for_update(skip_locked=True)).all()
             for row in rows:
-                episode_id = _open_episode_of(connection, row.labels) or (
-                    _open_episode(connection, row.labels, now) if row.firing else None
-                )
+                episode_id = _open_episode_of(connection, row.labels)
+                if row.firing and episode_id is not None:
+                    tally.duplicate(host)
+                elif row.firing:
+                    episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
                 state = "idle" if episode_id is None else "linked"
                 connection.execute(
                     update(ALERTS)
@@ -242,6 +259,11 @@ class Ledger:
                     status = "firing" if row.firing else "resolved"
                     because = row.annotations.get("summary") or row.labels.get("alertname", "")
                     self._write(connection, episode_id, "saw", f"alert {status}", because, now)
+            if any(not row.firing for row in rows):
+                retention.keep_newest(connection, "idle")
+            if rows:
+                tally.taken(host, len(rows))
+                tally.keep(connection)
             return len(rows)
 
     # --- episodes
@@ -284,8 +306,7 @@ class Ledger:
             is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
             if connection.scalar(is_open) is None:
                 return Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
-            taken = select(INTENTS.c.intent_id).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
-            if connection.scalar(taken) is not None:
+            if retention.is_spent(connection, Kind.FREE, step.free_key):
                 return _FREED_ALREADY
             orders = _orders(connection, now)
             wanted = wish(episode, step)
@@ -307,7 +328,7 @@ class Ledger:
             }
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return _FREED_ALREADY
-            if step.settle_key is not None:
+            if step.settle_key is not None and not retention.is_spent(connection, Kind.SETTLE, step.settle_key):
                 claimed = {"incarnation": step.worker_incarnation}
                 _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
             connection.execute(update(EPISODES).where(this).values(trip=step.trip))
@@ -480,10 +501,15 @@ class Ledger:
                 **(_LET_GO if stage in OVER else self._mine(for_s)),
             )
         )
+        tally = Tally()
         with writing(self._engine) as connection:
-            if connection.execute(move).rowcount != 1:
+            whose = connection.scalar(move.returning(INTENTS.c.host))
+            if whose is None:
                 return False
-            self._write(connection, episode_id, act, step, because, now)
+            self._write(connection, episode_id, act, step, because, now, tally)
+            if stage in OVER and intent.stage not in OVER:
+                tally.over(whose, intent.kind, stage)
+            tally.keep(connection)
             return True
 
     def withdraw(self, episode_id: int, because: str, *, now: float) -> None:
@@ -497,16 +523,21 @@ class Ledger:
         with writing(self._engine) as connection:
             if not all(connection.scalars(free_for_us).all()):
                 return
-            taken = connection.execute(
-                update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
-            )
-            if taken.rowcount:
+            withdrawn = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
+            taken = connection.execute(withdrawn.returning(INTENTS.c.host, INTENTS.c.kind)).all()
+            if taken:
                 self._write(connection, episode_id, "decided", "withdraw", because, now)
+                tally = Tally()
+                for row in taken:
+                    tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
+                tally.keep(connection)
 
     def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
         """Add a line to an episode's account."""
+        tally = Tally()
         with writing(self._engine) as connection:
-            self._write(connection, episode_id, act, step, because, now)
+            self._write(connection, episode_id, act, step, because, now, tally)
+            tally.keep(connection)
 
     def wait(self, episode_id: int, step: Wait, *, now: float) -> None:
         """What an episode waits for; where a person is asked, also about which incarnation."""
@@ -518,9 +549,11 @@ class Ledger:
 
     def would_act(self, episode_id: int, because: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
+        tally = Tally()
         with writing(self._engine) as connection:
             connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
-            self._write(connection, episode_id, "would", "act", because, now)
+            self._write(connection, episode_id, "would", "act", because, now, tally)
+            tally.keep(connection)
 
     def is_captured(self, episode: Episode) -> bool:
         """Whether something was captured for its free, or while nothing is promised, for what a dry run would do."""
@@ -552,15 +585,42 @@ class Ledger:
                 update(EPISODES)
                 .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
                 .values(closed_at=now, outcome=outcome, because=_storable(because))
+                .returning(EPISODES)
             )
-            if connection.execute(closed).rowcount == 1:
-                self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
-                _hand_back(connection, episode_id)
-                tell(connection, LEDGER.channel)
+            row = connection.execute(closed).one_or_none()
+            if row is None:
+                return
+            self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
+            began_at = row.opened_at if row.alerted_at is None else row.alerted_at
+            tally = Tally()
+            tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
+            if handed_back := _hand_back(connection, row):
+                tally.taken(row.host, -handed_back)
+            tally.keep(connection)
+            tell(connection, LEDGER.channel)
 
-    def _write(self, connection: Connection, episode_id: int, act: str, step: str, because: str, now: float) -> None:
+    def _write(
+        self,
+        connection: Connection,
+        episode_id: int,
+        act: str,
+        step: str,
+        because: str,
+        now: float,
+        tally: Tally | None = None,
+    ) -> None:
         entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "because": _storable(because[:2000])}
         connection.execute(insert(JOURNAL).values(**entry, host=self._host))
+        if tally is not None and self._host is not None:
+            tally.step(self._host, act, step)
+
+    def forget(self, *, before: float) -> bool:
+        """Forget a bite of what was over before then, Unix seconds; false once nothing is left, or another is at it."""
+        with reading(self._engine) as connection:
+            if not retention.is_due(connection, before=before):
+                return False
+        with writing(self._engine) as connection:
+            return only_one(connection, "forgetting") and retention.forget_some(connection, before=before) > 0
 
     # --- for people and metrics
 
@@ -578,6 +638,23 @@ class Ledger:
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
             return _story(row, tuple(_entry(line) for line in connection.execute(lines)))
+
+    def whole(
+        self, *, since: float = 0.0, until: float | None = None, captures: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Every episode that was open between two times, with all that the ledger holds of it, oldest first.
+
+        A page at a time, each from a snapshot of its own: a long look keeps no old pages or rows from being let go of.
+        `remediator.whole` says what an episode holds.
+        """
+        after = 0
+        while True:
+            with reading(self._engine) as connection:
+                page = whole.page(connection, after=after, since=since, until=until, captures=captures)
+            if not page:
+                return
+            yield from page
+            after = page[-1]["episode_id"]
 
     def captures(self, episode_id: int) -> list[Kept]:
         """What was captured of an episode, oldest first."""
@@ -644,7 +721,8 @@ class Ledger:
     def last_alert_at(self) -> float | None:
         """When the webhook last took or refused an alert, Unix seconds."""
         with reading(self._engine) as connection:
-            at: float | None = connection.scalar(select(func.max(ALERTS.c.received_at)))
+            newest = select(ALERTS.c.received_at).order_by(ALERTS.c.alert_id.desc()).limit(1)
+            at: float | None = connection.scalar(newest)
             return at
 
     def stories_since(self, since: float, *, host: str | None = None) -> list[Story]:
@@ -708,15 +786,7 @@ FLEET_FRESH_S: Final = 600.0
 
 
 def _orders(connection: Connection, now: float) -> Orders:
-    scope = (ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
-    undo = ORDERS.c.topic.not_in(("approval", "maintenance"))
-    newest = select(func.max(ORDERS.c.order_id)).where(undo).group_by(*scope)
-    # What ends a maintenance ahead of its time has that time too.
-    maintained = and_(ORDERS.c.topic == "maintenance", ORDERS.c.until > now)
-    # What resumed every host also ended the pauses of single hosts, and does so behind a newer pause of all too.
-    resumed = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.act == Act.RESUME, ORDERS.c.host.is_(None))
-    matter = or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery(), maintained)
-    rows = connection.execute(select(ORDERS).where(matter).order_by(ORDERS.c.order_id))
+    rows = connection.execute(select(ORDERS).where(retention.matters(now)).order_by(ORDERS.c.order_id))
     return Orders(given=tuple(_order(row) for row in rows))
 
 
@@ -824,7 +894,7 @@ def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int |
     return connection.scalar(select(EPISODES.c.episode_id).where(its).with_for_update(read=True))
 
 
-def _open_episode(connection: Connection, labels: Mapping[str, str], now: float) -> int | None:
+def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_at: float, now: float) -> int | None:
     kind, name = subject(labels)
     opened: int | None = connection.scalar(
         insert(EPISODES)
@@ -835,6 +905,7 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], now: float)
             subject=kind,
             worker=name,
             **_accused(labels),
+            alerted_at=alerted_at,
             opened_at=now,
             would_act=False,
         )
@@ -852,13 +923,17 @@ def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
     }
 
 
-def _hand_back(connection: Connection, episode_id: int) -> None:
-    episode = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
-    for alert in connection.execute(select(ALERTS).where(ALERTS.c.alert_id.in_(_newest(episode_id)), ALERTS.c.firing)):
-        if any(getattr(episode, name) != value for name, value in _accused(alert.labels).items()):
-            connection.execute(
-                update(ALERTS).where(ALERTS.c.alert_id == alert.alert_id).values(state="new", episode_id=None)
-            )
+def _hand_back(connection: Connection, episode: Row[Any]) -> int:
+    """Give the firing alerts that accuse another attempt back to the inbox; how many."""
+    newest = ALERTS.c.alert_id.in_(_newest(episode.episode_id))
+    others = [
+        alert.alert_id
+        for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
+        if any(getattr(episode, name) != value for name, value in _accused(alert.labels).items())
+    ]
+    if others:
+        connection.execute(update(ALERTS).where(ALERTS.c.alert_id.in_(others)).values(state="new", episode_id=None))
+    return len(others)
 
 
 def _newest(episode_id: int) -> Select[tuple[int]]:

@@ -181,6 +181,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
         tend_s=settings.tend_s,
         stop_grace_s=settings.stop_grace_s,
         summary_hour=settings.summary_hour,
+        keep_s=settings.keep_days * 86400.0,
     )
 
 

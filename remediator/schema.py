@@ -1,4 +1,4 @@
-"""The ledger's tables. Times are Unix seconds. Nothing is ever deleted from `journal`."""
+"""The ledger's tables. Times are Unix seconds."""
 
 from sqlalchemy import (
     JSON,
@@ -34,12 +34,14 @@ EPISODES = Table(
     Column("incarnation", String),  # what was accused: the worker's incarnation; of a server the container's
     Column("job_id", ID),
     Column("attempt", ID),
+    Column("alerted_at", Float),  # when its first alert had arrived
     Column("opened_at", Float, nullable=False),
     Column("would_act", Boolean, nullable=False),  # a dry run has recorded what it would have done
     Column("asked", String),  # the container's incarnation that a person was last asked about
     Column("closed_at", Float),
     Column("outcome", String),
     Column("because", String),
+    Index("episodes_by_close", "closed_at"),
 )
 Index(
     "one_open_episode_per_subject",
@@ -93,6 +95,14 @@ INTENTS = Table(
     Index("intents_by_time", "kind", "entered_at"),
 )
 
+# The targets of intents that are forgotten: something was promised to them, and nothing is again.
+SPENT = Table(
+    "spent",
+    METADATA,
+    Column("kind", String, primary_key=True),
+    Column("key", String, primary_key=True),
+)
+
 JOURNAL = Table(
     "journal",
     METADATA,
@@ -141,7 +151,7 @@ EXECUTORS = Table(
     Column("summed_up_on", String),  # the last day that was summed up in its log, as 2026-01-31
 )
 
-# What people ordered, and the brake: who, when, why and about what. Nothing is ever changed or deleted here.
+# What people ordered, and the brake: who, when, why and about what. Nothing is ever changed here.
 ORDERS = Table(
     "standing_orders",
     METADATA,
@@ -160,6 +170,18 @@ ORDERS = Table(
     Column("because", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),
     Index("standing_orders_by_episode", "episode_id", "order_id"),
+)
+
+# How often something was over, each added as it ended: the metrics page counts no history, and forgets none of it.
+COUNTS = Table(
+    "counts",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("what", String, primary_key=True),  # alerts | duplicates | episodes | took | intents | steps
+    Column("one", String, primary_key=True),  # outcome, kind or act
+    Column("two", String, primary_key=True),  # reason, trip, bound in seconds, stage or step
+    Column("times", BigInteger, nullable=False),
+    Column("sum_s", Float, nullable=False),
 )
 
 LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations", first="episodes")

@@ -223,6 +223,13 @@ class ExecuteSettings(_Common):
     summary_hour: int = Field(
         default=8, ge=0, le=23, description="the hour, local time, after which each day's summary is logged"
     )
+    keep_days: int = Field(
+        default=90,
+        ge=0,
+        le=36500,
+        description="a closed episode is kept for this long, with its alerts, its account and what was captured, and "
+        "so is a refused alert, days; 0 keeps them for ever. On a shared ledger the shortest of its executors' holds",
+    )
 
     @model_validator(mode="after")
     def _patience_outlasts_the_grace(self) -> Self:

@@ -1,16 +1,29 @@
-"""What one host's share of the ledger comes to, for the metrics page: counted by the database, in one transaction."""
+"""What one host's share of the ledger comes to, for the metrics page, at a cost that does not grow with its history.
 
+What is over never changes, so it is counted as it ends: each transaction that ends something adds to `counts` last of
+all, and nothing is ever taken away there when old rows are. What is open is counted as it is asked for.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, and_, case, func, or_, select
+from sqlalchemy import Connection, func, select
 
+from gpuwarden.database import upsert
+from remediator.plan import OVER, Kind, Outcome, Stage
 from remediator.safety import Orders
-from remediator.schema import ALERTS, EPISODES, EXECUTORS, INTENTS, JOURNAL
+from remediator.schema import ALERTS, COUNTS, EPISODES, EXECUTORS, INTENTS
 
 TOOK_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 """The upper bounds of the histogram of how long episodes took, seconds."""
+
+LONGER: Final = "longer"
+"""Where an episode is counted that took longer than all of them."""
+
+COUNTED_ACTS: Final = frozenset({"did", "failed", "would"})
+"""The acts of the journal whose steps are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,58 +57,115 @@ class Totals:
     orders: Orders
 
 
+class Tally:
+    """What one transaction has ended."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str, str], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+
+    def taken(self, host: str, count: int) -> None:
+        """So many new alerts were taken; less than none: given back."""
+        self._add(host, "alerts", "accepted", "", count)
+
+    def refused(self, host: str, reason: str) -> None:
+        """An alert was refused."""
+        self._add(host, "alerts", "refused", reason)
+
+    def duplicate(self, host: str) -> None:
+        """An alert came while the episode of its subject was open already."""
+        self._add(host, "duplicates", "", "")
+
+    def closed(self, host: str, outcome: Outcome, *, trip: str, took_s: float) -> None:
+        """An episode was closed; one that a clock was set back under took no time."""
+        took_s = max(0.0, took_s)
+        self._add(host, "episodes", outcome, trip)
+        bound = next((f"{each}" for each in TOOK_S if took_s <= each), LONGER)
+        self._add(host, "took", outcome, bound, sum_s=took_s)
+
+    def over(self, host: str, kind: Kind, stage: Stage, count: int = 1) -> None:
+        """Of so many intents nothing is owed any more."""
+        self._add(host, "intents", kind, stage, count)
+
+    def step(self, host: str, act: str, step: str) -> None:
+        """A line of the journal; most acts are not counted."""
+        if act in COUNTED_ACTS:
+            self._add(host, "steps", act, step)
+
+    def keep(self, connection: Connection) -> None:
+        """Add it to what was counted before.
+
+        The last statement of its transaction, its rows in one order for everyone: on PostgreSQL each stays locked until
+        the commit, and so nobody who has one waits for anything but the next.
+        """
+        if not self._found:
+            return
+        adds = upsert(connection, COUNTS)
+        known = {name: COUNTS.c[name] + adds.excluded[name] for name in ("times", "sum_s")}
+        connection.execute(
+            adds.on_conflict_do_update(index_elements=list(COUNTS.primary_key), set_=known),
+            [
+                {"host": host, "what": what, "one": one, "two": two, "times": count, "sum_s": sum_s}
+                for (host, what, one, two), (count, sum_s) in sorted(self._found.items())
+            ],
+        )
+
+    def _add(self, host: str, what: str, one: str, two: str, count: int = 1, *, sum_s: float = 0.0) -> None:
+        before = self._found[host, what, one, two]
+        self._found[host, what, one, two] = (before[0] + count, before[1] + sum_s)
+
+
 def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orders: Orders) -> Totals:
-    """Count all the rest of them.
+    """Count what is open, and read what is over."""
+    over = _over(connection, host)
+    new = select(func.count(), func.min(ALERTS.c.received_at)).where(ALERTS.c.state == "new", ALERTS.c.host == host)
+    waiting, oldest_new_at = connection.execute(new).one()
+    alerts = {pair: count for pair, (count, _) in over["alerts"].items()}
+    if waiting:
+        alerts["accepted", ""] = alerts.get(("accepted", ""), 0) + waiting
 
-    An alert that was refused counts for the host that received it.
-    """
-    state = func.coalesce(ALERTS.c.reason, "")
-    outcome = case((ALERTS.c.state == "refused", "refused"), else_="accepted")
-    here = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # the second: from before hosts were noted
-    alerts = connection.execute(select(outcome, state, func.count()).where(here).group_by(outcome, state))
-    waits = select(func.min(ALERTS.c.received_at)).where(ALERTS.c.state == "new", ALERTS.c.host == host)
-
-    its = EPISODES.c.host == host
-    ended = select(EPISODES.c.outcome, EPISODES.c.trip, func.count()).where(EPISODES.c.closed_at.is_not(None))
-    outcomes = connection.execute(ended.where(its).group_by(EPISODES.c.outcome, EPISODES.c.trip))
-    opened = connection.scalar(select(func.count()).select_from(EPISODES).where(its)) or 0
-    is_open = select(func.count()).select_from(EPISODES).where(its, EPISODES.c.closed_at.is_(None))
-
-    acts = and_(JOURNAL.c.act.in_(("did", "failed", "would")), func.coalesce(JOURNAL.c.host, EPISODES.c.host) == host)
-    told = and_(JOURNAL.c.act == "saw", JOURNAL.c.step == "alert firing", its)
-    lines = select(JOURNAL.c.act, JOURNAL.c.step, func.count()).join(EPISODES).where(or_(acts, told))
-    steps = {(row[0], row[1]): row[2] for row in connection.execute(lines.group_by(JOURNAL.c.act, JOURNAL.c.step))}
-    # Each firing alert that was tied to an episode has its line, and each episode was opened by one of them.
-    tied = steps.pop(("saw", "alert firing"), 0)
-
-    owed = select(INTENTS.c.kind, INTENTS.c.stage, func.count()).where(INTENTS.c.host == host)
-    intents = connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage))
+    is_open = select(func.count()).select_from(EPISODES).where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None))
+    is_owed = INTENTS.c.kind.in_(Kind), INTENTS.c.stage.in_(set(Stage) - OVER), INTENTS.c.host == host
+    owed = select(INTENTS.c.kind, INTENTS.c.stage, func.count()).where(*is_owed)
+    intents = {pair: count for pair, (count, _) in over["intents"].items()}
+    intents |= {(row[0], row[1]): row[2] for row in connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage))}
     executor = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
     return Totals(
-        alerts={(row[0], row[1]): row[2] for row in alerts},
-        duplicates=max(0, tied - opened),
-        oldest_new_at=connection.scalar(waits),
+        alerts=alerts,
+        duplicates=over["duplicates"].get(("", ""), (0, 0.0))[0],
+        oldest_new_at=oldest_new_at,
         episodes_open=connection.scalar(is_open) or 0,
         held=held,
-        outcomes={(row[0], row[1]): row[2] for row in outcomes},
-        took=_took(connection, its),
-        intents={(row[0], row[1]): row[2] for row in intents},
-        steps=steps,
+        outcomes={pair: count for pair, (count, _) in over["episodes"].items()},
+        took=_took(over["took"]),
+        intents=intents,
+        steps={pair: count for pair, (count, _) in over["steps"].items()},
         executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
         orders=orders,
     )
 
 
-def _took(connection: Connection, its: Any) -> dict[str, Took]:
-    # Joined, for SQLite would look a scalar up anew for each of the sums.
-    tied = select(func.min(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == EPISODES.c.episode_id)
-    is_first = ALERTS.c.alert_id == tied.correlate(EPISODES).scalar_subquery()
-    span_s = EPISODES.c.closed_at - func.coalesce(ALERTS.c.received_at, EPISODES.c.opened_at)
-    took_s = case((span_s < 0, 0.0), else_=span_s)  # it was closed by a clock that was set back meanwhile
-    within = [func.sum(case((took_s <= bound, 1), else_=0)) for bound in TOOK_S]
-    counted = select(EPISODES.c.outcome, func.count(), func.sum(took_s), *within).outerjoin(ALERTS, is_first)
-    closed = counted.where(its, EPISODES.c.closed_at.is_not(None)).group_by(EPISODES.c.outcome)
-    return {
-        row[0]: Took(count=row[1], sum_s=row[2], within=tuple(int(each) for each in row[3:]))
-        for row in connection.execute(closed)
-    }
+_Counted = Mapping[tuple[str, str], tuple[int, float]]
+
+
+def _over(connection: Connection, host: str) -> Mapping[str, _Counted]:
+    """What is over, by what it is and the two words that tell it from its like."""
+    # Under no name stand the alerts that were refused before it was noted who had received them.
+    counted = select(COUNTS).where(COUNTS.c.host.in_((host, "")))
+    found: dict[str, dict[tuple[str, str], tuple[int, float]]] = defaultdict(dict)
+    for row in connection.execute(counted):
+        count, sum_s = found[row.what].get((row.one, row.two), (0, 0.0))
+        found[row.what][row.one, row.two] = (count + row.times, sum_s + row.sum_s)
+    return found
+
+
+def _took(counted: _Counted) -> dict[str, Took]:
+    took = {}
+    for outcome in {each for each, _ in counted}:
+        its = {float(bound) if bound != LONGER else float("inf"): of for (each, bound), of in counted.items()
+               if each == outcome}  # fmt: skip
+        took[outcome] = Took(
+            within=tuple(sum(count for at, (count, _) in its.items() if at <= bound) for bound in TOOK_S),
+            count=sum(count for count, _ in its.values()),
+            sum_s=sum(sum_s for _, sum_s in its.values()),
+        )
+    return took

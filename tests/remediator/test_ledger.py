@@ -769,9 +769,10 @@ def at_revision_1(url: str) -> None:
     Ledger.open(url, host=HOST).close()
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
-        for index in ("intents_by_stage", "intents_by_episode", "intents_by_time"):
+        for index in ("intents_by_stage", "intents_by_episode", "intents_by_time", "episodes_by_close"):
             connection.exec_driver_sql(f"DROP INDEX {index}")
-        connection.exec_driver_sql("DROP TABLE captures")
+        for table in ("captures", "counts", "spent"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("DROP TABLE standing_orders")
         connection.exec_driver_sql("DROP INDEX one_open_episode_per_subject")
         connection.exec_driver_sql(
@@ -785,6 +786,7 @@ def at_revision_1(url: str) -> None:
             ("executors", "workers"),
             ("executors", "summed_up_on"),
             ("episodes", "subject"),
+            ("episodes", "alerted_at"),
         ):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         if engine.dialect.name == "sqlite":  # only there was there a version without a history

@@ -18,7 +18,7 @@ from remediator.plan import Outcome, Wait
 from remediator.schema import LEDGER, METADATA
 from tests.remediator.builders import HOST, NOW, alert, server_alert
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -132,7 +132,7 @@ def test_an_open_episode_about_a_server_keeps_the_tables_up_and_a_closed_one_is_
 
     with pytest.raises(WouldLoseError, match="that 1 closed episodes were about servers"):
         go(ledger_url, "0003", losing=False)
-    assert go(ledger_url, "0003") == "the ledger was of revision 0006 and is of 0003 now"
+    assert go(ledger_url, "0003") == "the ledger was of revision 0007 and is of 0003 now"
 
 
 def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url: str) -> None:
@@ -144,7 +144,7 @@ def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url
 
     with pytest.raises(WouldLoseError, match=r"what was captured before 1 stops \(`gpuwarden ledger evidence`\)"):
         go(ledger_url, "0004", losing=False)
-    assert go(ledger_url, "0004") == "the ledger was of revision 0006 and is of 0004 now"
+    assert go(ledger_url, "0004") == "the ledger was of revision 0007 and is of 0004 now"
 
 
 def test_what_is_armed_or_paused_is_named_before_it_is_forgotten(
@@ -159,10 +159,10 @@ def test_what_is_armed_or_paused_is_named_before_it_is_forgotten(
     assert "  1 orders, and with them what is armed, paused or braked" in capsys.readouterr().err
     assert main(["ledger", "--ledger", ledger_url, "migrate", "--to", "0002", "--yes"]) == 0
     assert main(["ledger", "--ledger", ledger_url, "list"]) == 1
-    assert "has tables of another version (revision 0002; this one knows 0006)" in capsys.readouterr().err
+    assert "has tables of another version (revision 0002; this one knows 0007)" in capsys.readouterr().err
     assert main(["ledger", "--ledger", ledger_url, "migrate"]) == 0
 
-    assert capsys.readouterr().out == "the ledger was of revision 0002 and is of 0006 now\n"
+    assert capsys.readouterr().out == "the ledger was of revision 0002 and is of 0007 now\n"
     assert not ledger.orders().given
     assert [episode.worker for episode in ledger.open_episodes(HOST)] == ["w1"]
 
@@ -206,4 +206,4 @@ def test_a_file_of_the_first_version_goes_up_from_there(tmp_path: Path) -> None:
         connection.execute(text(f"DROP TABLE {LEDGER.version_table}"))
     engine.dispose()
 
-    assert go(url) == "the ledger was of revision 0001 and is of 0006 now"
+    assert go(url) == "the ledger was of revision 0001 and is of 0007 now"

@@ -1,23 +1,29 @@
 """What the metrics page tells of the ledger: what each figure counts, on both databases, and that all are listed."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuwarden.history import migrate
 from remediator import reference
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
 from remediator.ledger_metrics import SERIES, STAGES, LedgerCollector
 from remediator.plan import Kind, Outcome, Stage
 from remediator.reconcile import Reconciler
+from remediator.schema import LEDGER
 from remediator.totals import TOOK_S
 from remediator.watchdog import Watchdog
-from tests.remediator.builders import HOST, NOW, alert
-from tests.remediator.test_ledger import REFUSAL, accept, advance, begun, opened
+from tests.remediator.builders import HOST, NOW, REBORN, alert
+from tests.remediator.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened
+from tests.waiting import together
 
 TOOK = "received_to_outcome_seconds"
 
@@ -174,6 +180,96 @@ def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back
     ledger.take_new(HOST, now=NOW + 2)
     assert len(ledger.open_episodes()) == 1
     assert figure(ledger, "alerts_duplicate_total") == 1
+
+
+# --- a long history
+
+
+def history(ledger: Ledger) -> None:
+    """Something of all that is counted: mended, open, given up, withdrawn, refused, twice, handed back."""
+    _, free, settle = begun(ledger)
+    assert advance(ledger, free, Stage.DONE)
+    assert advance(ledger, settle, Stage.FENCED)
+    assert advance(ledger, replace(settle, stage=Stage.FENCED), Stage.DONE)
+    accept(ledger, alert("a"), alert("b", attempt="2"))
+    ledger.accept([alert("z", worker="w3", firing=False)], [REFUSAL], now=NOW)
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 40)
+    ledger.take_new(HOST, now=NOW + 41)
+    second = ledger.open_episodes()[-1]
+    assert begins(ledger, second, replace(BEGIN, free_key=REBORN, settle_key="7/2"), now=NOW + 42)
+    ledger.withdraw(second.episode_id, "all is well", now=NOW + 43)
+    ledger.close_episode(second.episode_id, Outcome.UNCONFIRMED, "", now=NOW + 5000)
+    third = opened(ledger, worker="w4")
+    assert begins(ledger, third, replace(BEGIN, free_key="another", settle_key=None), now=NOW)
+    ledger.would_act(third.episode_id, "would", now=NOW)
+
+
+def test_what_was_counted_row_by_row_is_what_the_rows_come_to(ledger: Ledger, ledger_url: str) -> None:
+    """The way up counts the rows of an older version; what is counted since then must come to the same."""
+    history(ledger)
+    before = ledger.totals(HOST)
+
+    migrate(ledger_url, LEDGER, to="0005", losing=True)
+    migrate(ledger_url, LEDGER, to=None, losing=False)
+
+    assert ledger.totals(HOST) == before
+    assert before.alerts == {("accepted", ""): 5, ("refused", "other_host"): 1}
+    assert before.duplicates == 2
+    assert before.steps == {("did", "s"): 3, ("would", "act"): 1}
+    assert before.outcomes == {("mended", "stall"): 1, ("unconfirmed", "stall"): 1}
+    assert before.intents == {
+        ("free", "done"): 1, ("free", "planned"): 1, ("free", "withdrawn"): 1,
+        ("settle", "done"): 1, ("settle", "withdrawn"): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_scrape_costs_no_more_after_a_longer_history(ledger: Ledger) -> None:
+    def work_of_a_scrape() -> int:
+        return len(steps_of(ledger, lambda: ledger.totals(HOST)))
+
+    history(ledger)
+    closed(ledger, received=NOW, at=NOW + 1, worker="past")
+    before = work_of_a_scrape()
+
+    for n in range(60):
+        closed(ledger, received=NOW, at=NOW + 1, worker=f"past{n}")
+    assert ledger.totals(HOST).outcomes["mended", "stall"] == 62
+    assert work_of_a_scrape() <= 1.2 * before
+
+
+def steps_of(ledger: Ledger, act: Callable[[], object]) -> list[None]:
+    """One for each ten instructions that SQLite's machine runs meanwhile."""
+    steps: list[None] = []
+    with ledger._engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+    driver.set_progress_handler(lambda: steps.append(None), 10)
+    act()
+    driver.set_progress_handler(None, 0)
+    assert steps, "it used that connection"
+    return steps
+
+
+def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_url: str) -> None:
+    accept(ledger, *(alert(f"f{n}", worker=f"w{n}") for n in range(4)))
+    episodes = [each.episode_id for each in ledger.open_episodes()]
+
+    def works(mine: Sequence[int]) -> None:
+        with closing(Ledger.open(ledger_url, host=HOST)) as own:
+            for episode_id in mine:
+                for step in ("stop", "start", "fence", "requeue"):
+                    own.record(episode_id, "did", step, "", now=NOW)
+                own.accept([], [REFUSAL], now=NOW)
+                own.close_episode(episode_id, Outcome.MENDED, "", now=NOW + 3)
+
+    answers = together(*(partial(works, episodes[n:] + episodes[:n]) for n in range(4)))
+
+    assert answers == [None] * 4
+    totals = ledger.totals(HOST)
+    assert totals.steps == {("did", step): 16 for step in ("stop", "start", "fence", "requeue")}
+    assert totals.outcomes == {("mended", "stall"): 4}
+    assert (totals.took["mended"].count, totals.took["mended"].sum_s) == (4, 12.0)
+    assert totals.alerts == {("accepted", ""): 4, ("refused", "other_host"): 16}
 
 
 # --- the list of them

@@ -19,6 +19,7 @@ from remediator.holder import Holder
 from remediator.ledger import Ledger
 from remediator.plan import Stage
 from remediator.remedies.restart_worker import decide
+from remediator.schema import LEDGER
 from tests.remediator.builders import HOST, alert
 from tests.remediator.test_execute import (
     LIMITS,
@@ -223,6 +224,38 @@ def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: 
             assert (ledger.executors(), ledger.stories(), world.boxes["w1"].calls) == ({}, [], [])
             second.close()
             eventually(lambda: story_outcome(ledger) == "mended", "it has it, and acts")
+
+
+# --- what wakes an executor
+
+
+def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
+    ledger: Ledger, ledger_b: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+    works = executor(ledger, store, World(), pace=replace(PACE, look_again_s=60.0, tend_s=60.0))
+    look_on = works._look_on
+
+    def counted() -> None:
+        nonlocal rounds
+        rounds += 1
+        look_on()
+
+    works._look_on = counted  # type: ignore[method-assign]
+    with looping(works):
+        eventually(lambda: rounds > 3, "it goes round")
+        with monkeypatch.context() as patched:
+            patched.setattr("remediator.ledger.tell", lambda *_: None)
+            ledger_b.accept([alert()], [], now=time.time())
+        silent_since = rounds
+        eventually(lambda: rounds > silent_since + 5, "it goes round, and nobody has told it anything")
+        assert ledger.stories() == []
+
+        sql(ledger, f"NOTIFY {LEDGER.channel}")
+        eventually(lambda: len(ledger.stories()) == 1, "it was told, and has looked")
+
+        ledger_b.accept([alert("b", worker="w2")], [], now=time.time())
+        eventually(lambda: len(ledger.stories()) == 2, "who accepts an alert tells")
 
 
 # --- the database goes away

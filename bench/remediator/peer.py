@@ -1,0 +1,47 @@
+"""Debian's `webhook`, with a script that does nothing: https://github.com/adnanh/webhook, from Debian's package.
+
+From PATH, else unpacked into `.parts` like the parts of the chain, of which it is none: only this measurement runs it.
+It answers when it has found the hook, and runs the script then.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.figures import until
+from deploy import parts
+
+PATH: Final = "/hooks/nothing"
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[int | str]:
+    """Its port while it runs; else why it does not."""
+    try:
+        program = shutil.which("webhook") or str(parts.unpack("webhook", ["webhook"]) / "usr/bin/webhook")
+    except parts.PartMissing as missing:
+        yield str(missing)
+        return
+    script, hooks = folder / "nothing.sh", folder / "hooks.json"
+    script.write_text("#!/bin/sh\nexit 0\n", encoding="ascii")
+    script.chmod(0o755)
+    hooks.write_text(json.dumps([{"id": "nothing", "execute-command": str(script)}]), encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [program, "-hooks", str(hooks), "-ip", "127.0.0.1", "-port", str(port)]
+    with (folder / "webhook.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            until(lambda: _listens(port), within_s=10, what="webhook listens")
+            yield port
+        finally:
+            process.terminate()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,90 @@
+"""Every host of a fleet fails at once: what the ledger takes in, where the brake latches, and in how much memory.
+
+The alerts come through a running `serve`, and the ledger is one PostgreSQL. Instead of an executor for each host, which
+no machine of two cores runs, this process does what theirs do with the ledger: takes the alerts of each host, and asks
+to begin. Whether it may is decided there, in the transaction that begins.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from bench.figures import BenchError, Figure, figure, progress
+from bench.remediator.openloop import Answered
+from bench.webhook import ALERT
+from deploy.chain import Chain
+from gpuwarden.job import Trip
+from remediator.ledger import Ledger
+from remediator.plan import Begin, Close, Wait
+from remediator.safety import Act, Order, Safeguards
+
+ALERTS_A_CALL: Final = 50
+THREADS: Final = 4
+
+
+def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts: int) -> Iterator[Figure]:
+    """`hosts` hosts, a worker each."""
+    names = [f"host-{number:04}" for number in range(hosts)]
+    progress(f"remediator, {hosts} hosts fail at once")
+    with closing(Ledger.open(chain.ledger_url, host=names[0])) as ledger:
+        for name in names:
+            ledger.beat(host=name, pid=1, armed=True, started_at=0.0, errors=0, workers=1, now=ledger.now())
+        ledger.order(Order(act=Act.ARM, at=ledger.now(), who="bench", because="all of them"))
+        answered = send(list(_bodies(names)))
+        what = f"{hosts} hosts at once, PostgreSQL"
+        yield figure("remediator", f"{what}: {ALERTS_A_CALL} alerts to 202", "ms", answered.latencies_ms)
+        began_s = time.perf_counter()
+        with ThreadPoolExecutor(THREADS) as pool:
+            outcomes = Counter(pool.map(lambda name: _try_to_begin(ledger, name), names))
+        took_s = time.perf_counter() - began_s
+        if ledger.orders().brake() is None:
+            raise BenchError(f"the brake is not latched after {hosts} hosts: {outcomes}")
+    yield figure("remediator", f"{what}: begun before the brake latched", "", [float(outcomes["begun"])])
+    yield figure("remediator", f"{what}: held by it", "", [float(outcomes["brake"])])
+    yield figure("remediator", f"{what}: all of them decided", "s", [took_s])
+    yield figure("remediator", f"{what}: peak memory of serve", "MiB", [peak_mib(chain.pid("serve"))])
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process has had, MiB (VmHWM, proc(5))."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(peak) / 1024
+
+
+def _try_to_begin(ledger: Ledger, host: str) -> str:
+    """What an executor does that has seen its alert confirmed; what came of it."""
+    while ledger.take_new(host, now=ledger.now()):
+        pass
+    (episode,) = ledger.open_episodes(host)
+    step = Begin(
+        trip=Trip.STALL,
+        free_key=f"{host} incarnation",
+        container_kind="process",
+        container_handle=host,
+        container_name=host,
+        settle_key=None,
+        worker_incarnation="",
+        because="measured",
+    )
+    instead = ledger.begin(episode, step, safeguards=Safeguards(), now=ledger.now())
+    match instead:
+        case Wait(reason=reason):
+            return reason
+        case Close(because=because):
+            raise BenchError(f"the episode of {host} is to be closed: {because}")
+    return "begun"
+
+
+def _bodies(names: Sequence[str]) -> Iterator[bytes]:
+    alerts = [json.loads(ALERT % {"n": number}) for number in range(len(names))]
+    for alert, name in zip(alerts, names, strict=True):
+        alert["labels"]["host"] = name
+    for first in range(0, len(alerts), ALERTS_A_CALL):
+        some = alerts[first : first + ALERTS_A_CALL]
+        yield json.dumps({"version": "4", "status": "firing", "alerts": some}).encode()

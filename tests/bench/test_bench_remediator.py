@@ -1,0 +1,86 @@
+"""The measurement of the remediator runs, in a short mode: all that it measures is there, and nothing was lost."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.figures import BenchError, Place
+from bench.remediator import Load, measure
+from bench.remediator.openloop import at_rate, flat_out, request
+
+SHORT = Load(
+    rounds=1,
+    rate=50.0,
+    steady_s=2.0,
+    flat_out=20,
+    connections=2,
+    burst_rate=10.0,
+    burst_s=0.5,
+    burst_alerts=5,
+    hosts=40,
+)
+
+
+@pytest.mark.needs_postgres
+def test_the_short_mode_measures_everything_and_loses_nothing(tmp_path: Path) -> None:
+    found = {each.what: each for each in measure([Place(name="disk", folder=tmp_path)], SHORT)}
+
+    for name in ("ours, SQLite", "ours, PostgreSQL"):
+        assert found[f"1 alert, 50 calls a second, {name}"].count == 100
+        assert found[f"1 alert, 2 at a time, {name}: latency"].count == 20
+        assert found[f"burst of 50 alerts a second, 5 a call, {name}: alerts lost of 25"].median == 0
+        assert found[f"burst of 50 alerts a second, 5 a call, {name}: peak memory of serve"].median > 10
+    storm = {what.partition(": ")[2]: each.median for what, each in found.items() if what.startswith("40 hosts")}
+    assert storm["begun before the brake latched"] == 10, "a quarter of them"
+    assert storm["held by it"] == 30
+
+
+@contextmanager
+def server(answers: bytes, *, slow_first_s: float = 0.0) -> Iterator[int]:
+    """Answers every call with these bytes; the first of each connection late."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            ended.wait(slow_first_s)
+            while connection.recv(65536):
+                connection.sendall(answers)
+
+    def accept() -> None:
+        while not ended.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    yield listener.getsockname()[1]
+    ended.set()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(10)
+
+
+OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def test_a_call_counts_from_when_it_was_due_though_the_server_stalled() -> None:
+    with server(OK, slow_first_s=0.5) as port:
+        found = at_rate(port, [request(port, "/", b"{}")] * 100, rate=200.0, wanted=202)
+
+    assert len(found.latencies_ms) == 100
+    behind = [each for each in found.latencies_ms if each > 100]
+    assert len(behind) > 60, "what was due while it stalled was late with it"
+    assert found.late > 20, "more were due than there are connections"
+
+
+def test_another_answer_than_the_wanted_one_ends_the_measurement() -> None:
+    with server(OK) as port, pytest.raises(BenchError, match=r"200 was wanted and this came: .*202 Accepted"):
+        flat_out(port, [request(port, "/", b"{}")], connections=1, wanted=200)

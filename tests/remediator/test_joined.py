@@ -1,0 +1,119 @@
+"""Payloads that come at once: one transaction for all who wait, each told of its own fate."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from gpuwarden.database import DatabaseError, NoAnswerError
+from remediator.joined import AT_ONCE, Joined
+from remediator.ledger import Ledger
+from tests.remediator.builders import HOST, NOW, alert
+from tests.remediator.test_ledger import rows, sqlite_only
+from tests.waiting import eventually, together
+
+
+class Disk:
+    """What is written, a list a transaction; each transaction waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.written: list[list[int]] = []
+        self.go_on = threading.Event()
+        self.refuses: set[int] = set()
+        self.breaks: set[int] = set()
+        self.is_away = False
+
+    def write(self, some: Sequence[int]) -> None:
+        self.written.append(list(some))
+        assert self.go_on.wait(10)
+        if self.breaks.intersection(some):
+            raise ValueError("a defect")
+        if self.is_away:
+            raise NoAnswerError("it is away")
+        if self.refuses.intersection(some):
+            raise DatabaseError(f"one of {list(some)} cannot be written")
+
+
+def written_at_once(disk: Disk, count: int) -> list[Exception | None]:
+    """Number 0 is being written while all others come; what was raised to each."""
+    joined = Joined(disk.write)
+    with ThreadPoolExecutor(count) as pool:
+        first = pool.submit(joined, 0)
+        eventually(lambda: disk.written, "the first is being written")
+        rest = [pool.submit(joined, number) for number in range(1, count)]
+        eventually(lambda: len(joined._waiting) == count - 1, "the others wait")
+        disk.go_on.set()
+        return [each.exception(10) for each in [first, *rest]]  # type: ignore[misc]
+
+
+def test_who_comes_while_another_writes_is_written_with_all_who_wait() -> None:
+    disk = Disk()
+
+    assert written_at_once(disk, 6) == [None] * 6
+
+    assert [sorted(each) for each in disk.written] == [[0], [1, 2, 3, 4, 5]]
+
+
+def test_of_a_crowd_no_more_than_so_many_are_written_at_once() -> None:
+    disk = Disk()
+
+    assert written_at_once(disk, 2 * AT_ONCE + 5) == [None] * (2 * AT_ONCE + 5)
+
+    assert [len(each) for each in disk.written] == [1, AT_ONCE, AT_ONCE, 4]
+    assert sorted(number for each in disk.written for number in each) == list(range(2 * AT_ONCE + 5))
+
+
+def test_what_cannot_be_written_fails_alone() -> None:
+    disk = Disk()
+    disk.refuses = {2}
+
+    told = written_at_once(disk, 4)
+
+    assert [each and str(each) for each in told] == [None, None, "one of [2] cannot be written", None]
+    assert sorted(disk.written[1]) == [1, 2, 3]
+
+
+def test_a_database_that_is_away_is_waited_for_once_and_not_by_one_after_the_other() -> None:
+    disk = Disk()
+    disk.is_away = True
+
+    told = written_at_once(disk, 6)
+
+    assert [type(each) for each in told] == [NoAnswerError] * 6
+    assert len(disk.written) == 2
+
+
+def test_a_defect_is_told_to_everyone_and_nobody_waits_for_ever() -> None:
+    disk = Disk()
+    disk.breaks = {2}
+
+    told = written_at_once(disk, 4)
+
+    assert [type(each) for each in told] == [type(None), ValueError, ValueError, ValueError]
+
+
+def test_every_payload_that_came_at_once_is_kept_whole(ledger: Ledger) -> None:
+    def deliver(sender: int) -> None:
+        for number in range(10):
+            ledger.accept([alert(f"{sender}.{number}.{each}") for each in range(3)], [], now=NOW)
+
+    assert together(*(lambda sender=sender: deliver(sender) for sender in range(8))) == [None] * 8
+
+    assert rows(ledger, "SELECT count(*), count(DISTINCT fingerprint) FROM alerts") == [(240, 240)]
+
+
+@sqlite_only
+def test_while_the_file_is_kept_locked_each_is_refused_and_later_each_is_kept(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.database.BUSY_TIMEOUT_S", 0.1)
+    with closing(Ledger.open(ledger_url, host=HOST)) as serve:
+        with ledger._engine.connect().execution_options(writes=True) as other, other.begin():
+            answers = together(*(lambda n=n: serve.accept([alert(f"f{n}")], [], now=NOW) for n in range(3)))
+        assert [type(each) for each in answers] == [NoAnswerError] * 3
+
+        serve.accept([alert("later")], [], now=NOW)
+
+    assert rows(ledger, "SELECT fingerprint FROM alerts") == [("later",)]
