@@ -8,7 +8,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 # Modules that decide and compute without any I/O: every branch of them is tested.
-PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/answering.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/testimony.py,remediator/alert.py,remediator/freeing.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
+PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,exporter/answering.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/testimony.py,remediator/alert.py,remediator/freeing.py,remediator/opinion.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
 
 .PHONY: help demo test check ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help

@@ -23,12 +23,14 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
-from remediator import freeing, plan, safety, summary
+from remediator import freeing, opinion, plan, safety, summary
 from remediator.actuators import Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
 from remediator.ledger import Ledger
+from remediator.opinion import Opinion, Policy
 from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
+from remediator.prometheus import Prometheus
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
 from remediator.safety import Orders, Safeguards
@@ -58,6 +60,10 @@ FACTS_S: Final = 30.0
 """Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
 
 
+OPINION_S: Final = 15.0
+"""A second opinion that is older, suspended time included, is asked for again, seconds."""
+
+
 class AlreadyExecutingError(GpuwardenError):
     """Another executor holds this ledger's lock."""
 
@@ -72,6 +78,9 @@ class Hands:
     captor: Captor | None = None
     """`None`: nothing is captured before a stop."""
 
+    prometheus: Prometheus | None = None
+    """`None`: nobody is asked for a second opinion."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
@@ -83,6 +92,7 @@ class Pace:
     tend_s: float
     stop_grace_s: float
     summary_hour: int = 8
+    prometheus_policy: Policy = Policy.IGNORE
 
 
 @dataclass(kw_only=True)
@@ -98,6 +108,8 @@ class _Watch:
     fence_refused: bool = False
     captured: set[int | None] = field(default_factory=set)
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
+    opinion: tuple[float, Opinion] | None = None
+    """The newest second opinion, and when it was given, by the clock that goes on in a suspended machine."""
 
     def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
         """Since when an intent has been at its stage; one that was promised anew begins anew."""
@@ -348,6 +360,7 @@ class Executor:
         An act that is decided twice in a row did not take: it is tried again at the loop's pace, not at once.
         """
         acted: type[plan.Step] | None = None
+        asked = False
         try:
             for _ in range(STEPS_MAX):
                 if episode is None or self._closing.is_set():
@@ -355,6 +368,11 @@ class Executor:
                 read_at_s = clock.boottime_s()
                 facts = self._facts(episode)
                 step = self._held(facts, REMEDIES[episode.remedy].decide(facts))
+                if not asked and self._asked(facts, step):
+                    asked = True
+                    episode = self._ledger.episode(episode.episode_id)
+                    continue  # that took its time, as a capture does
+                step = self._seconded(facts, step)
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
                     return
@@ -369,6 +387,7 @@ class Executor:
                     acted = type(step)
                 if clock.boottime_s() - read_at_s <= FACTS_S:
                     self._perform(episode, step)
+                asked = False
                 episode = self._ledger.episode(episode.episode_id)
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
@@ -381,6 +400,32 @@ class Executor:
         safeguards, now = self._pace.safeguards, self._ledger.now()
         orders, recent = self._ledger.standing(safeguards, host=self._host, handle=handle, now=now)
         return safety.hold(step, facts, orders, recent, safeguards, now=now)
+
+    def _asked(self, facts: Facts, step: plan.Step) -> bool:
+        """Whether Prometheus was asked only now what it says of the target that this step is about to end.
+
+        What it says is told where it has changed, and not each time that it is asked.
+        """
+        prometheus, episode = self._hands.prometheus, facts.episode
+        if prometheus is None or self._pace.prometheus_policy is Policy.IGNORE or not _wants_second(facts, step):
+            return False
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        if watch.opinion is not None and clock.boottime_s() - watch.opinion[0] <= OPINION_S:
+            return False
+        before, said = watch.opinion, prometheus.ask(episode)
+        watch.opinion = (clock.boottime_s(), said)
+        if before is None or _verdicts(before[1]) != _verdicts(said):
+            log.info("second opinion", episode=episode.episode_id, verdict=said.verdict, because=said.because)
+            self._ledger.record(episode.episode_id, "saw", "prometheus", said.because, now=self._ledger.now())
+            self._waits[episode.episode_id] = ""  # and what is waited for is told once more, behind it
+        return True
+
+    def _seconded(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that a second opinion puts before it."""
+        if not _wants_second(facts, step):
+            return step
+        found = self._watches[facts.episode.episode_id].opinion
+        return opinion.hold(step, facts, None if found is None else found[1], self._pace.prometheus_policy)
 
     def _captured(self, facts: Facts, step: plan.Step) -> bool:
         """Whether it was only now kept what the processes are doing that this step is about to end.
@@ -717,6 +762,15 @@ def _ends_it(facts: Facts, step: plan.Step) -> bool:
         return isinstance(step, plan.WouldAct)
     first = isinstance(step, plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
     return first and freeing.is_up(facts, free)
+
+
+def _wants_second(facts: Facts, step: plan.Step) -> bool:
+    """Whether a second opinion is asked for before this step: before a free is begun, and before its first act."""
+    return isinstance(step, plan.Begin) or _ends_it(facts, step)
+
+
+def _verdicts(said: Opinion) -> list[tuple[str, str]]:
+    return [(each.source, each.verdict) for each in said.answers]
 
 
 def _accused(episode: Episode) -> str | None:

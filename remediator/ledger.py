@@ -836,7 +836,8 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         )
     }
     newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
-    firing = list(connection.scalars(select(ALERTS.c.labels).where(newest, ALERTS.c.firing)))
+    alerts = connection.execute(select(ALERTS.c.labels, ALERTS.c.firing).where(newest)).all()
+    firing = [alert.labels for alert in alerts if alert.firing]
     return Episode(
         episode_id=row.episode_id,
         remedy=row.remedy,
@@ -853,6 +854,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         settle=intents.get(Kind.SETTLE),
         would_act=row.would_act,
         subject=Subject(row.subject),
+        rules=frozenset(alert.labels.get("alertname", "") for alert in alerts) - {""},
     )
 
 

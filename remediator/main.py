@@ -30,6 +30,7 @@ from remediator.credentials import Credentials
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
+from remediator.prometheus import Prometheus
 from remediator.queue_metrics import QueueCollector
 from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Safeguards
@@ -129,8 +130,17 @@ def execute(settings: ExecuteSettings) -> None:
             actuators["docker"] = DockerActuator(settings.docker)
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
-        queue = BuiltinQueue(store)
-        hands = Hands(witness=witness, queue=queue, actuators=actuators, captor=_captor(settings))
+        prometheus = None
+        if settings.prometheus:
+            its = Prometheus(settings.prometheus, fresh_s=settings.prometheus_fresh_s)
+            prometheus = parts.enter_context(closing(its))
+        hands = Hands(
+            witness=witness,
+            queue=BuiltinQueue(store),
+            actuators=actuators,
+            captor=_captor(settings),
+            prometheus=prometheus,
+        )
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
@@ -175,6 +185,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
         tend_s=settings.tend_s,
         stop_grace_s=settings.stop_grace_s,
         summary_hour=settings.summary_hour,
+        prometheus_policy=settings.second_opinion,
     )
 
 

@@ -86,7 +86,8 @@ class Episode:
 
     Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by.
     `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server the
-    container's name and the container's incarnation.
+    container's name and the container's incarnation. `rules` are the names of the rules that accused it, also of those
+    whose alert has ended since.
     """
 
     episode_id: int
@@ -104,6 +105,7 @@ class Episode:
     settle: Intent | None
     would_act: bool
     subject: Subject = Subject.WORKER
+    rules: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,13 +139,14 @@ class Wedge:
         self.ledger.accept([alert], [], now=time.time())
 
     @contextmanager
-    def executor(self, *program: str) -> Iterator[subprocess.Popen[bytes]]:
+    def executor(self, *program: str, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
         """An armed executor, told to end afterwards; `program` stands for `-m gpuwarden`."""
         argv = [
             *(*TETHER, sys.executable, *(program or ("-m", "gpuwarden")), "remediator", "execute", "--armed"),
             *("--dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
             *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
             *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--retries-max", str(self.retries_max)),
+            *options,
         ]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
