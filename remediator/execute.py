@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -29,7 +29,19 @@ from remediator.capture import Captor
 from remediator.holder import Holder
 from remediator.ledger import Ledger
 from remediator.opinion import Opinion, Policy
-from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
+from remediator.plan import (
+    ContainerState,
+    Episode,
+    Facts,
+    Intent,
+    JobFacts,
+    Kind,
+    Limits,
+    Stage,
+    Subject,
+    Unconfirmed,
+)
+from remediator.policy import JobRemedyPolicy, Policies, PolicyFile
 from remediator.prometheus import Prometheus
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
@@ -80,6 +92,9 @@ class Hands:
 
     prometheus: Prometheus | None = None
     """`None`: nobody is asked for a second opinion."""
+
+    policy: PolicyFile | None = None
+    """`None`: every remedy is as the pace has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +288,11 @@ class Executor:
         if now_s < self._next_fences_s:
             return
         self._next_fences_s = now_s + HEARTBEAT_S
-        waited_for = [each for each in left if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s]
+        waited_for = [
+            each
+            for each in left
+            if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s or self._holds(each)
+        ]
         queue = self._hands.queue
         for episode in [*ours, *waited_for]:
             settle, job_id, attempt = episode.settle, episode.job_id, episode.attempt
@@ -288,6 +307,27 @@ class Executor:
     def _silent_s(self, host: str, now_s: float) -> float:
         """For how long we have looked on while a host's executor showed no new sign of life."""
         return now_s - self._patience_since_s(self._signs.get(host, (0.0, now_s))[1], now_s)
+
+    def _policies(self) -> Policies:
+        return Policies() if self._hands.policy is None else self._hands.policy.now()
+
+    def _limits(self, remedy: str) -> Limits:
+        """What bounds a remedy: the settings, but for what its policy says."""
+        its, limits = self._policies().of(remedy), self._pace.limits
+        if not isinstance(its, JobRemedyPolicy):
+            return limits
+        retries_max = limits.retries_max if its.retries_max is None else its.retries_max
+        return replace(limits, unconfirmed=its.unconfirmed, retries_max=retries_max)
+
+    def _safeguards(self, remedy: str) -> Safeguards:
+        cooldown_s = self._policies().of(remedy).cooldown_s
+        return self._pace.safeguards if cooldown_s is None else replace(self._pace.safeguards, cooldown_s=cooldown_s)
+
+    def _second_opinion(self, remedy: str) -> Policy:
+        return self._policies().of(remedy).prometheus or self._pace.prometheus_policy
+
+    def _holds(self, episode: Episode) -> bool:
+        return self._limits(episode.remedy).unconfirmed is Unconfirmed.HOLD
 
     def _collect(self) -> None:
         """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
@@ -397,7 +437,7 @@ class Executor:
         if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
             return step
         handle = step.container_handle if isinstance(step, plan.Begin) else ""
-        safeguards, now = self._pace.safeguards, self._ledger.now()
+        safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
         orders, recent = self._ledger.standing(safeguards, host=self._host, handle=handle, now=now)
         return safety.hold(step, facts, orders, recent, safeguards, now=now)
 
@@ -407,7 +447,8 @@ class Executor:
         What it says is told where it has changed, and not each time that it is asked.
         """
         prometheus, episode = self._hands.prometheus, facts.episode
-        if prometheus is None or self._pace.prometheus_policy is Policy.IGNORE or not _wants_second(facts, step):
+        policy = self._second_opinion(episode.remedy)
+        if prometheus is None or policy is Policy.IGNORE or not _wants_second(facts, step):
             return False
         watch = self._watches.setdefault(episode.episode_id, _Watch())
         if watch.opinion is not None and clock.boottime_s() - watch.opinion[0] <= OPINION_S:
@@ -425,7 +466,8 @@ class Executor:
         if not _wants_second(facts, step):
             return step
         found = self._watches[facts.episode.episode_id].opinion
-        return opinion.hold(step, facts, None if found is None else found[1], self._pace.prometheus_policy)
+        policy = self._second_opinion(facts.episode.remedy)
+        return opinion.hold(step, facts, None if found is None else found[1], policy)
 
     def _captured(self, facts: Facts, step: plan.Step) -> bool:
         """Whether it was only now kept what the processes are doing that this step is about to end.
@@ -463,7 +505,7 @@ class Executor:
             step = REMEDIES[episode.remedy].adopt(
                 Facts(
                     armed=self._armed(episode.remedy),
-                    limits=self._pace.limits,
+                    limits=self._limits(episode.remedy),
                     episode=episode,
                     evidence=None,
                     container=None,
@@ -513,7 +555,7 @@ class Executor:
         up_since_s = watch.up_since_s(container, now_s)
         return Facts(
             armed=self._armed(episode.remedy),
-            limits=self._pace.limits,
+            limits=self._limits(episode.remedy),
             episode=episode,
             evidence=evidence,
             container=container,
@@ -617,7 +659,8 @@ class Executor:
                 raise AssertionError("a wait is not performed")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
-        instead = self._ledger.begin(episode, step, safeguards=self._pace.safeguards, now=self._ledger.now())
+        safeguards = self._safeguards(episode.remedy)
+        instead = self._ledger.begin(episode, step, safeguards=safeguards, now=self._ledger.now())
         if isinstance(instead, plan.Close):
             self._perform(episode, instead)
         elif isinstance(instead, plan.Wait):

@@ -30,6 +30,7 @@ from remediator.credentials import Credentials
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
+from remediator.policy import PolicyFile
 from remediator.prometheus import Prometheus
 from remediator.queue_metrics import QueueCollector
 from remediator.queues.builtin import BuiltinQueue
@@ -140,6 +141,7 @@ def execute(settings: ExecuteSettings) -> None:
             actuators=actuators,
             captor=_captor(settings),
             prometheus=prometheus,
+            policy=None if settings.policy is None else PolicyFile(settings.policy, asks=bool(settings.prometheus)),
         )
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):

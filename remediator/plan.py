@@ -144,9 +144,16 @@ class JobFacts:
     retried: bool
 
 
+class Unconfirmed(StrEnum):
+    """What becomes of a fenced job whose process was not seen dead within the bound."""
+
+    REQUEUE = "requeue"
+    HOLD = "hold"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What bounds a remedy, from the settings; seconds."""
+    """What bounds a remedy, from the settings and its own policy; seconds."""
 
     evidence_fresh_s: float = 5.0
     settle_bound_s: float = 60.0
@@ -154,6 +161,7 @@ class Limits:
     start_seen_s: float = 2.0
     retries_max: int = 3
     avoid_s: float = 600.0
+    unconfirmed: Unconfirmed = Unconfirmed.REQUEUE
 
 
 @dataclass(frozen=True, kw_only=True)

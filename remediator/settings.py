@@ -157,6 +157,11 @@ class ExecuteSettings(_Common):
         le=3600,
         description="older samples of theirs neither confirm nor deny, seconds; more than two scrape intervals",
     )
+    policy: Path | None = Field(
+        default=None,
+        description="TOML file with what is particular to a remedy, such as what becomes of a job whose process was "
+        "not seen dead; read anew within a second of a change (docs/policy.md)",
+    )
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )

@@ -29,6 +29,7 @@ from remediator.plan import (
     Stage,
     Step,
     Stop,
+    Unconfirmed,
     Wait,
     Withdraw,
     WouldAct,
@@ -36,6 +37,12 @@ from remediator.plan import (
 
 QUEUE_PATIENCE_S: Final = 10.0
 """How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
+
+
+_HELD: Final = (
+    "its process was not seen dead, and by the policy its job is held then: once a person knows that it is dead, "
+    '`gpuwarden job cancel`, or unconfirmed = "requeue" in the policy file, which is read anew'
+)
 
 
 def decide(facts: Facts) -> Step:
@@ -53,6 +60,8 @@ def decide(facts: Facts) -> Step:
         because = "the container was not seen dead; settling "
         if not facts.armed:
             return Wait(reason="dry_run", because=f"{because}once armed")
+        if facts.limits.unconfirmed is Unconfirmed.HOLD:
+            return Wait(reason="not_seen_dead", because=_HELD)
         return Wait(reason="bound", because=f"{because}after {facts.limits.settle_bound_s:.0f} s")
     return freeing.close(free, settle)
 
@@ -74,7 +83,10 @@ def adopt(facts: Facts) -> Step:
     if not facts.armed:
         return Wait(reason="dry_run", because="dry run: nothing is settled for another host")
     free = facts.episode.free
-    seen = "seen dead" if free is not None and free.stage in freeing.SEEN_DEAD else "not seen dead"
+    seen_dead = free is not None and free.stage in freeing.SEEN_DEAD
+    if not seen_dead and facts.limits.unconfirmed is Unconfirmed.HOLD:
+        return Wait(reason="not_seen_dead", because=_HELD)
+    seen = "seen dead" if seen_dead else "not seen dead"
     silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, f"{seen}, and {silent}")
 
@@ -354,8 +366,12 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
     seen_dead = free.stage in freeing.SEEN_DEAD
-    if not seen_dead and (facts.settle_for_s < facts.limits.settle_bound_s or not facts.armed):
-        return None  # disarmed, what may still run is not given to anybody else
+    if not seen_dead and (
+        facts.settle_for_s < facts.limits.settle_bound_s
+        or not facts.armed  # then what may still run is not given to anybody else
+        or facts.limits.unconfirmed is Unconfirmed.HOLD
+    ):
+        return None
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, ground)
 

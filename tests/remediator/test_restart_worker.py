@@ -28,6 +28,7 @@ from remediator.plan import (
     Start,
     Step,
     Stop,
+    Unconfirmed,
     Wait,
     Withdraw,
     WouldAct,
@@ -977,6 +978,23 @@ def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_s
     assert decide(at_the_bound) == Requeue(because="stall: retry 1 of 3 (not seen dead within 60 s)", avoid_s=600.0)
 
 
+HOLDING = replace(LIMITS, unconfirmed=Unconfirmed.HOLD)
+
+
+def test_a_fenced_job_that_is_to_be_held_is_settled_only_when_its_process_was_seen_dead() -> None:
+    known: dict[str, Any] = {"job": FENCED_JOB, "settle_for_s": 6000.0, "limits": HOLDING}
+    still_up = facts(free(Stage.STOPPING), settle(Stage.FENCED), **known)
+    given_up = facts(free(Stage.ABANDONED), settle(Stage.FENCED), **known)
+    seen_dead = facts(free(Stage.DEAD), settle(Stage.FENCED), container=stopped(), **known)
+
+    held = decide(given_up)
+
+    assert isinstance(decide(still_up), Stop)
+    assert isinstance(held, Wait)
+    assert held.reason == "not_seen_dead"
+    assert decide(seen_dead) == Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
+
+
 SILENT_QUEUE: dict[str, Any] = {"job": None, "job_known": False, "unknown": "locked"}
 
 QUEUE_SILENT: dict[str, tuple[Facts, type[Step]]] = {
@@ -1478,6 +1496,11 @@ SILENT: dict[str, Any] = {
 WEDGE_SILENT = facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT)
 
 ADOPT: dict[str, tuple[Facts, Step | str]] = {
+    "to be held, and not seen dead: nobody else has it": (replace(WEDGE_SILENT, limits=HOLDING), "not_seen_dead"),
+    "to be held, and seen dead before it fell silent": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), limits=HOLDING, **SILENT),
+        Requeue(because=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})", avoid_s=600.0),
+    ),
     "silent for the bound: its job goes to somebody else": (
         WEDGE_SILENT,
         Requeue(
