@@ -23,7 +23,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
-from remediator import freeing, opinion, plan, safety, summary
+from remediator import freeing, opinion, plan, safety, summary, warning
 from remediator.actuators import Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
@@ -37,6 +37,7 @@ from remediator.plan import (
     JobFacts,
     Kind,
     Limits,
+    Listener,
     Stage,
     Subject,
     Unconfirmed,
@@ -125,6 +126,17 @@ class _Watch:
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
     opinion: tuple[float, Opinion] | None = None
     """The newest second opinion, and when it was given, by the clock that goes on in a suspended machine."""
+
+    warned_since_s: tuple[int, float] | None = None
+    """Which free's worker is known to have been warned, and since when."""
+
+    def knows_warned_since_s(self, free: Intent | None, now_s: float) -> float:
+        """Since when a free's worker is known to have been warned."""
+        if free is None or not free.data.get("warned"):
+            return now_s
+        if self.warned_since_s is None or self.warned_since_s[0] != free.intent_id:
+            self.warned_since_s = (free.intent_id, now_s)
+        return self.warned_since_s[1]
 
     def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
         """Since when an intent has been at its stage; one that was promised anew begins anew."""
@@ -317,7 +329,13 @@ class Executor:
         if not isinstance(its, JobRemedyPolicy):
             return limits
         retries_max = limits.retries_max if its.retries_max is None else its.retries_max
-        return replace(limits, unconfirmed=its.unconfirmed, retries_max=retries_max)
+        return replace(
+            limits,
+            unconfirmed=its.unconfirmed,
+            retries_max=retries_max,
+            warn_signal=its.warn_signal,
+            warn_grace_s=its.warn_grace_s,
+        )
 
     def _safeguards(self, remedy: str) -> Safeguards:
         cooldown_s = self._policies().of(remedy).cooldown_s
@@ -434,7 +452,7 @@ class Executor:
 
     def _held(self, facts: Facts, step: plan.Step) -> plan.Step:
         """The step, or the wait that an order or a safeguard puts before it."""
-        if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
+        if not isinstance(step, plan.Begin | plan.Warn | plan.Fence | plan.Stop):
             return step
         handle = step.container_handle if isinstance(step, plan.Begin) else ""
         safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
@@ -553,9 +571,12 @@ class Executor:
         free_since_s = watch.stage_since_s(episode.free, now_s)
         settle_since_s = watch.stage_since_s(episode.settle, now_s)
         up_since_s = watch.up_since_s(container, now_s)
+        warned_since_s = watch.knows_warned_since_s(episode.free, now_s)
+        limits = self._limits(episode.remedy)
+        listener, deaf = _listener(limits, episode, evidence, container)
         return Facts(
             armed=self._armed(episode.remedy),
-            limits=self._limits(episode.remedy),
+            limits=limits,
             episode=episode,
             evidence=evidence,
             container=container,
@@ -569,6 +590,9 @@ class Executor:
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
             runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
+            warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
+            listener=listener,
+            deaf=deaf,
             unknown="; ".join(unknown),
         )
 
@@ -649,6 +673,8 @@ class Executor:
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
                     self._advance(episode, intent, stage, f"{kind}: {stage}", because, act="saw")
+            case plan.Warn():
+                self._warn(episode, step)
             case plan.Fence() | plan.Requeue() | plan.Fail():
                 self._settle(episode, step)
             case plan.Stop() | plan.Start():
@@ -727,6 +753,20 @@ class Executor:
             self._retire(episode)
             self._tell(episode, "stop", *how)
 
+    def _warn(self, episode: Episode, step: plan.Warn) -> None:
+        """Warn a worker, on record before and after: whoever comes after a death in between warns once more."""
+        intent = episode.free
+        if intent is None:
+            raise AssertionError("a warning without a free was decided")
+        tries = 1 + int(intent.data.get("warned", {}).get("tries", 0))
+        decided = {"warned": {"signal": step.signal, "pid": step.listener.pid, "tries": tries, "done": False}}
+        if not self._advance(episode, intent, intent.stage, "warn", step.because, act="decided", data=decided):
+            return
+        act, because = self._try(lambda: warning.send(step.listener, step.signal))
+        intent = replace(intent, data={**intent.data, **decided})
+        done = {"warned": {**decided["warned"], "done": True}}
+        self._advance(episode, intent, intent.stage, "warn", because, act=act, data=done)
+
     def _quarantine(self, episode: Episode, because: str) -> None:
         intent = episode.free
         if intent is None:
@@ -803,8 +843,22 @@ def _ends_it(facts: Facts, step: plan.Step) -> bool:
     free = facts.episode.free
     if free is None:
         return isinstance(step, plan.WouldAct)
-    first = isinstance(step, plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
+    first = isinstance(step, plan.Warn | plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
     return first and freeing.is_up(facts, free)
+
+
+def _listener(
+    limits: Limits, episode: Episode, evidence: WorkerFacts | None, container: ContainerState | None
+) -> tuple[Listener | None, str]:
+    """Whom a warning would reach, or why it would reach nobody; read only while one may be wanted."""
+    free, signal = episode.free, limits.warn_signal
+    if signal is None or free is None or free.stage is not Stage.PLANNED or evidence is None or container is None:
+        return None, "nothing is known of its process"
+    try:
+        seen_s_ago = evidence.sample_age_s
+        return warning.find(evidence.worker_pid, signal, among=container.pids, seen_s_ago=seen_s_ago), ""
+    except warning.WarningError as error:
+        return None, str(error)
 
 
 def _wants_second(facts: Facts, step: plan.Step) -> bool:

@@ -285,7 +285,7 @@ class Ledger:
                 return Wait(reason="brake", because=f"the brake was latched here: {verdict.because}")
             if verdict is not None:
                 return verdict
-            data = {
+            data: dict[str, Any] = {
                 "kind": step.container_kind,
                 "handle": step.container_handle,
                 "name": step.container_name,
@@ -293,6 +293,8 @@ class Ledger:
                 "pids": sorted(step.pids),
                 "cgroup": step.cgroup,
             }
+            if (warned := _warned_before(connection, step.free_key)) is not None:
+                data["warned"] = {**warned, "done": True, "before": True}
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return _FREED_ALREADY
             if step.settle_key is not None:
@@ -642,6 +644,16 @@ _NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
 
 FLEET_FRESH_S: Final = 600.0
 """An executor that has shown no life for longer counts no workers into the fleet, seconds."""
+
+
+def _warned_before(connection: Connection, key: str) -> Mapping[str, Any] | None:
+    """How an incarnation's worker was warned under the newest promise for it that was taken back."""
+    found = select(INTENTS.c.data).where(
+        INTENTS.c.kind == Kind.FREE, INTENTS.c.key.startswith(f"{key} (", autoescape=True)
+    )
+    data = connection.scalar(found.order_by(INTENTS.c.intent_id.desc()).limit(1))
+    warned: Mapping[str, Any] | None = None if data is None else data.get("warned")
+    return warned
 
 
 def _orders(connection: Connection) -> Orders:

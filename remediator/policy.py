@@ -4,6 +4,8 @@
     unconfirmed = "hold"       # of a fenced job whose process was not seen dead within --settle-bound-s: "requeue"
                                # (the default, which the ledger records), or "hold" until it is, or a person decides
     retries_max = 1            # instead of --retries-max
+    warn_signal = "SIGUSR1"    # sent to a worker that catches it before anything is taken from it; or SIGUSR2
+    warn_grace_s = 60          # how long it has then for a checkpoint, seconds; 30 where it is not said
     cooldown_s = 900           # instead of --cooldown-s, seconds
     prometheus = "require"     # instead of --prometheus-policy
 
@@ -22,7 +24,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -57,6 +59,8 @@ class JobRemedyPolicy(RemedyPolicy):
 
     unconfirmed: Unconfirmed = Field(default=Unconfirmed.REQUEUE, strict=False)
     retries_max: int | None = Field(default=None, ge=0)
+    warn_signal: Literal["SIGUSR1", "SIGUSR2"] | None = None
+    warn_grace_s: float = Field(default=30.0, gt=0, le=3600)
 
 
 class Policies(BaseModel):

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Begin, Facts, Fence, Stage, Step, Stop, Wait
+from remediator.plan import Begin, Facts, Fence, Stage, Step, Stop, Wait, Warn
 
 
 class Act(StrEnum):
@@ -202,7 +202,7 @@ def hold(step: Step, facts: Facts, orders: Orders, recent: Recent, safeguards: S
             now=now,
         )
         return verdict if isinstance(verdict, Wait) else step
-    if isinstance(step, Fence | Stop) and is_untouched(facts):
+    if isinstance(step, Warn | Fence | Stop) and is_untouched(facts):
         return may_go_on(orders, host=host, now=now) or step
     return step
 

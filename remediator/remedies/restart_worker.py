@@ -1,8 +1,9 @@
 """Remedy `restart_worker`: free the container of a worker that is wedged, and settle the job it held.
 
-Order: confirm from the host's own exporter, write both intents, confirm and fence, confirm and stop, see it dead,
-requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. What
-cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is silent. Pure.
+Order: confirm from the host's own exporter, write both intents, warn where that is wanted, confirm and fence, confirm
+and stop, see it dead, requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when
+the alert ends. What cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is
+silent. Pure.
 
 A worker whose process is gone goes the same way: its container is stopped, if it runs, and started, if it is there.
 """
@@ -400,7 +401,8 @@ def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
         return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
-    return Fence(because=f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on")
+    because = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
+    return freeing.warned_first(facts, free, Fence(because=because))
 
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -416,7 +418,8 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
     if wedged:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
-        return Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
+        step = Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
+        return step if fenced else freeing.warned_first(facts, free, step)
     if evidence is not None and _goes_on(facts, free, evidence):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)

@@ -7,7 +7,7 @@ import pytest
 
 from gpuwarden.job import State
 from remediator import plan, safety
-from remediator.plan import Begin, Facts, Fence, Stage, Start, Step, Stop, Wait
+from remediator.plan import Begin, Facts, Fence, Listener, Stage, Start, Step, Stop, Wait, Warn
 from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
@@ -161,6 +161,7 @@ def test_one_gpu_of_one_is_not_a_storm_however_often_it_wedges() -> None:
 
 
 FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
+WARN = Warn(because="wedged", signal="SIGUSR1", listener=Listener(pid=4001, start_ticks=7))
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 
 
@@ -169,6 +170,7 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
     [
         pytest.param(BEGIN, build.facts(), True, id="nothing new is begun"),
         pytest.param(FENCE, build.facts(**PROMISED), True, id="what is only promised is not fenced"),
+        pytest.param(WARN, build.facts(**PROMISED), True, id="nor warned"),
         pytest.param(
             FENCE,
             build.facts(**PROMISED, job=build.job(state=State.FENCING)),
