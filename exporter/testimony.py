@@ -36,6 +36,7 @@ def _facts(
         alive=sighting.alive,
         worker_incarnation=sighting.worker.incarnation,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(taken),
+        worker_pid=sighting.pid,
         cpu_still_s=snapshot.cpu_still_of(sighting),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
         dead_after_s=snapshot.dead_after_s,

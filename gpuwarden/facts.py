@@ -62,6 +62,8 @@ class WorkerFacts(ContainerFacts):
     worker: str
     alive: bool | None
     worker_incarnation: str
+    # The process that holds its lock, by the host's numbers; an exporter of before this field tells none.
+    worker_pid: int | None = None
     # Null for a heartbeat of another boot, which has no age, and for nothing else.
     heartbeat_age_s: float | None
     # For how long its process has been seen to use no CPU time; for how long its lock has been seen free beside its

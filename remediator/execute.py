@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -23,12 +23,27 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
-from remediator import freeing, plan, safety, summary
+from remediator import freeing, opinion, plan, safety, summary, warning
 from remediator.actuators import Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
 from remediator.ledger import Ledger
-from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
+from remediator.opinion import Opinion, Policy
+from remediator.plan import (
+    ContainerState,
+    Episode,
+    Facts,
+    Intent,
+    JobFacts,
+    Kind,
+    Limits,
+    Listener,
+    Stage,
+    Subject,
+    Unconfirmed,
+)
+from remediator.policy import JobRemedyPolicy, Policies, PolicyFile
+from remediator.prometheus import Prometheus
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES
 from remediator.safety import Orders, Safeguards
@@ -62,6 +77,10 @@ FACTS_S: Final = 30.0
 """Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
 
 
+OPINION_S: Final = 15.0
+"""A second opinion that is older, suspended time included, is asked for again, seconds."""
+
+
 class AlreadyExecutingError(GpuwardenError):
     """Another executor holds this ledger's lock."""
 
@@ -79,6 +98,12 @@ class Hands:
     silences: Silences | None = None
     """`None`: no Alertmanager is asked what it silences."""
 
+    prometheus: Prometheus | None = None
+    """`None`: nobody is asked for a second opinion."""
+
+    policy: PolicyFile | None = None
+    """`None`: every remedy is as the pace has it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
@@ -92,6 +117,7 @@ class Pace:
     summary_hour: int = 8
     keep_s: float = 0.0
     """For how long what is over is kept; 0 is for ever."""
+    prometheus_policy: Policy = Policy.IGNORE
 
 
 @dataclass(kw_only=True)
@@ -107,6 +133,19 @@ class _Watch:
     fence_refused: bool = False
     captured: set[int | None] = field(default_factory=set)
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
+    opinion: tuple[float, Opinion] | None = None
+    """The newest second opinion, and when it was given, by the clock that goes on in a suspended machine."""
+
+    warned_since_s: tuple[int, float] | None = None
+    """Which free's worker is known to have been warned, and since when."""
+
+    def knows_warned_since_s(self, free: Intent | None, now_s: float) -> float:
+        """Since when a free's worker is known to have been warned."""
+        if free is None or not free.data.get("warned"):
+            return now_s
+        if self.warned_since_s is None or self.warned_since_s[0] != free.intent_id:
+            self.warned_since_s = (free.intent_id, now_s)
+        return self.warned_since_s[1]
 
     def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
         """Since when an intent has been at its stage; one that was promised anew begins anew."""
@@ -271,7 +310,11 @@ class Executor:
         if now_s < self._next_fences_s:
             return
         self._next_fences_s = now_s + HEARTBEAT_S
-        waited_for = [each for each in left if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s]
+        waited_for = [
+            each
+            for each in left
+            if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s or self._holds(each)
+        ]
         queue = self._hands.queue
         for episode in [*ours, *waited_for]:
             settle, job_id, attempt = episode.settle, episode.job_id, episode.attempt
@@ -286,6 +329,33 @@ class Executor:
     def _silent_s(self, host: str, now_s: float) -> float:
         """For how long we have looked on while a host's executor showed no new sign of life."""
         return now_s - self._patience_since_s(self._signs.get(host, (0.0, now_s))[1], now_s)
+
+    def _policies(self) -> Policies:
+        return Policies() if self._hands.policy is None else self._hands.policy.now()
+
+    def _limits(self, remedy: str) -> Limits:
+        """What bounds a remedy: the settings, but for what its policy says."""
+        its, limits = self._policies().of(remedy), self._pace.limits
+        if not isinstance(its, JobRemedyPolicy):
+            return limits
+        retries_max = limits.retries_max if its.retries_max is None else its.retries_max
+        return replace(
+            limits,
+            unconfirmed=its.unconfirmed,
+            retries_max=retries_max,
+            warn_signal=its.warn_signal,
+            warn_grace_s=its.warn_grace_s,
+        )
+
+    def _safeguards(self, remedy: str) -> Safeguards:
+        cooldown_s = self._policies().of(remedy).cooldown_s
+        return self._pace.safeguards if cooldown_s is None else replace(self._pace.safeguards, cooldown_s=cooldown_s)
+
+    def _second_opinion(self, remedy: str) -> Policy:
+        return self._policies().of(remedy).prometheus or self._pace.prometheus_policy
+
+    def _holds(self, episode: Episode) -> bool:
+        return self._limits(episode.remedy).unconfirmed is Unconfirmed.HOLD
 
     def _collect(self) -> None:
         """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
@@ -369,6 +439,7 @@ class Executor:
         An act that is decided twice in a row did not take: it is tried again at the loop's pace, not at once.
         """
         acted: type[plan.Step] | None = None
+        asked = False
         try:
             for _ in range(STEPS_MAX):
                 if episode is None or self._closing.is_set():
@@ -376,6 +447,11 @@ class Executor:
                 read_at_s = clock.boottime_s()
                 facts = self._facts(episode)
                 step = self._held(facts, REMEDIES[episode.remedy].decide(facts))
+                if not asked and self._asked(facts, step):
+                    asked = True
+                    episode = self._ledger.episode(episode.episode_id)
+                    continue  # that took its time, as a capture does
+                step = self._seconded(facts, step)
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
                     return
@@ -390,6 +466,7 @@ class Executor:
                     acted = type(step)
                 if clock.boottime_s() - read_at_s <= FACTS_S:
                     self._perform(episode, step)
+                asked = False
                 episode = self._ledger.episode(episode.episode_id)
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
@@ -399,9 +476,9 @@ class Executor:
 
         Nobody is asked to approve what is silenced.
         """
-        if not isinstance(step, plan.Begin | plan.Fence | plan.Stop):
+        if not isinstance(step, plan.Begin | plan.Warn | plan.Fence | plan.Stop):
             return step
-        safeguards, now = self._pace.safeguards, self._ledger.now()
+        safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
         orders, recent = self._ledger.standing(safety.wish(facts.episode, step), safeguards, now=now)
         held = safety.hold(step, facts, orders, recent, safeguards, now=now)
         begins = held is step and (isinstance(step, plan.Begin) or safety.is_untouched(facts))
@@ -413,6 +490,34 @@ class Executor:
         if silenced is None and begins and heard.unknown:
             log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
         return silenced or held
+
+    def _asked(self, facts: Facts, step: plan.Step) -> bool:
+        """Whether Prometheus was asked only now what it says of the target that this step is about to end.
+
+        What it says is told where it has changed, and not each time that it is asked.
+        """
+        prometheus, episode = self._hands.prometheus, facts.episode
+        policy = self._second_opinion(episode.remedy)
+        if prometheus is None or policy is Policy.IGNORE or not _wants_second(facts, step):
+            return False
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        if watch.opinion is not None and clock.boottime_s() - watch.opinion[0] <= OPINION_S:
+            return False
+        before, said = watch.opinion, prometheus.ask(episode)
+        watch.opinion = (clock.boottime_s(), said)
+        if before is None or _verdicts(before[1]) != _verdicts(said):
+            log.info("second opinion", episode=episode.episode_id, verdict=said.verdict, because=said.because)
+            self._ledger.record(episode.episode_id, "saw", "prometheus", said.because, now=self._ledger.now())
+            self._waits[episode.episode_id] = ""  # and what is waited for is told once more, behind it
+        return True
+
+    def _seconded(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that a second opinion puts before it."""
+        if not _wants_second(facts, step):
+            return step
+        found = self._watches[facts.episode.episode_id].opinion
+        policy = self._second_opinion(facts.episode.remedy)
+        return opinion.hold(step, facts, None if found is None else found[1], policy)
 
     def _captured(self, facts: Facts, step: plan.Step) -> bool:
         """Whether it was only now kept what the processes are doing that this step is about to end.
@@ -450,7 +555,7 @@ class Executor:
             step = REMEDIES[episode.remedy].adopt(
                 Facts(
                     armed=self._armed(episode.remedy),
-                    limits=self._pace.limits,
+                    limits=self._limits(episode.remedy),
                     episode=episode,
                     evidence=None,
                     container=None,
@@ -497,9 +602,12 @@ class Executor:
         free_since_s = watch.stage_since_s(episode.free, now_s)
         settle_since_s = watch.stage_since_s(episode.settle, now_s)
         up_since_s = watch.up_since_s(container, now_s)
+        warned_since_s = watch.knows_warned_since_s(episode.free, now_s)
+        limits = self._limits(episode.remedy)
+        listener, deaf = _listener(limits, episode, evidence, container)
         return Facts(
             armed=self._armed(episode.remedy),
-            limits=self._pace.limits,
+            limits=limits,
             episode=episode,
             evidence=evidence,
             container=container,
@@ -513,6 +621,9 @@ class Executor:
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
             runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
+            warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
+            listener=listener,
+            deaf=deaf,
             unknown="; ".join(unknown),
         )
 
@@ -593,6 +704,8 @@ class Executor:
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
                     self._advance(episode, intent, stage, f"{kind}: {stage}", because, act="saw")
+            case plan.Warn():
+                self._warn(episode, step)
             case plan.Fence() | plan.Requeue() | plan.Fail():
                 self._settle(episode, step)
             case plan.Stop() | plan.Start():
@@ -603,7 +716,8 @@ class Executor:
                 raise AssertionError("a wait is not performed")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
-        instead = self._ledger.begin(episode, step, safeguards=self._pace.safeguards, now=self._ledger.now())
+        safeguards = self._safeguards(episode.remedy)
+        instead = self._ledger.begin(episode, step, safeguards=safeguards, now=self._ledger.now())
         if isinstance(instead, plan.Close):
             self._perform(episode, instead)
         elif isinstance(instead, plan.Wait):
@@ -669,6 +783,20 @@ class Executor:
             how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
             self._retire(episode)
             self._tell(episode, "stop", *how)
+
+    def _warn(self, episode: Episode, step: plan.Warn) -> None:
+        """Warn a worker, on record before and after: whoever comes after a death in between warns once more."""
+        intent = episode.free
+        if intent is None:
+            raise AssertionError("a warning without a free was decided")
+        tries = 1 + int(intent.data.get("warned", {}).get("tries", 0))
+        decided = {"warned": {"signal": step.signal, "pid": step.listener.pid, "tries": tries, "done": False}}
+        if not self._advance(episode, intent, intent.stage, "warn", step.because, act="decided", data=decided):
+            return
+        act, because = self._try(lambda: warning.send(step.listener, step.signal))
+        intent = replace(intent, data={**intent.data, **decided})
+        done = {"warned": {**decided["warned"], "done": True}}
+        self._advance(episode, intent, intent.stage, "warn", because, act=act, data=done)
 
     def _quarantine(self, episode: Episode, because: str) -> None:
         intent = episode.free
@@ -746,8 +874,31 @@ def _ends_it(facts: Facts, step: plan.Step) -> bool:
     free = facts.episode.free
     if free is None:
         return isinstance(step, plan.WouldAct)
-    first = isinstance(step, plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
+    first = isinstance(step, plan.Warn | plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
     return first and freeing.is_up(facts, free)
+
+
+def _listener(
+    limits: Limits, episode: Episode, evidence: WorkerFacts | None, container: ContainerState | None
+) -> tuple[Listener | None, str]:
+    """Whom a warning would reach, or why it would reach nobody; read only while one may be wanted."""
+    free, signal = episode.free, limits.warn_signal
+    if signal is None or free is None or free.stage is not Stage.PLANNED or evidence is None or container is None:
+        return None, "nothing is known of its process"
+    try:
+        seen_s_ago = evidence.sample_age_s
+        return warning.find(evidence.worker_pid, signal, among=container.pids, seen_s_ago=seen_s_ago), ""
+    except warning.WarningError as error:
+        return None, str(error)
+
+
+def _wants_second(facts: Facts, step: plan.Step) -> bool:
+    """Whether a second opinion is asked for before this step: before a free is begun, and before its first act."""
+    return isinstance(step, plan.Begin) or _ends_it(facts, step)
+
+
+def _verdicts(said: Opinion) -> list[tuple[str, str]]:
+    return [(each.source, each.verdict) for each in said.answers]
 
 
 def _accused(episode: Episode) -> str | None:

@@ -4,12 +4,14 @@ A remedy decides what is to be freed and confirms it before the first stop; what
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from remediator.plan import (
     Advance,
     Close,
     Facts,
+    Fence,
     Intent,
     Kind,
     Outcome,
@@ -19,6 +21,7 @@ from remediator.plan import (
     Step,
     Stop,
     Wait,
+    Warn,
 )
 
 TRIES_MAX: Final = 5
@@ -26,6 +29,9 @@ TRIES_MAX: Final = 5
 
 RETRY_S: Final = 10.0
 """Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
+
+WARNINGS_MAX: Final = 2
+"""How often one worker is warned at most: again only where nobody knows whether the first time was done."""
 
 SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 """Stages of a free at which its container was seen dead."""
@@ -85,6 +91,25 @@ def _see_up(facts: Facts, free: Intent) -> Step:
     if _may_try(facts, free):
         return Start(because="it does not run yet")
     return Wait(reason="starting", because=f"it does not run yet, after {_tries(free)} tries")
+
+
+def warned_first(facts: Facts, free: Intent, act: Fence | Stop) -> Step:
+    """The first act of a free, or what comes before it where its worker is to be warned: the signal, then its grace.
+
+    Nothing is taken from the worker meanwhile: whatever shows life in its grace is not confirmed any more, and is left
+    alone. A worker that was warned under a promise taken back since had its grace then.
+    """
+    limits, warned = facts.limits, free.data.get("warned")
+    if limits.warn_signal is None or not is_up(facts, free):
+        return act
+    if warned is None or not (warned["done"] or warned["tries"] >= WARNINGS_MAX):
+        if facts.listener is None:
+            return replace(act, because=f"{act.because}; not warned: {facts.deaf}")
+        because = f"it has {limits.warn_grace_s:g} s for a checkpoint: {limits.warn_signal} to {facts.listener.pid}"
+        return Warn(signal=limits.warn_signal, listener=facts.listener, because=because)
+    if not warned.get("before") and facts.warned_for_s < limits.warn_grace_s:
+        return Wait(reason="warned", because=f"it was warned, and has {limits.warn_grace_s:g} s for a checkpoint")
+    return act
 
 
 def doubt(facts: Facts, reason: str, because: str) -> Step:

@@ -318,7 +318,7 @@ class Ledger:
                 return Wait(reason="brake", because=f"the brake was latched here: {verdict.because}")
             if verdict is not None:
                 return verdict
-            data = {
+            data: dict[str, Any] = {
                 "kind": step.container_kind,
                 "handle": step.container_handle,
                 "name": step.container_name,
@@ -326,6 +326,8 @@ class Ledger:
                 "pids": sorted(step.pids),
                 "cgroup": step.cgroup,
             }
+            if (warned := _warned_before(connection, step.free_key)) is not None:
+                data["warned"] = {**warned, "done": True, "before": True}
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return _FREED_ALREADY
             if step.settle_key is not None and not retention.is_spent(connection, Kind.SETTLE, step.settle_key):
@@ -785,6 +787,16 @@ FLEET_FRESH_S: Final = 600.0
 """An executor that has shown no life for longer counts no workers into the fleet, seconds."""
 
 
+def _warned_before(connection: Connection, key: str) -> Mapping[str, Any] | None:
+    """How an incarnation's worker was warned under the newest promise for it that was taken back."""
+    found = select(INTENTS.c.data).where(
+        INTENTS.c.kind == Kind.FREE, INTENTS.c.key.startswith(f"{key} (", autoescape=True)
+    )
+    data = connection.scalar(found.order_by(INTENTS.c.intent_id.desc()).limit(1))
+    warned: Mapping[str, Any] | None = None if data is None else data.get("warned")
+    return warned
+
+
 def _orders(connection: Connection, now: float) -> Orders:
     rows = connection.execute(select(ORDERS).where(retention.matters(now)).order_by(ORDERS.c.order_id))
     return Orders(given=tuple(_order(row) for row in rows))
@@ -988,8 +1000,9 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         )
     }
     newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
-    fires = select(ALERTS.c.labels, ALERTS.c.fingerprint).where(newest, ALERTS.c.firing)
-    firing = connection.execute(fires).all()
+    its = select(ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint).where(newest)
+    alerts = connection.execute(its).all()
+    firing = [alert for alert in alerts if alert.firing]
     return Episode(
         episode_id=row.episode_id,
         remedy=row.remedy,
@@ -1007,6 +1020,7 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
         would_act=row.would_act,
         subject=Subject(row.subject),
         fingerprints=frozenset(each.fingerprint for each in firing),
+        rules=frozenset(alert.labels.get("alertname", "") for alert in alerts) - {""},
     )
 
 

@@ -30,6 +30,8 @@ from remediator.credentials import Credentials
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
+from remediator.policy import PolicyFile
+from remediator.prometheus import Prometheus
 from remediator.queue_metrics import QueueCollector
 from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Safeguards
@@ -130,11 +132,22 @@ def execute(settings: ExecuteSettings) -> None:
             actuators["docker"] = DockerActuator(settings.docker)
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
-        queue = BuiltinQueue(store)
         silences = None
         if settings.alertmanager:
             silences = parts.enter_context(closing(Silences(settings.alertmanager, host=host)))
-        hands = Hands(witness=witness, queue=queue, actuators=actuators, captor=_captor(settings), silences=silences)
+        prometheus = None
+        if settings.prometheus:
+            its = Prometheus(settings.prometheus, fresh_s=settings.prometheus_fresh_s)
+            prometheus = parts.enter_context(closing(its))
+        hands = Hands(
+            witness=witness,
+            queue=BuiltinQueue(store),
+            actuators=actuators,
+            captor=_captor(settings),
+            silences=silences,
+            prometheus=prometheus,
+            policy=None if settings.policy is None else PolicyFile(settings.policy, asks=bool(settings.prometheus)),
+        )
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
@@ -182,6 +195,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
         stop_grace_s=settings.stop_grace_s,
         summary_hour=settings.summary_hour,
         keep_s=settings.keep_days * 86400.0,
+        prometheus_policy=settings.second_opinion,
     )
 
 

@@ -62,8 +62,9 @@ class Intent:
     """One thing that was promised: written before anything is done, and kept to its end.
 
     `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle,
-    GPUs, pids and cgroup, how many tries its stage has had, and whether its GPUs were
-    put in quarantine; that of a settle the worker incarnation that held the job.
+    GPUs, pids and cgroup, how many tries its stage has had, whether its GPUs were put in quarantine, and how its worker
+    was warned: the signal, how often that was decided, whether it is known to be done, and whether it was under a
+    promise that was taken back since. That of a settle holds the worker incarnation that held the job.
     """
 
     intent_id: int
@@ -87,7 +88,8 @@ class Episode:
     Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by;
     `fingerprints` are what Alertmanager knows them by.
     `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server the
-    container's name and the container's incarnation.
+    container's name and the container's incarnation. `rules` are the names of the rules that accused it, also of those
+    whose alert has ended since.
     """
 
     episode_id: int
@@ -106,6 +108,7 @@ class Episode:
     would_act: bool
     subject: Subject = Subject.WORKER
     fingerprints: frozenset[str] = frozenset()
+    rules: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +149,16 @@ class JobFacts:
     retried: bool
 
 
+class Unconfirmed(StrEnum):
+    """What becomes of a fenced job whose process was not seen dead within the bound."""
+
+    REQUEUE = "requeue"
+    HOLD = "hold"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What bounds a remedy, from the settings; seconds."""
+    """What bounds a remedy, from the settings and its own policy; seconds."""
 
     evidence_fresh_s: float = 5.0
     settle_bound_s: float = 60.0
@@ -156,6 +166,17 @@ class Limits:
     start_seen_s: float = 2.0
     retries_max: int = 3
     avoid_s: float = 600.0
+    unconfirmed: Unconfirmed = Unconfirmed.REQUEUE
+    warn_signal: str | None = None
+    warn_grace_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """A worker's own process, which catches the signal that is to warn it: its pid, and when it was started."""
+
+    pid: int
+    start_ticks: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +190,8 @@ class Facts:
     episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is set where the
     exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files away, while
     one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is about a worker,
-    `server` about a server: an episode has the one or the other.
+    `server` about a server: an episode has the one or the other. `listener` is whom a warning would reach, or `None`
+    with why in `deaf`; `warned_for_s` is for how long this executor has known that it was warned.
     """
 
     armed: bool
@@ -187,6 +209,9 @@ class Facts:
     quiet_for_s: float = 0.0
     runs_for_s: float = 0.0
     queue_stuck_for_s: float = 0.0
+    warned_for_s: float = 0.0
+    listener: Listener | None = None
+    deaf: str = ""
     unknown: str = ""
 
     @property
@@ -252,6 +277,15 @@ class Withdraw:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Warn:
+    """Signal the worker's own process, and leave it time for a checkpoint; nothing is taken from it yet."""
+
+    because: str
+    signal: str
+    listener: Listener
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fence:
     """Take the job from the attempt."""
 
@@ -303,4 +337,4 @@ class Advance:
     because: str
 
 
-Step = Wait | Close | WouldAct | Begin | Withdraw | Fence | Stop | Start | Quarantine | Requeue | Fail | Advance
+Step = Wait | Close | WouldAct | Begin | Withdraw | Warn | Fence | Stop | Start | Quarantine | Requeue | Fail | Advance

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Begin, Episode, Facts, Fence, Stage, Step, Stop, Wait
+from remediator.plan import Begin, Episode, Facts, Fence, Stage, Step, Stop, Wait, Warn
 
 
 class Act(StrEnum):
@@ -245,7 +245,7 @@ class Latch:
     because: str
 
 
-def wish(episode: Episode, step: Begin | Fence | Stop) -> Wish:
+def wish(episode: Episode, step: Begin | Warn | Fence | Stop) -> Wish:
     """What a step would begin; of one that was promised, what the promise was."""
     free = episode.free
     handle, key = ("", "") if free is None else (free.data["handle"], free.key)
@@ -366,7 +366,7 @@ def hold(step: Step, facts: Facts, orders: Orders, recent: Recent, safeguards: S
     if isinstance(step, Begin):
         verdict = may_begin(wish(facts.episode, step), orders, recent, safeguards, now=now)
         return verdict if isinstance(verdict, Wait) else step
-    if isinstance(step, Fence | Stop) and is_untouched(facts):
+    if isinstance(step, Warn | Fence | Stop) and is_untouched(facts):
         held = may_go_on(orders, host=facts.episode.host, now=now)
         return held or is_approved(wish(facts.episode, step), orders, recent, now=now) or step
     return step

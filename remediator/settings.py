@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsC
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
 from remediator.alert import ALERTS_MAX
+from remediator.opinion import Policy
 
 STOP_MARGIN_S: Final = 15.0
 """What settle_bound_s must leave beyond stop_grace_s, seconds."""
@@ -34,6 +35,17 @@ _Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_apart)]
 """Separated by commas, or each with an option of its own."""
 
 
+def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> None:
+    for number, each in enumerate(urls, start=1):
+        try:
+            url = httpx.URL(each)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host:
+            # It is not repeated, for it may have a password in it.
+            raise ValueError(f"{option} wants URLs, as {example}: number {number} is none")
+
+
 class _Common(BaseSettings):
     dir: Path = Field(
         default_factory=state_directory, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
@@ -50,14 +62,7 @@ class _Common(BaseSettings):
 
     @model_validator(mode="after")
     def _alertmanagers_have_addresses(self) -> Self:
-        for number, each in enumerate(getattr(self, "alertmanager", ()), start=1):
-            try:
-                url = httpx.URL(each)
-            except httpx.InvalidURL:
-                url = httpx.URL()
-            if url.scheme not in ("http", "https") or not url.host:
-                # It is not repeated, for it may have a password in it.
-                raise ValueError(f"--alertmanager wants URLs, as http://127.0.0.1:9093: number {number} is none")
+        _check_addresses(getattr(self, "alertmanager", ()), option="--alertmanager", example="http://127.0.0.1:9093")
         return self
 
 
@@ -134,6 +139,28 @@ class ExecuteSettings(_Common):
         "postgresql://user@server/database where hosts share one"
     )
     exporter: str = Field(default="http://127.0.0.1:9835", description="this host's own exporter")
+    prometheus: _Urls = Field(
+        default=(),
+        description="URLs of the Prometheus servers that evaluate the rules, separated by commas or each with an "
+        "option of its own; they are then asked for a second opinion right before anything is begun or stopped",
+    )
+    prometheus_policy: Policy | None = Field(
+        default=None,
+        description="what that opinion may do: `ignore` is not to ask, `advise` records it, `heed` holds what they "
+        "deny and acts on local evidence alone where they are silent, `require` holds both; one that confirms is "
+        "enough. Not given it is `heed` with prometheus, else `ignore`",
+    )
+    prometheus_fresh_s: float = Field(
+        default=130.0,
+        gt=0,
+        le=3600,
+        description="older samples of theirs neither confirm nor deny, seconds; more than two scrape intervals",
+    )
+    policy: Path | None = Field(
+        default=None,
+        description="TOML file with what is particular to a remedy, such as what becomes of a job whose process was "
+        "not seen dead; read anew within a second of a change (docs/policy.md)",
+    )
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
@@ -230,6 +257,18 @@ class ExecuteSettings(_Common):
         description="a closed episode is kept for this long, with its alerts, its account and what was captured, and "
         "so is a refused alert, days; 0 keeps them for ever. On a shared ledger the shortest of its executors' holds",
     )
+
+    @model_validator(mode="after")
+    def _somebody_is_asked(self) -> Self:
+        _check_addresses(self.prometheus, option="--prometheus", example="http://127.0.0.1:9090")
+        if not self.prometheus and self.prometheus_policy not in (None, Policy.IGNORE):
+            raise ValueError(f"--prometheus-policy {self.prometheus_policy} wants --prometheus: whom to ask")
+        return self
+
+    @property
+    def second_opinion(self) -> Policy:
+        """The policy that is in force."""
+        return self.prometheus_policy or (Policy.HEED if self.prometheus else Policy.IGNORE)
 
     @model_validator(mode="after")
     def _patience_outlasts_the_grace(self) -> Self:

@@ -1,8 +1,9 @@
 """The demonstration's job: it loads a noisy picture, removes the noise step by step, and writes the clean one.
 
 Its payload is a `Script`, which can also make it wedge as real jobs do: in a native call that never returns, with
-Python's lock held (nothing of the process runs on) or let go (the other threads run on, and so prove nothing). Needs
-the standard library and gpuwarden alone; runs in the worker image and in a plain process.
+Python's lock held (nothing of the process runs on) or let go (the other threads run on, and so prove nothing). With
+`saves` it asks to be warned before its stop, and saves a checkpoint then if another thread of it still can. Needs the
+standard library and gpuwarden alone; runs in the worker image and in a plain process.
 
 Idempotent, as every body must be: an attempt writes its output whole, by rename, and the next one writes it again.
 """
@@ -10,6 +11,9 @@ Idempotent, as every body must be: an attempt writes its output whole, by rename
 import ctypes
 import json
 import os
+import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -46,6 +50,7 @@ class Script:
     idle_slow: bool = False
     churn_mib: int = 0
     clock_step_s: float = 0.0
+    saves: bool = False
 
     def payload(self) -> dict[str, Any]:
         """As the queue carries it."""
@@ -62,6 +67,8 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
         weights.append(bytearray(os.urandom(CHUNK_BYTES)))
         time.sleep(script.load_s / script.load_mib)
     launch(report, busy_s=0.0, memory_bytes=len(weights) * CHUNK_BYTES)
+    if script.saves:
+        save_when_warned(lambda: write_picture(data / f"{script.picture}.checkpoint.pgm", picture))
     if script.load_hangs:
         wedge(with_gil=False)
 
@@ -84,6 +91,25 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
         write_picture(data / f"{script.picture}.clean.pgm", current)
 
     return work
+
+
+def save_when_warned(save: Callable[[], None]) -> None:
+    """Have another thread save when SIGUSR1 comes; call it from the main thread.
+
+    A handler of Python's runs in the main thread, which may be the one that is stuck. What it is woken by is written by
+    the kernel's own handler, in whatever thread.
+    """
+    warned, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while number := warned.recv(1):
+            if number[0] == signal.SIGUSR1:
+                save()
+
+    threading.Thread(target=listen, name="checkpoint", daemon=True).start()
 
 
 def launch(report: Reporter, *, busy_s: float, memory_bytes: int) -> None:

@@ -1,8 +1,9 @@
 """Remedy `restart_worker`: free the container of a worker that is wedged, and settle the job it held.
 
-Order: confirm from the host's own exporter, write both intents, confirm and fence, confirm and stop, see it dead,
-requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when the alert ends. What
-cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is silent. Pure.
+Order: confirm from the host's own exporter, write both intents, warn where that is wanted, confirm and fence, confirm
+and stop, see it dead, requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when
+the alert ends. What cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is
+silent. Pure.
 
 A worker whose process is gone goes the same way: its container is stopped, if it runs, and started, if it is there.
 """
@@ -29,6 +30,7 @@ from remediator.plan import (
     Stage,
     Step,
     Stop,
+    Unconfirmed,
     Wait,
     Withdraw,
     WouldAct,
@@ -36,6 +38,12 @@ from remediator.plan import (
 
 QUEUE_PATIENCE_S: Final = 10.0
 """How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
+
+
+_HELD: Final = (
+    "its process was not seen dead, and by the policy its job is held then: once a person knows that it is dead, "
+    '`gpuwarden job cancel`, or unconfirmed = "requeue" in the policy file, which is read anew'
+)
 
 
 def decide(facts: Facts) -> Step:
@@ -53,6 +61,8 @@ def decide(facts: Facts) -> Step:
         because = "the container was not seen dead; settling "
         if not facts.armed:
             return Wait(reason="dry_run", because=f"{because}once armed")
+        if facts.limits.unconfirmed is Unconfirmed.HOLD:
+            return Wait(reason="not_seen_dead", because=_HELD)
         return Wait(reason="bound", because=f"{because}after {facts.limits.settle_bound_s:.0f} s")
     return freeing.close(free, settle)
 
@@ -74,7 +84,10 @@ def adopt(facts: Facts) -> Step:
     if not facts.armed:
         return Wait(reason="dry_run", because="dry run: nothing is settled for another host")
     free = facts.episode.free
-    seen = "seen dead" if free is not None and free.stage in freeing.SEEN_DEAD else "not seen dead"
+    seen_dead = free is not None and free.stage in freeing.SEEN_DEAD
+    if not seen_dead and facts.limits.unconfirmed is Unconfirmed.HOLD:
+        return Wait(reason="not_seen_dead", because=_HELD)
+    seen = "seen dead" if seen_dead else "not seen dead"
     silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, f"{seen}, and {silent}")
 
@@ -354,8 +367,12 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
     seen_dead = free.stage in freeing.SEEN_DEAD
-    if not seen_dead and (facts.settle_for_s < facts.limits.settle_bound_s or not facts.armed):
-        return None  # disarmed, what may still run is not given to anybody else
+    if not seen_dead and (
+        facts.settle_for_s < facts.limits.settle_bound_s
+        or not facts.armed  # then what may still run is not given to anybody else
+        or facts.limits.unconfirmed is Unconfirmed.HOLD
+    ):
+        return None
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, ground)
 
@@ -384,7 +401,8 @@ def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
         return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
-    return Fence(because=f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on")
+    because = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
+    return freeing.warned_first(facts, free, Fence(because=because))
 
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -400,7 +418,8 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
     if wedged:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
-        return Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
+        step = Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
+        return step if fenced else freeing.warned_first(facts, free, step)
     if evidence is not None and _goes_on(facts, free, evidence):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)

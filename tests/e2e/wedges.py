@@ -96,7 +96,7 @@ class Room:
 @contextmanager
 def room(work: Path, engine: Engine, workers: Sequence[str]) -> Iterator[Room]:
     """Start what the workers share; none of them is made yet."""
-    _first_state(work / "new")
+    _first_state(work / "new", SCRIPT)
     (work / "data").mkdir()
     write_picture(work / "data" / f"{SCRIPT.picture}.pgm", [[100.0] * 4] * 4)
     simulation = work / "gpus.json"
@@ -139,7 +139,7 @@ class Wedge:
         self.ledger.accept([alert], [], now=time.time())
 
     @contextmanager
-    def executor(self, *program: str) -> Iterator[subprocess.Popen[bytes]]:
+    def executor(self, *program: str, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
         """An armed executor, told to end afterwards; `program` stands for `-m gpuwarden`."""
         argv = [
             *(*TETHER, sys.executable, *(program or ("-m", "gpuwarden")), "remediator", "execute", "--armed"),
@@ -147,6 +147,7 @@ class Wedge:
             *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
             *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
             *("--retries-max", str(self.retries_max)),
+            *options,
         ]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -246,10 +247,13 @@ class Wedge:
 
 
 @contextmanager
-def wedge(room: Room, worker: str, *, retries_max: int) -> Iterator[Wedge]:
+def wedge(room: Room, worker: str, *, retries_max: int, script: Script = SCRIPT) -> Iterator[Wedge]:
     """Start one worker, which takes its job and wedges."""
     folder = room.work / worker
-    shutil.copytree(room.work / "new", folder)
+    if script is SCRIPT:
+        shutil.copytree(room.work / "new", folder)
+    else:
+        _first_state(folder, script)
     (folder / "execute.log").touch()
     ground = Ground(directory=room.chain.directory, queue=folder / "queue", data=room.work / "data")
     with ExitStack() as stack:
@@ -299,14 +303,14 @@ def _events(engine: Engine) -> Iterator[list[dict[str, Any]]]:
             listener.join(timeout=5)
 
 
-def _first_state(folder: Path) -> None:
+def _first_state(folder: Path, script: Script) -> None:
     """A queue with the jobs and a ledger without anything, to be copied: to make them takes longer."""
     for name in ("queue", "ledger"):
         (folder / name).mkdir(parents=True)
     Ledger.open(_url(folder, "ledger")).close()
     with closing(JobStore.open(_url(folder, "queue"))) as store:
         for queue in (QUEUE, "served-by-nobody"):
-            job = Submission(queue=queue, payload=SCRIPT.payload(), stall_timeout_s=SILENCE_S, run_id=RUN)
+            job = Submission(queue=queue, payload=script.payload(), stall_timeout_s=SILENCE_S, run_id=RUN)
             store.submit(job, now=store.now())
 
 

@@ -192,7 +192,7 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
 
     assert told == WorkerFacts(
         host="box-1", worker="w0", sample_age_s=2.0, alive=True, worker_incarnation="inc-w0", heartbeat_age_s=2.0,
-        cpu_still_s=1.0, dead_s=None, dead_after_s=30.0,
+        worker_pid=4001, cpu_still_s=1.0, dead_s=None, dead_after_s=30.0,
         container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, container_workers=1,
         job_id=7, attempt=1, phase="step", phase_age_s=200.0, step=12,

@@ -30,6 +30,7 @@ from remediator.execute import FACTS_S, STEPS_MAX, AlreadyExecutingError, Execut
 from remediator.holder import Holder
 from remediator.ledger import Ledger, Story
 from remediator.plan import Begin, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
+from remediator.policy import PolicyFile
 from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order, Safeguards
@@ -63,11 +64,12 @@ def executor(
     host: str = HOST,
     lock: ExecutorLock | None = None,
     armed: bool = True,
+    policy: PolicyFile | None = None,
 ) -> Executor:
     """An executor, after its host was armed or disarmed."""
     arm(next((part for part in vars(ledger).values() if isinstance(part, Ledger)), ledger), host=host, armed=armed)
     queue = BuiltinQueue(store) if isinstance(store, JobStore) else store
-    hands = Hands(witness=world, queue=queue, actuators={"docker": world})
+    hands = Hands(witness=world, queue=queue, actuators={"docker": world}, policy=policy)
     return Executor(ledger, host=host, hands=hands, pace=pace, lock=lock)
 
 

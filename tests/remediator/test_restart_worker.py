@@ -21,6 +21,7 @@ from remediator.plan import (
     Fence,
     Intent,
     Kind,
+    Listener,
     Outcome,
     Quarantine,
     Requeue,
@@ -28,7 +29,9 @@ from remediator.plan import (
     Start,
     Step,
     Stop,
+    Unconfirmed,
     Wait,
+    Warn,
     Withdraw,
     WouldAct,
 )
@@ -977,6 +980,113 @@ def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_s
     assert decide(at_the_bound) == Requeue(because="stall: retry 1 of 3 (not seen dead within 60 s)", avoid_s=600.0)
 
 
+# --- the warning before the first act
+
+WARNING = replace(LIMITS, warn_signal="SIGUSR1", warn_grace_s=60.0)
+LISTENER = Listener(pid=4001, start_ticks=7)
+WARNED = {"signal": "SIGUSR1", "pid": 4001, "tries": 1, "done": True}
+PROMISED: dict[str, Any] = {"limits": WARNING, "listener": LISTENER}
+
+WARNINGS: dict[str, tuple[Facts, Step | str]] = {
+    "it is warned before its job is fenced": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), **PROMISED),
+        Warn(because="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+    ),
+    "warned, and in its grace": (
+        facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), warned_for_s=59.9, **PROMISED),
+        "warned",
+    ),
+    "warned, and its grace is over": (
+        facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), warned_for_s=60.0, **PROMISED),
+        Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),
+    ),
+    "warned, and it beats again: it is left alone": (
+        facts(
+            free(Stage.PLANNED, warned=WARNED),
+            settle(Stage.PLANNED),
+            evidence=evidence(beat_age_s=1.0),
+            warned_for_s=60.0,
+            **PROMISED,
+        ),
+        "unconfirmed",
+    ),
+    "warned, and it beat all the while: the promise is taken back": (
+        facts(
+            free(Stage.PLANNED, warned=WARNED),
+            settle(Stage.PLANNED),
+            evidence=evidence(beat_age_s=1.0),
+            settle_for_s=120.0,
+            **PROMISED,
+        ),
+        Withdraw(
+            because="no longer confirmed, and nothing was done: silent 1.0 s, GPU idle 130.0 s, RAM still 130.0 s of "
+            "120.0 s allowed, phase step, step 5"
+        ),
+    ),
+    "warned, and it has ended by itself: nothing is waited for": (
+        facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), container=stopped(), **PROMISED),
+        Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),
+    ),
+    "nobody knows whether the signal was sent: it is warned once more": (
+        facts(free(Stage.PLANNED, warned={**WARNED, "done": False}), settle(Stage.PLANNED), **PROMISED),
+        Warn(because="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+    ),
+    "nobody knows that twice: it is not warned again": (
+        facts(free(Stage.PLANNED, warned={**WARNED, "done": False, "tries": 2}), settle(Stage.PLANNED), **PROMISED),
+        "warned",
+    ),
+    "it was warned under a promise that was taken back": (
+        facts(free(Stage.PLANNED, warned={**WARNED, "before": True}), settle(Stage.PLANNED), **PROMISED),
+        Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),
+    ),
+    "it does not listen": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), limits=WARNING, deaf="process 4001 does not catch SIGUSR1"),
+        Fence(
+            because="attempt 1 is wedged still; nothing of it is accepted from here on; "
+            "not warned: process 4001 does not catch SIGUSR1"
+        ),
+    ),
+    "its job is not its own any more, and its container is stopped all the same": (
+        facts(free(Stage.PLANNED), settle(Stage.ABANDONED), job=None, **PROMISED),
+        Warn(because="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+    ),
+    "fenced already: it ends itself, and no time is left for it": (
+        facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, **PROMISED),
+        Stop(because=confirm(evidence(), Trip.STALL)[1]),
+    ),
+    "disarmed since: it is not warned either": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), armed=False, **PROMISED),
+        "dry_run",
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "wanted"), WARNINGS.values(), ids=WARNINGS)
+def test_what_asked_for_a_warning_has_its_grace_before_anything_is_taken_from_it(
+    known: Facts, wanted: Step | str
+) -> None:
+    step = decide(known)
+
+    assert (step.reason if isinstance(step, Wait) else step) == wanted
+
+
+HOLDING = replace(LIMITS, unconfirmed=Unconfirmed.HOLD)
+
+
+def test_a_fenced_job_that_is_to_be_held_is_settled_only_when_its_process_was_seen_dead() -> None:
+    known: dict[str, Any] = {"job": FENCED_JOB, "settle_for_s": 6000.0, "limits": HOLDING}
+    still_up = facts(free(Stage.STOPPING), settle(Stage.FENCED), **known)
+    given_up = facts(free(Stage.ABANDONED), settle(Stage.FENCED), **known)
+    seen_dead = facts(free(Stage.DEAD), settle(Stage.FENCED), container=stopped(), **known)
+
+    held = decide(given_up)
+
+    assert isinstance(decide(still_up), Stop)
+    assert isinstance(held, Wait)
+    assert held.reason == "not_seen_dead"
+    assert decide(seen_dead) == Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
+
+
 SILENT_QUEUE: dict[str, Any] = {"job": None, "job_known": False, "unknown": "locked"}
 
 QUEUE_SILENT: dict[str, tuple[Facts, type[Step]]] = {
@@ -1478,6 +1588,11 @@ SILENT: dict[str, Any] = {
 WEDGE_SILENT = facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT)
 
 ADOPT: dict[str, tuple[Facts, Step | str]] = {
+    "to be held, and not seen dead: nobody else has it": (replace(WEDGE_SILENT, limits=HOLDING), "not_seen_dead"),
+    "to be held, and seen dead before it fell silent": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), limits=HOLDING, **SILENT),
+        Requeue(because=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})", avoid_s=600.0),
+    ),
     "silent for the bound: its job goes to somebody else": (
         WEDGE_SILENT,
         Requeue(

@@ -7,7 +7,7 @@ import pytest
 
 from gpuwarden.job import State
 from remediator import plan, safety
-from remediator.plan import Begin, Facts, Fence, Stage, Start, Step, Stop, Wait
+from remediator.plan import Begin, Facts, Fence, Listener, Stage, Start, Step, Stop, Wait, Warn
 from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
@@ -244,6 +244,7 @@ def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
 
 
 FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
+WARN = Warn(because="wedged", signal="SIGUSR1", listener=Listener(pid=4001, start_ticks=7))
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 
 
@@ -252,6 +253,7 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
     [
         pytest.param(BEGIN, build.facts(), True, id="nothing new is begun"),
         pytest.param(FENCE, build.facts(**PROMISED), True, id="what is only promised is not fenced"),
+        pytest.param(WARN, build.facts(**PROMISED), True, id="nor warned"),
         pytest.param(
             FENCE,
             build.facts(**PROMISED, job=build.job(state=State.FENCING)),

@@ -92,6 +92,29 @@ def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys
 
 
 @pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ([], "ignore"),
+        (["--prometheus", "http://a:9090"], "heed"),
+        (["--prometheus", "http://a:9090,http://b:9090", "--prometheus-policy", "require"], "require"),
+        (["--prometheus", "http://a:9090", "--prometheus-policy", "ignore"], "ignore"),
+        (["--prometheus-policy", "ignore"], "ignore"),
+    ],
+)
+def test_prometheus_is_heeded_where_it_is_given_and_nothing_else_is_said(options: list[str], policy: str) -> None:
+    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, *options]).second_opinion == policy
+
+
+def test_an_opinion_that_nobody_can_give_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["execute", *WANTED, "--prometheus-policy", "require"]) == 2
+    assert "--prometheus-policy require wants --prometheus: whom to ask" in capsys.readouterr().err
+
+    assert command(["execute", *WANTED, "--prometheus", "http://ann:secret@a:9090,nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert ("--prometheus wants URLs" in said, "number 2 is none" in said, "secret" in said) == (True, True, False)
+
+
+@pytest.mark.parametrize(
     "wrong", [["--look-again-s", "0"], ["--settle-bound-s", "inf"], ["--free-bound-s", "nan"], ["--retries-max", "-1"]]
 )
 def test_what_bounds_nothing_is_refused(wrong: list[str]) -> None:

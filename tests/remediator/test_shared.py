@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from remediator.execute import AlreadyExecutingError, Executor, ExecutorLock
 from remediator.holder import Holder
 from remediator.ledger import Ledger
 from remediator.plan import Stage
+from remediator.policy import PolicyFile
 from remediator.remedies.restart_worker import decide
 from remediator.schema import LEDGER
 from tests.remediator.builders import HOST, alert
@@ -80,6 +82,26 @@ def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
 
 def plan_of(works: Executor, episode: plan.Episode) -> plan.Step:
     return decide(works._facts(episode))
+
+
+def test_a_silent_hosts_job_that_is_to_be_held_is_settled_by_nobody_and_no_sweep_gives_it_away(
+    ledger: Ledger, ledger_b: Ledger, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fenced_and_gone(ledger, store)
+    file = tmp_path / "policy.toml"
+    file.write_text('[restart_worker]\nunconfirmed = "hold"\n')
+    monkeypatch.setattr("remediator.execute.HEARTBEAT_S", 0.05)
+    lease = sql(store, "SELECT lease_expires_at FROM jobs")
+
+    works = executor(ledger_b, store, World(), host="box2", pace=QUICK, policy=PolicyFile(file, asks=False))
+    with looping(works):
+        eventually(lambda: works._silent_s(HOST, time.monotonic()) > 3 * BOUND_S, "it was silent for long")
+        before = sql(store, "SELECT lease_expires_at FROM jobs")
+        eventually(lambda: sql(store, "SELECT lease_expires_at FROM jobs") > before > lease, "its fence goes on")
+        assert store.job(1).state is State.FENCING
+
+        file.write_text('[restart_worker]\nunconfirmed = "requeue"\n')
+        eventually(lambda: store.job(1).state is State.QUEUED, "a person has decided")
 
 
 @contextmanager

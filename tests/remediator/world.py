@@ -82,6 +82,8 @@ class World:
             life |= {"worker_incarnation": "i2", "job_id": None, "attempt": None, "beat_age_s": None}
         elif not box.running:
             life |= {"alive": False, "container_incarnation": None, "container_id": None, "container": None}
+        if first and box.running and box.processes:
+            life["worker_pid"] = min(box.processes)
         if box.running:
             life |= {"container": box.worker, "container_id": box.handle, "container_incarnation": box.incarnation}
         default = {"job_id": box.job_id, "attempt": box.attempt, "worker_incarnation": box.worker_incarnation}

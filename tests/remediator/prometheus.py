@@ -1,0 +1,133 @@
+"""A real Prometheus for tests of the second opinion, with the project's own rules, and a host for it to scrape."""
+
+import re
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from deploy import parts, shipped
+from tests.remediator.builders import HOST, KEY
+from tests.waiting import eventually
+
+Series = Mapping[tuple[str, str], float]
+"""What a host's exporter publishes: name and labels, as they stand on its page, to the value."""
+
+_PLACE = 'container="c1"'
+_SLOT = f'worker="w1",{_PLACE}'
+
+
+def wedge(silent_s: float = 130.0, *, job_id: int = 7, incarnation: str = "i1") -> Series:
+    """Worker w1 in container c1, silent, idle and still for so long of 120 s allowed."""
+    return {
+        ("gpuwarden_worker_info", f'{_SLOT},queue="gpu",incarnation="{incarnation}"'): 1,
+        ("gpuwarden_job_info", f'{_SLOT},job_id="{job_id}",attempt="1",incarnation="{incarnation}"'): 1,
+        ("gpuwarden_job_beat_age_seconds", _SLOT): silent_s,
+        ("gpuwarden_job_stall_timeout_seconds", _SLOT): 120,
+        ("gpuwarden_container_gpu_idle_seconds", _PLACE): silent_s,
+        ("gpuwarden_container_ram_still_seconds", _PLACE): silent_s,
+    }
+
+
+def silent_server(unanswered_s: float = 130.0) -> Series:
+    """The server in container c1, unanswering, idle and still for so long of 120 s allowed."""
+    return {
+        ("gpuwarden_server_info", f'{_PLACE},incarnation="{KEY}",probe="http",image="i"'): 1,
+        ("gpuwarden_server_answered", _PLACE): 1,
+        ("gpuwarden_server_unanswered_seconds", _PLACE): unanswered_s,
+        ("gpuwarden_server_silence_allowed_seconds", _PLACE): 120,
+        ("gpuwarden_container_gpu_idle_seconds", _PLACE): 130,
+        ("gpuwarden_container_ram_still_seconds", _PLACE): 130,
+        ("gpuwarden_container_io_still_seconds", _PLACE): 130,
+    }
+
+
+class Answering:
+    """An HTTP server on loopback; each request goes to `answer`, which says its status and body."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        its = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                its.asked.append(f"{self.path} {self.rfile.read(length).decode()}")
+                with suppress(ConnectionError):  # whoever asked has gone, as a scrape does that took too long
+                    its.reply(self)
+
+            do_POST = do_GET  # noqa: N815 - http.server's own names
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{self.address}"
+
+    def reply(self, request: BaseHTTPRequestHandler) -> None:
+        status, body = self.answer(request.path)
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Scraped(Answering):
+    """A host that publishes `series`, or answers nothing while they are `None`."""
+
+    series: Series | None = None
+
+    def answer(self, _: str) -> tuple[int, bytes]:
+        if self.series is None:
+            return 503, b"down"
+        lines = [f"{name}{{{labels}}} {value}\n" for (name, labels), value in self.series.items()]
+        return 200, "".join(lines).encode()
+
+
+@contextmanager
+def prometheus(folder: Path, *scraped: str, host_label: str = "host") -> Iterator[str]:
+    """The address of one that scrapes so often that nobody waits, while it runs."""
+    folder.mkdir()
+    config = {
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
+        "rule_files": [str(path) for path in shipped.rules()],
+        "scrape_configs": [
+            {"job_name": "host", "static_configs": [{"targets": list(scraped), "labels": {host_label: HOST}}]}
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = [
+        *(str(parts.find("prometheus")), f"--config.file={folder}/prometheus.yml"),
+        *(f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0", "--log.format=json"),
+    ]
+    log = folder / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, env=parts.env_for_parts(), stdout=stderr, stderr=stderr)
+    try:
+        listens = re.compile(r'"address":"(127\.0\.0\.1:[1-9]\d*)"')
+        found = eventually(lambda: listens.search(log.read_text()), "Prometheus listens", log=log.read_text)
+        url = f"http://{found[1]}"
+        eventually(lambda: httpx.get(f"{url}/-/ready", trust_env=False).is_success, "it is ready", log=log.read_text)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
