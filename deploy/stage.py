@@ -147,7 +147,8 @@ def stage(
         plan = Plan(
             work=work,
             host=host,
-            docker=engine.base_url if isinstance(engine, Engine) else None,
+            docker=engine.base_url if isinstance(engine, Engine) and engine.kind == "docker" else None,
+            podman=engine.base_url if isinstance(engine, Engine) and engine.kind == "podman" else None,
             simulate_gpu=simulation,
             processes=None if isinstance(engine, Engine) else commands,
             armed=armed,

@@ -30,6 +30,11 @@ class Settings(BaseSettings):
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
+    podman: str = Field(
+        default="none",
+        description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
+        "'none' where there is none",
+    )
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="ask the NVIDIA driver for GPUs: 'auto' where its library can be loaded, 'on' ends without it; "

@@ -124,9 +124,9 @@ def execute(settings: ExecuteSettings) -> None:
                 "there. Give --queue the PostgreSQL URL too, or each host a ledger of its own"
             )
         witness = parts.enter_context(closing(Witness(settings.exporter)))
-        actuators: dict[str, Actuator] = {}
-        if settings.docker != "none":
-            actuators["docker"] = DockerActuator(settings.docker)
+        actuators: dict[str, Actuator] = {
+            kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()
+        }
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
         queue = BuiltinQueue(store)
@@ -141,6 +141,12 @@ def execute(settings: ExecuteSettings) -> None:
     log.info("executor stopped")
 
 
+def _engines(settings: ExecuteSettings) -> dict[str, str]:
+    """The sockets of this host's engines, by kind."""
+    named = {"docker": settings.docker, "podman": settings.podman}
+    return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
+
+
 def _captor(settings: ExecuteSettings) -> Captor | None:
     if not settings.capture_s:
         return None
@@ -150,7 +156,7 @@ def _captor(settings: ExecuteSettings) -> Captor | None:
     return Captor(
         for_s=settings.capture_s,
         max_bytes=settings.capture_max_bytes,
-        docker=None if settings.docker == "none" else settings.docker,
+        engines=_engines(settings),
         job_logs=settings.job_logs,
         py_spy=py_spy,
     )

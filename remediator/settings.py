@@ -134,6 +134,11 @@ class ExecuteSettings(_Common):
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
+    podman: str = Field(
+        default="none",
+        description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
+        "'none' where there is none",
+    )
     processes: Path | None = Field(default=None, description="TOML file of supervised workers that run in no container")
     look_again_s: float = Field(
         default=1.0,
