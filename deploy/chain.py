@@ -72,6 +72,7 @@ class Plan:
     podman: str | None = None
     simulate_gpu: Path | None
     processes: Path | None = None
+    systemd_units: tuple[str, ...] = ()
     armed: bool = False
     pace: Pace = field(default_factory=Pace)
     ram_delta_mib: int = 5120
@@ -159,6 +160,7 @@ class Chain:
                 *_gpuwarden("exporter"),
                 *("--dir", str(self.directory), "--listen", "127.0.0.1", "--port", _port(self.exporter_url)),
                 *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
+                *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
                 *("--ram-delta-mib", str(plan.ram_delta_mib)),
                 *("--dead-after-s", str(plan.dead_after_s)),
                 *simulated,
@@ -193,6 +195,7 @@ class Chain:
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
             "--armed" if armed else "--no-armed",
+            *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
             *processes,
         ]
 

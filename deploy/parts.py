@@ -113,6 +113,8 @@ def _table() -> dict[str, Part]:
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
+    # Only as the system has it: what it loads it looks for where its packages install it.
+    table["systemd"] = Part(names=("systemd",), packages=("systemd",), beside_path=("usr/lib/systemd", "lib/systemd"))
     for program in PODMAN_PROGRAMS:
         table[program] = Part(names=(program,), packages=("podman", "netavark"), without=_NOT_FOR_PODMAN)
     for program in POSTGRES_PROGRAMS:

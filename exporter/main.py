@@ -22,6 +22,7 @@ from exporter.settings import Settings
 from exporter.sources import nvml, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.probes import Prober
+from exporter.sources.units import Units
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
@@ -78,6 +79,7 @@ def serve(settings: Settings) -> None:
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
         servers=servers,
+        units=Units(settings.systemd_unit),
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))

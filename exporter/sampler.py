@@ -28,6 +28,7 @@ from exporter.readings import (
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
+from exporter.sources.units import Units
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -60,7 +61,9 @@ class Sampler:
         thresholds: Thresholds,
         interval_s: float = 1.0,
         servers: Servers | None = None,
+        units: Units | None = None,
     ) -> None:
+        self._units = units or Units(())
         self._servers = servers
         self._host = host
         self._directory = directory
@@ -110,6 +113,8 @@ class Sampler:
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         gpu_source = self._gpus
+        if found_workers is not None:
+            found_workers = self._units.place(found_workers)
         found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
@@ -174,6 +179,13 @@ class Sampler:
     def _running(self, found: WorkerReadings | None, listings: Listings) -> dict[str, Container]:
         """Every container there is, by incarnation; of two with one name the first is kept."""
         containers = [each for listing in listings.values() if listing for each in listing.containers.values()]
+        if found is not None:
+            units = self._units.containers(found.workers)
+            containers.extend(units.values())
+            for sighting in found.workers:
+                unit = sighting.container_id
+                if unit is not None and cgroup.UNIT.fullmatch(unit) and unit not in units:
+                    self._unknown[sighting.worker.worker, "processes", "unreadable"] += 1
         for sighting in () if found is None else found.workers:
             if sighting.pid is not None and sighting.container_id is None:
                 try:
@@ -219,7 +231,10 @@ class Sampler:
             key = sighting.worker.worker, sighting.worker.incarnation
             place = self._last_places.get(key)
             if sighting.alive is False:
-                place = _place_now(place, sighting.folder, listings)
+                if place is not None and place.kind == "systemd":
+                    place = by_id.get(place.id) or self._units.renewed(place)
+                else:
+                    place = _place_now(place, sighting.folder, listings)
                 if place is not None and place.id not in by_id:
                     ended[place.id] = place
             elif sighting.container_id is not None:

@@ -24,6 +24,7 @@ from remediator import tls
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
+from remediator.actuators.systemd import SystemdActuator
 from remediator.app import create_app
 from remediator.capture import Captor, find_py_spy
 from remediator.credentials import Credentials
@@ -127,6 +128,8 @@ def execute(settings: ExecuteSettings) -> None:
         actuators: dict[str, Actuator] = {
             kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()
         }
+        if settings.systemd_unit:
+            actuators["systemd"] = SystemdActuator(settings.systemd_unit)
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
         queue = BuiltinQueue(store)

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsC
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
+from gpuwarden.settings import services, split
 from remediator.alert import ALERTS_MAX
 
 STOP_MARGIN_S: Final = 15.0
@@ -83,7 +84,7 @@ class ServeSettings(_Common):
     @field_validator("alertmanager", mode="before")
     @classmethod
     def _each_alertmanager(cls, found: Any) -> Any:
-        return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
+        return split(found)
 
     @model_validator(mode="after")
     def _alertmanagers_have_addresses(self) -> Self:
@@ -138,6 +139,11 @@ class ExecuteSettings(_Common):
         default="none",
         description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
         "'none' where there is none",
+    )
+    systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
+        "commas or each with an option of its own; no other service is ever touched",
     )
     processes: Path | None = Field(default=None, description="TOML file of supervised workers that run in no container")
     look_again_s: float = Field(
@@ -209,6 +215,11 @@ class ExecuteSettings(_Common):
     summary_hour: int = Field(
         default=8, ge=0, le=23, description="the hour, local time, after which each day's summary is logged"
     )
+
+    @field_validator("systemd_unit", mode="before")
+    @classmethod
+    def _each_unit(cls, found: Any) -> Any:
+        return services(found)
 
     @model_validator(mode="after")
     def _patience_outlasts_the_grace(self) -> Self:
