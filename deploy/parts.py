@@ -86,6 +86,14 @@ _NOT_FOR_PODMAN = frozenset(
     }
 )
 
+# The system's manager and its libraries: of what its packages set up, nothing is.
+_NOT_FOR_SYSTEMD = frozenset(
+    {
+        *("[!ls]*", "libc6", "libc-*", "libpam-*", "libperl*", "lib*-perl", "libnss-*", "login", "logsave", "lsb-*"),
+        *("systemd-*", "sed", "sysvinit*", "sensible-utils"),
+    }
+)
+
 POSTGRES_PROGRAMS = ("postgres", "initdb", "pg_ctl")
 # `postgresql` depends on the release's own version of it, and that on libraries whose names change with the release.
 # What only its scripts, its compiler (jit) and its client need stays out; libc must be the one that the loader knows.
@@ -113,8 +121,12 @@ def _table() -> dict[str, Part]:
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
-    # Only as the system has it: what it loads it looks for where its packages install it.
-    table["systemd"] = Part(names=("systemd",), packages=("systemd",), beside_path=("usr/lib/systemd", "lib/systemd"))
+    table["systemd"] = Part(
+        names=("systemd",),
+        packages=("systemd",),
+        beside_path=("usr/lib/systemd", "lib/systemd"),
+        without=_NOT_FOR_SYSTEMD,
+    )
     for program in PODMAN_PROGRAMS:
         table[program] = Part(names=(program,), packages=("podman", "netavark"), without=_NOT_FOR_PODMAN)
     for program in POSTGRES_PROGRAMS:

@@ -17,6 +17,9 @@ from deploy import parts
 
 CGROUPS = Path("/sys/fs/cgroup")
 READY_TIMEOUT_S = 30
+REMOVE_TIMEOUT_S = 10
+_GROUP = "gpuwarden-systemd-"
+"""How its control groups are named; the pid of whoever started it follows."""
 UNITS = Path("/run/systemd/system")
 """Where units are written, by its own root; then `systemctl daemon-reload`."""
 
@@ -45,11 +48,12 @@ class Systemd:
     """A systemd that runs. `pid` is its own, by the host's numbers; `root` shows its files to the host."""
 
     pid: int
+    path: str
 
     @property
     def enter(self) -> list[str]:
-        """What a command is put behind to run in its namespaces."""
-        return ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--"]
+        """What a command is put behind to run in its namespaces, with `systemctl` on its PATH."""
+        return ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--", "env", f"PATH={self.path}"]
 
     @property
     def root(self) -> Path:  # noqa: D102
@@ -75,38 +79,34 @@ def private_systemd(work: Path) -> Iterator[Systemd | NoSystemd]:
         yield NoSystemd(because="only root may start a private systemd")
         return
     try:
-        program = parts.find("systemd", fetch=False)
+        program = parts.find("systemd")
     except parts.PartMissing as missing:
         yield NoSystemd(because=str(missing))
         return
-    name = f"gpuwarden-systemd-{os.getpid()}"
+    env = _environment(program)
+    for left in (left for hierarchy in _hierarchies() for left in hierarchy.glob(f"{_GROUP}*")):
+        if not Path("/proc", left.name.removeprefix(_GROUP)).exists():  # of one that was killed
+            _remove(left)
+    name = f"{_GROUP}{os.getpid()}"
     groups = [_group(hierarchy / name) for hierarchy in _hierarchies()]
     with (work / "systemd.log").open("wb") as log:
         begun = subprocess.Popen(
             [
                 *("/bin/sh", "-c", 'for group in $1; do echo $$ >"$group/cgroup.procs"; done; shift; exec "$@"', "sh"),
                 " ".join(str(group) for group in groups),
-                *(
-                    "unshare",
-                    "--fork",
-                    "--pid",
-                    "--mount-proc",
-                    "--mount",
-                    "--kill-child",
-                    "/bin/sh",
-                    "-c",
-                    _BOOT,
-                    "sh",
-                ),
+                *("setpriv", "--pdeathsig", "KILL", "--"),
+                *("unshare", "--fork", "--pid", "--mount-proc", "--mount", "--kill-child"),
+                *("/bin/sh", "-c", _BOOT, "sh"),
                 str(program),
             ],
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        yield _wait_until_ready(begun, work / "systemd.log")
+        yield _wait_until_ready(begun, work / "systemd.log", env["PATH"])
     finally:
         begun.kill()
         begun.wait()
@@ -124,7 +124,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _group(folder: Path) -> Path:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)  # one that could not be removed
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (folder / name).exists() and not (folder / name).read_text().strip():
             with suppress(OSError):  # version 2 has it of its parent
@@ -133,7 +133,7 @@ def _group(folder: Path) -> Path:
 
 
 def _remove(group: Path) -> None:
-    give_up = time.monotonic() + READY_TIMEOUT_S
+    give_up = time.monotonic() + REMOVE_TIMEOUT_S
     while group.exists() and time.monotonic() < give_up:
         for folder, _, _ in os.walk(group, topdown=False):
             with suppress(OSError):  # a process is still ending in it
@@ -141,11 +141,28 @@ def _remove(group: Path) -> None:
         time.sleep(0.02)
 
 
-def _wait_until_ready(begun: subprocess.Popen[bytes], log: Path) -> Systemd | NoSystemd:
+def _environment(program: Path) -> dict[str, str]:
+    """Ours; for a systemd that is unpacked and not installed, with scripts on PATH that start it with its libraries."""
+    env = dict(os.environ)
+    if not program.is_relative_to(parts.PARTS_DIR):
+        return env
+    room = parts.PARTS_DIR / program.relative_to(parts.PARTS_DIR).parts[0]
+    folders = [folder for each in parts.library_folders(room) for folder in (each, each / "systemd")]
+    libraries = os.pathsep.join(str(folder) for folder in folders)
+    scripts = room / "scripts"
+    scripts.mkdir(exist_ok=True)
+    for name in ("systemctl", "systemd-run"):
+        (found,) = [path for path in (room / "bin" / name, room / "usr/bin" / name) if path.exists()][:1]
+        (scripts / name).write_text(f"#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec '{found}' \"$@\"\n")
+        (scripts / name).chmod(0o755)
+    return {**env, "PATH": f"{scripts}{os.pathsep}{env['PATH']}", "LD_LIBRARY_PATH": libraries}
+
+
+def _wait_until_ready(begun: subprocess.Popen[bytes], log: Path, path: str) -> Systemd | NoSystemd:
     give_up = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < give_up and begun.poll() is None:
         children = Path(f"/proc/{begun.pid}/task/{begun.pid}/children").read_text().split()
         if children and (Path(f"/proc/{children[0]}/root") / "run/systemd/private").exists():
-            return Systemd(pid=int(children[0]))
+            return Systemd(pid=int(children[0]), path=path)
         time.sleep(0.02)
     return NoSystemd(because=f"systemd did not come up: {log.read_text(errors='replace').strip()[-500:]}")
