@@ -52,7 +52,7 @@ def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
     sampler = Sampler(
         host="bench",
         directory=directory,
-        containers=None,
+        containers={},
         gpus=partial(simulated.read, simulation),
         thresholds=thresholds,
     )

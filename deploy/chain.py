@@ -69,8 +69,10 @@ class Plan:
     work: Path
     host: str
     docker: str | None
+    podman: str | None = None
     simulate_gpu: Path | None
     processes: Path | None = None
+    systemd_units: tuple[str, ...] = ()
     armed: bool = False
     pace: Pace = field(default_factory=Pace)
     ram_delta_mib: int = 5120
@@ -159,7 +161,9 @@ class Chain:
             [
                 *_gpuwarden("exporter"),
                 *("--dir", str(self.directory), "--listen", "127.0.0.1", "--port", _port(self.exporter_url)),
-                *("--docker", plan.docker or "none", "--ram-delta-mib", str(plan.ram_delta_mib)),
+                *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
+                *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
+                *("--ram-delta-mib", str(plan.ram_delta_mib)),
                 *("--dead-after-s", str(plan.dead_after_s)),
                 *simulated,
             ],
@@ -187,13 +191,15 @@ class Chain:
         processes = ["--processes", str(plan.processes)] if plan.processes else []
         return [
             *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
-            *("--queue", self.queue_url, "--exporter", self.exporter_url, "--docker", plan.docker or "none"),
+            *("--queue", self.queue_url, "--exporter", self.exporter_url),
+            *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
             *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
             *("--capture-s", str(plan.capture_s)),
             *("--storm-frees", str(plan.storm_frees), "--alertmanager", self.alertmanager_url),
             "--armed" if armed else "--no-armed",
+            *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
             *processes,
         ]
 

@@ -1,8 +1,8 @@
-"""Chooses the Docker engine that the tests and the demo use.
+"""Chooses the engine that the tests and the demo use.
 
 A reachable engine on this host is used as it is, and left as it is. Otherwise root gets a private one, from PATH or
 `.parts`, that touches nothing of the system's and is gone afterwards, even when the caller is killed (see
-`private_engine`). Otherwise there is none, and the answer says why.
+`private_engine`). Otherwise there is none, and the answer says why. A Podman is always a private one.
 """
 
 import os
@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from deploy import parts, private_engine
+from deploy import parts, private_engine, private_podman
 from deploy.reachable import Engine, NoEngine, ask, reachable_engine
 
-__all__ = ["Engine", "EngineNotStopped", "NoEngine", "docker_engine", "reachable_engine"]
+__all__ = ["Engine", "EngineNotStopped", "NoEngine", "docker_engine", "podman_engine", "reachable_engine"]
 
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = private_engine.SWEEP_TIMEOUT_S + 10
@@ -47,20 +48,37 @@ def docker_engine(work: Path) -> Iterator[Engine | NoEngine]:
     except parts.PartMissing as missing:
         yield NoEngine(because=f"{reachable.because}, and a private engine cannot be started: {missing}")
         return
-    with _private_engine(work, found["dockerd"]) as started:
+    places = private_engine.Places.of(work)
+    with _private_engine(places, found["dockerd"], parts.env_for_parts()) as started:
         yield started
 
 
 @contextmanager
-def _private_engine(work: Path, dockerd: Path) -> Iterator[Engine | NoEngine]:
+def podman_engine(work: Path) -> Iterator[Engine | NoEngine]:
+    """As `docker_engine`, but a private Podman's service of Docker's API. Its log is `podman.log`."""
+    if os.geteuid() != 0:
+        yield NoEngine(because="only root may start a private Podman")
+        return
+    try:
+        podman, conmon, runc = (parts.find(program) for program in (*parts.PODMAN_PROGRAMS, "runc"))
+    except parts.PartMissing as missing:
+        yield NoEngine(because=f"a private Podman cannot be started: {missing}")
+        return
     work.mkdir(parents=True, exist_ok=True)
-    places = private_engine.Places.of(work)
-    env = parts.env_for_parts()
+    places = private_engine.Places.of(work, "podman")
+    env = private_podman.environment(places, podman, runc, conmon)
+    with _private_engine(places, podman, env) as started:
+        yield replace(started, kind="podman") if isinstance(started, Engine) else started
+
+
+@contextmanager
+def _private_engine(places: private_engine.Places, program: Path, env: dict[str, str]) -> Iterator[Engine | NoEngine]:
+    places.work.mkdir(parents=True, exist_ok=True)
     checkout = str(Path(__file__).resolve().parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, env.get("PYTHONPATH")]))
     with places.log.open("ab") as log:
         guardian = subprocess.Popen(
-            [sys.executable, "-m", private_engine.__name__, str(places.work), str(dockerd)],
+            [sys.executable, "-m", private_engine.__name__, str(places.work), places.program, str(program)],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -82,13 +100,13 @@ def _wait_until_ready(guardian: subprocess.Popen[bytes], places: private_engine.
     began = _first_line(guardian, READY_TIMEOUT_S)
     while time.monotonic() < give_up:
         if began == b"" or guardian.poll() is not None:
-            return NoEngine(because=f"the private Docker engine ended at once: {_last_line(places.log)}")
+            return NoEngine(because=f"the private engine ended at once: {_last_line(places.log)}")
         answer = ask(url)
         if not isinstance(answer, NoEngine):
             return Engine(base_url=url, private=True, version=answer["Version"])
         because = answer.because
         time.sleep(_POLL_S)
-    return NoEngine(because=f"the private Docker engine was not ready after {READY_TIMEOUT_S} s: {because}")
+    return NoEngine(because=f"the private engine was not ready after {READY_TIMEOUT_S} s: {because}")
 
 
 def _first_line(guardian: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from deploy.simulator import Slot
 from gpuwarden.job import LEASE_S
 from remediator.actuators.docker import LABEL
 from remediator.actuators.process import ProcessActuator
+from remediator.actuators.systemd import SystemdActuator
 
 BODY: Final = "deploy.demo.body:load"
 QUEUE: Final = "gpu"
@@ -245,26 +247,96 @@ class ProcessFleet:
 
     def _table(self, slot: Slot) -> str:
         ground = self._ground
-        environment = {
-            "GPUWARDEN_DIR": str(ground.directory),
-            "GPUWARDEN_DEMO_DATA": str(ground.data),
-            "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
-            "PYTHONPATH": str(CHECKOUT),
-        }
-        store = ground.database.url if ground.database else f"sqlite:///{ground.queue / 'queue.db'}"
-        queue = self._queues.get(slot.worker, QUEUE)
+        environment, argv = _on_this_host(slot, ground, queue=self._queues.get(slot.worker, QUEUE), habits=self._habits)
         # TOML's basic strings and arrays of them are written as JSON writes them.
         rows = {
-            "argv": [
-                sys.executable,
-                *_worker_command(slot.worker, queue=queue, store=store, habits=self._habits),
-            ],
+            "argv": argv,
             "pid_file": str(ground.data / f"{slot.worker}.pid"),
             "log_file": str(ground.data / f"{slot.worker}.log"),
         }
         text = f"[worker.{slot.worker}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
         pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
         return f"{text}env = {{ {pairs} }}\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The systemd of the host that this runs on: workers are services of it, their units written into `units`."""
+
+    units: Path = Path("/run/systemd/system")
+
+
+class SystemdFleet:
+    """One service a worker, named after it. Each start of one adds a line to `lives`."""
+
+    where = "services of systemd"
+
+    def __init__(
+        self, services: Services, slots: Sequence[Slot], ground: Ground, *, queues: Mapping[str, str], habits: Habits
+    ) -> None:
+        self._slots = slots
+        self._ground = ground
+        self._queues = queues
+        self._habits = habits
+        self._units = {slot.worker: services.units / f"{slot.worker}.service" for slot in slots}
+        self._actuator = SystemdActuator([unit.name for unit in self._units.values()])
+
+    def __enter__(self) -> Self:
+        """Write the units; nothing runs yet."""
+        for slot in self._slots:
+            self._units[slot.worker].write_text(self._unit(slot), encoding="utf-8")
+        self._reload()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Stop the services and take their units away."""
+        for unit in self._units.values():
+            self._actuator.stop(unit.name, grace_s=0.5)
+            unit.unlink()
+        self._reload()
+
+    def start(self, worker: str) -> None:
+        """Start one service."""
+        self._actuator.start(self._units[worker].name)
+
+    def incarnation(self, worker: str) -> str:
+        """Its unit and invocation id."""
+        state = self._actuator.look(self._units[worker].name)
+        return state.incarnation if state else ""
+
+    def lives(self, worker: str) -> int:
+        """How often it was started."""
+        return len(self._lives(worker).read_text().splitlines())
+
+    def _lives(self, worker: str) -> Path:
+        return self._ground.data / f"{worker}.lives"
+
+    def _unit(self, slot: Slot) -> str:
+        queue = self._queues.get(slot.worker, QUEUE)
+        environment, argv = _on_this_host(slot, self._ground, queue=queue, habits=self._habits)
+        # systemd's double quotes are C's, and so are JSON's; `%` begins a specifier (systemd.unit(5)).
+        settings = [f"Environment={json.dumps(f'{name}={value}')}" for name, value in environment.items()]
+        settings.append(f"ExecStartPre=/bin/sh -c {json.dumps(f'echo life >>{self._lives(slot.worker)}')}")
+        settings.append("ExecStart=" + " ".join(json.dumps(word) for word in argv))
+        settings = [setting.replace("%", "%%") for setting in settings]
+        return "\n".join(["[Unit]", "DefaultDependencies=no", "[Service]", *settings, ""])
+
+    def _reload(self) -> None:
+        subprocess.run(["systemctl", "daemon-reload"], check=True, timeout=30)
+
+
+def _on_this_host(slot: Slot, ground: Ground, *, queue: str, habits: Habits) -> tuple[dict[str, str], list[str]]:
+    """Environment and command line of a worker that runs in no container."""
+    environment = {
+        "GPUWARDEN_DIR": str(ground.directory),
+        "GPUWARDEN_DEMO_DATA": str(ground.data),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
+        "PYTHONPATH": str(CHECKOUT),
+    }
+    store = ground.database.url if ground.database else f"sqlite:///{ground.queue / 'queue.db'}"
+    return environment, [sys.executable, *_worker_command(slot.worker, queue=queue, store=store, habits=habits)]
 
 
 def _worker_command(worker: str, *, queue: str, store: str, habits: Habits) -> list[str]:

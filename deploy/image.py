@@ -33,7 +33,7 @@ BASE_ROOM = "worker-root"
 APP = PurePosixPath("/app")
 """What lies below it in the image is importable."""
 CHANGES = [
-    f"ENV PYTHONPATH={APP} PYTHONUNBUFFERED=1 LANG=C.UTF-8",
+    *(f"ENV {variable}" for variable in (f"PYTHONPATH={APP}", "PYTHONUNBUFFERED=1", "LANG=C.UTF-8")),
     f"WORKDIR {APP}",
     'CMD ["/usr/bin/python3"]',
 ]
@@ -119,7 +119,7 @@ def worker_image(client: docker.DockerClient, *, extra: Mapping[str, Path]) -> s
                 for path, file in (*added, *_caches(added, Path(scratch))):
                     tar.add(file, arcname=f".{path}", recursive=False, filter=_as_root)
             stream.seek(0)
-            client.api.import_image_from_data(stream, repository=REPOSITORY, tag=tag, changes=CHANGES)
+            client.api.import_image_from_data(stream, repository=name, changes=CHANGES)  # Podman reads no tag beside it
     return name
 
 

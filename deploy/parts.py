@@ -76,6 +76,24 @@ _ENGINE = ("docker.io", "containerd", "runc", "tini")
 _ENGINE_LIBRARIES = ("libdevmapper1.02.1", "libseccomp2")
 ENGINE_PROGRAMS = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
 
+PODMAN_PROGRAMS = ("podman", "conmon")
+# Of what Podman's packages depend on, those two, its network helper (it wants to see one, whatever it is used for) and
+# libraries; the OCI runtime is the private Docker engine's.
+_NOT_FOR_PODMAN = frozenset(
+    {
+        *("[!clnp]*", "crun", "containers-*", "libc6", "libc-*", "libpam*", "libperl*", "lib*-perl", "lsb-*", "passwd"),
+        *("perl*", "pinentry-*"),
+    }
+)
+
+# The system's manager and its libraries: of what its packages set up, nothing is.
+_NOT_FOR_SYSTEMD = frozenset(
+    {
+        *("[!ls]*", "libc6", "libc-*", "libpam-*", "libperl*", "lib*-perl", "libnss-*", "login", "logsave", "lsb-*"),
+        *("systemd-*", "sed", "sysvinit*", "sensible-utils"),
+    }
+)
+
 POSTGRES_PROGRAMS = ("postgres", "initdb", "pg_ctl")
 # `postgresql` depends on the release's own version of it, and that on libraries whose names change with the release.
 # What only its scripts, its compiler (jit) and its client need stays out; libc must be the one that the loader knows.
@@ -103,6 +121,14 @@ def _table() -> dict[str, Part]:
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
+    table["systemd"] = Part(
+        names=("systemd",),
+        packages=("systemd",),
+        beside_path=("usr/lib/systemd", "lib/systemd"),
+        without=_NOT_FOR_SYSTEMD,
+    )
+    for program in PODMAN_PROGRAMS:
+        table[program] = Part(names=(program,), packages=("podman", "netavark"), without=_NOT_FOR_PODMAN)
     for program in POSTGRES_PROGRAMS:
         table[program] = Part(
             names=(program,),

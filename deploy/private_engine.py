@@ -1,14 +1,16 @@
-"""A Docker engine of one's own, run by a guardian process that always cleans up after it.
+"""An engine of one's own, Docker or Podman, run by a guardian process that always cleans up after it.
 
-`python -m deploy.private_engine WORK DOCKERD` (root only) sweeps what is left in WORK, starts dockerd, writes the line
-`started` and waits until its standard input ends, which the kernel sees to even when whoever holds the other end is
-killed. Then everything goes: dockerd, containerd, shims and containers by SIGKILL, mounts, control groups, sockets and
-data. Nothing of such an engine is worth a graceful end, so the clean end, the end after a failure and the sweep of what
+`python -m deploy.private_engine WORK dockerd|podman PROGRAM` (root only) sweeps what is left in WORK, starts dockerd or
+Podman's service of Docker's API in the environment that `deploy.private_podman` made, writes the line `started` and
+waits until its standard input ends, which the kernel sees to even when whoever holds the other end is killed. Then
+everything goes: the engine's daemons, shims and containers by SIGKILL, mounts, control groups, sockets and data.
+Nothing of such an engine is worth a graceful end, so the clean end, the end after a failure and the sweep of what
 an earlier, killed guardian left are one and the same path: `sweep`.
 
-In WORK: `dockerd.log` (kept; of the latest engine), `engine.lock` (kept; held by the guardian while it lives) and
-`engine/` (gone afterwards) with the data. Sockets and run-time state lie in `/run/gpuwarden-<hash of WORK>` (gone
-afterwards), because a socket's path is limited to 107 bytes and WORK may be deep.
+In WORK: `dockerd.log` or `podman.log` (kept; of the latest engine), `engine.lock` (kept; held by the guardian while it
+lives), for Podman `podman/` with its configuration (kept), and `engine/` (gone afterwards) with the data. Sockets and
+run-time state lie in `/run/gpuwarden-<hash of WORK>` (gone afterwards), because a socket's path is limited to 107 bytes
+and WORK may be deep.
 """
 
 import ctypes
@@ -39,7 +41,9 @@ SWEEP_FAILED = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MNT_DETACH = 2
-_ENGINE_PROGRAMS = frozenset({"dockerd", "containerd", "containerd-shim-runc-v2", "runc"})
+_ENGINE_PROGRAMS = frozenset({"dockerd", "containerd", "containerd-shim-runc-v2", "runc", "podman", "conmon"})
+_RUNC_STATE = Path("/run/runc")
+"""Where runc keeps the state of its containers unless it is told another place; Podman tells it none."""
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,12 +54,14 @@ class Places:
 
     work: Path
     run: Path
+    program: str = "dockerd"
 
     @classmethod
-    def of(cls, work: Path) -> "Places":
+    def of(cls, work: Path, program: str = "dockerd") -> "Places":
         """The places of `work`: always the same ones, so that a later run finds what an earlier one left."""
         work = work.resolve()
-        return cls(work=work, run=Path("/run") / f"gpuwarden-{hashlib.sha256(os.fsencode(work)).hexdigest()[:12]}")
+        run = Path("/run") / f"gpuwarden-{hashlib.sha256(os.fsencode(work)).hexdigest()[:12]}"
+        return cls(work=work, run=run, program=program)
 
     @property
     def data(self) -> Path:  # noqa: D102
@@ -71,14 +77,14 @@ class Places:
 
     @property
     def log(self) -> Path:  # noqa: D102
-        return self.work / "dockerd.log"
+        return self.work / f"{self.program}.log"
 
 
 class SweepFailed(Exception):  # noqa: N818 - it reads as what happened
     """Something of the engine could not be removed. The message says what."""
 
 
-def guard(places: Places, dockerd: str) -> int:
+def guard(places: Places, engine: str) -> int:
     """Run the engine until standard input ends or a signal asks to stop; 0, or 1 when the engine ended by itself."""
     for asked_to_stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(asked_to_stop, _leave)
@@ -92,7 +98,7 @@ def guard(places: Places, dockerd: str) -> int:
         places.run.mkdir(mode=0o700)
         places.data.mkdir(mode=0o711)
         try:
-            return _run_until_told(places, dockerd)
+            return _run_until_told(places, engine)
         finally:
             # From here on nothing may interrupt: the sweep is bounded by itself.
             for asked_to_stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -110,12 +116,18 @@ def dockerd_command(places: Places, dockerd: str) -> list[str]:
     ]
 
 
-def _run_until_told(places: Places, dockerd: str) -> int:
+def podman_command(places: Places, podman: str) -> list[str]:
+    """What starts Podman's service of `places`, configured by its environment (`deploy.private_podman`)."""
+    return [podman, "system", "service", "--time", "0", f"unix://{places.socket}"]
+
+
+def _run_until_told(places: Places, program: str) -> int:
     # An empty configuration keeps /etc/docker/daemon.json, written for another engine, out of this one.
     places.configuration.write_text("{}")
+    command = podman_command if places.program == "podman" else dockerd_command
     with places.log.open("ab") as log:
         engine = subprocess.Popen(
-            dockerd_command(places, dockerd),
+            command(places, program),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -158,14 +170,16 @@ def sweep(places: Places) -> None:
         )
     _remove_shim_sockets(places)
     _remove_cgroups(_container_ids(places))
+    for state in (_RUNC_STATE / container for container in _container_ids(places)):
+        shutil.rmtree(state, ignore_errors=True)
     for folder in (places.data, places.run):
         if folder.exists():
             shutil.rmtree(folder)
 
 
 def _container_ids(places: Places) -> frozenset[str]:
-    folder = places.data / "data/containers"
-    return frozenset(path.name for path in folder.glob("*") if _CONTAINER_ID.fullmatch(path.name))
+    folders = (places.data / "data").glob("*containers/*")  # Podman names them after its storage driver
+    return frozenset(path.name for path in folders if _CONTAINER_ID.fullmatch(path.name))
 
 
 def _engine_pids(places: Places) -> Iterator[int]:
@@ -257,7 +271,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(guard(Places.of(Path(sys.argv[1])), sys.argv[2]))
+        sys.exit(guard(Places.of(Path(sys.argv[1]), sys.argv[2]), sys.argv[3]))
     except SweepFailed as problem:
         print(problem, file=sys.stderr)
         sys.exit(SWEEP_FAILED)

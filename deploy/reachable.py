@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Literal
 
 SYSTEM_SOCKET = Path("/var/run/docker.sock")
 _PROBE_TIMEOUT_S = 5
@@ -17,11 +18,12 @@ _PROBE_TIMEOUT_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A Docker engine that answers. On a private one, containers have the network `none` or `host`."""
+    """An engine that answers as Docker. On a private one, containers have the network `none` or `host`."""
 
     base_url: str
     private: bool
     version: str
+    kind: Literal["docker", "podman"] = "docker"
 
 
 @dataclass(frozen=True, kw_only=True)

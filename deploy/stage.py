@@ -13,7 +13,7 @@ from deploy.chain import Chain, Plan
 from deploy.config import Pace
 from deploy.demo import body
 from deploy.engine import Engine, NoEngine
-from deploy.fleet import QUEUE, Database, DockerFleet, Fleet, Ground, Habits, ProcessFleet
+from deploy.fleet import QUEUE, Database, DockerFleet, Fleet, Ground, Habits, ProcessFleet, Services, SystemdFleet
 from deploy.simulator import SimulatedGpus, Slot
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
@@ -95,7 +95,7 @@ class Stage:
 @contextmanager
 def stage(
     work: Path,
-    engine: Engine | NoEngine,
+    engine: Engine | Services | NoEngine,
     slots: Sequence[Slot],
     *,
     armed: bool,
@@ -121,7 +121,7 @@ def stage(
 
     Args:
         work: an empty folder for everything that is written.
-        engine: where the workers run; without one they are supervised processes.
+        engine: where the workers run; without one, or a systemd, they are supervised processes.
         slots: the workers and their GPUs.
         armed: whether the remediator acts.
         pace: how fast Prometheus and Alertmanager turn.
@@ -135,7 +135,7 @@ def stage(
         storm_frees: and more frees within an hour than this.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
-        unmanaged: workers whose containers do not opt in.
+        unmanaged: workers whose containers or services do not opt in.
         queues: workers that serve another queue than the usual one.
         habits: how the workers go about their work.
         host: the host's key. Two stages with keys and folders of their own are two hosts.
@@ -151,9 +151,11 @@ def stage(
         plan = Plan(
             work=work,
             host=host,
-            docker=engine.base_url if isinstance(engine, Engine) else None,
+            docker=engine.base_url if isinstance(engine, Engine) and engine.kind == "docker" else None,
+            podman=engine.base_url if isinstance(engine, Engine) and engine.kind == "podman" else None,
             simulate_gpu=simulation,
-            processes=None if isinstance(engine, Engine) else commands,
+            processes=commands if isinstance(engine, NoEngine) else None,
+            systemd_units=_managed_units(slots, unmanaged) if isinstance(engine, Services) else (),
             armed=armed,
             pace=pace,
             ram_delta_mib=ram_delta_mib,
@@ -174,6 +176,8 @@ def stage(
             client = docker.DockerClient(base_url=engine.base_url)
             stack.callback(client.close)
             fleet = DockerFleet(client, slots, ground, unmanaged=unmanaged, queues=queues or {}, habits=habits)
+        elif isinstance(engine, Services):
+            fleet = SystemdFleet(engine, slots, ground, queues=queues or {}, habits=habits)
         else:
             fleet = ProcessFleet(slots, ground, commands=commands, queues=queues or {}, habits=habits)
         stack.enter_context(fleet)
@@ -195,3 +199,7 @@ def stage(
             witness=witness,
             data=ground.data,
         )
+
+
+def _managed_units(slots: Sequence[Slot], unmanaged: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{slot.worker}.service" for slot in slots if slot.worker not in unmanaged)

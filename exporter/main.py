@@ -20,8 +20,9 @@ from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
 from exporter.sources import nvml, simulated
-from exporter.sources.containers import DockerContainers
+from exporter.sources.containers import EngineContainers
 from exporter.sources.probes import Prober
+from exporter.sources.units import Units
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
@@ -64,16 +65,21 @@ def serve(settings: Settings) -> None:
         health_grace_s=settings.health_grace_s,
     )
     gpus = _gpu_source(settings)
-    docker = None if settings.docker == "none" else DockerContainers(settings.docker, settings.dir)
+    engines = {
+        kind: EngineContainers(base_url, settings.dir, kind=kind)
+        for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
+        if base_url != "none"
+    }
     servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
         host=host,
         directory=settings.dir,
-        containers=docker,
+        containers=engines,
         gpus=gpus.read,
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
         servers=servers,
+        units=Units(settings.systemd_unit),
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
@@ -83,8 +89,8 @@ def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
     gpus.tell()
-    if docker is not None:
-        docker.start()
+    for engine in engines.values():
+        engine.start()
     sampler.start()
     log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__)
     try:
@@ -92,8 +98,8 @@ def serve(settings: Settings) -> None:
     finally:
         sampler.close()
         servers.close()
-        if docker is not None:
-            docker.close()
+        for engine in engines.values():
+            engine.close()
         web.server_close()
         log.info("exporter stopped")
 

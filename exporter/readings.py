@@ -88,9 +88,10 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One place where managed work lives: a Docker container, or a worker's own process tree.
+    """One place where managed work lives: an engine's container, a systemd service, or a worker's own process tree.
 
-    `incarnation` changes whenever what runs in it is another: full id and StartedAt; pid, start ticks and boot id.
+    `incarnation` changes whenever what runs in it is another: full id and StartedAt; unit and invocation id;
+    pid, start ticks and boot id.
     `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
     `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
     `paused` runs, and nothing in it gets any time.

@@ -6,7 +6,7 @@ Each source fails alone: what it would have told is unknown in that snapshot, an
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -28,6 +28,7 @@ from exporter.readings import (
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
+from exporter.sources.units import Units
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -36,9 +37,12 @@ log: Final = structlog.get_logger("exporter")
 
 T = TypeVar("T")
 
+Listings = Mapping[str, Listing | None]
+"""The newest listing of each engine, by kind; `None` where it tells none."""
+
 
 class Containers(Protocol):
-    """Where the running containers come from."""
+    """Where the running containers of one kind come from."""
 
     def latest(self) -> Listing:
         """The newest listing, or OSError with the reason why there is none."""
@@ -52,12 +56,14 @@ class Sampler:
         *,
         host: str,
         directory: Path,
-        containers: Containers | None,
+        containers: Mapping[str, Containers],
         gpus: Callable[[], GpuReadings] | None,
         thresholds: Thresholds,
         interval_s: float = 1.0,
         servers: Servers | None = None,
+        units: Units | None = None,
     ) -> None:
+        self._units = units or Units(())
         self._servers = servers
         self._host = host
         self._directory = directory
@@ -107,11 +113,12 @@ class Sampler:
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         gpu_source = self._gpus
+        if found_workers is not None:
+            found_workers = self._units.place(found_workers)
         found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
-        docker_source = self._containers
-        listing = None if docker_source is None else self._ask("docker", docker_source.latest, health)
+        listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
-        running = self._running(found_workers, listing)
+        running = self._running(found_workers, listings)
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         self._histories = {
             incarnation: history for incarnation, history in self._histories.items() if incarnation in running
@@ -120,10 +127,10 @@ class Sampler:
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
         if found_workers is not None:
-            found_workers = self._place_the_dead(found_workers, running, listing, ended)
+            found_workers = self._place_the_dead(found_workers, running, listings, ended)
         dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
         servers = None
-        if self._servers is not None and listing is not None:
+        if self._servers is not None and listings and None not in listings.values():
             look, placed = self._servers.look, found_workers
             servers = self._ask("servers", lambda: look(running.values(), placed, now_s=now.boottime_s), health)
             for each in servers or ():
@@ -169,9 +176,16 @@ class Sampler:
                 self._failing[source] = because
         return result
 
-    def _running(self, found: WorkerReadings | None, listing: Listing | None) -> dict[str, Container]:
+    def _running(self, found: WorkerReadings | None, listings: Listings) -> dict[str, Container]:
         """Every container there is, by incarnation; of two with one name the first is kept."""
-        containers = [] if listing is None else list(listing.containers.values())
+        containers = [each for listing in listings.values() if listing for each in listing.containers.values()]
+        if found is not None:
+            units = self._units.containers(found.workers)
+            containers.extend(units.values())
+            for sighting in found.workers:
+                unit = sighting.container_id
+                if unit is not None and cgroup.UNIT.fullmatch(unit) and unit not in units:
+                    self._unknown[sighting.worker.worker, "processes", "unreadable"] += 1
         for sighting in () if found is None else found.workers:
             if sighting.pid is not None and sighting.container_id is None:
                 try:
@@ -202,7 +216,7 @@ class Sampler:
         return found
 
     def _place_the_dead(
-        self, found: WorkerReadings, running: dict[str, Container], listing: Listing | None, ended: dict[str, Container]
+        self, found: WorkerReadings, running: dict[str, Container], listings: Listings, ended: dict[str, Container]
     ) -> WorkerReadings:
         """Give dead workers the container they were in, as far as it is known; what of it does not run joins `ended`.
 
@@ -217,7 +231,10 @@ class Sampler:
             key = sighting.worker.worker, sighting.worker.incarnation
             place = self._last_places.get(key)
             if sighting.alive is False:
-                place = _place_now(place, sighting.folder, listing)
+                if place is not None and place.kind == "systemd":
+                    place = by_id.get(place.id) or self._units.renewed(place)
+                else:
+                    place = _place_now(place, sighting.folder, listings)
                 if place is not None and place.id not in by_id:
                     ended[place.id] = place
             elif sighting.container_id is not None:
@@ -336,13 +353,16 @@ class Sampler:
         self._dead = dead
 
 
-def _place_now(last: Container | None, folder: str, listing: Listing | None) -> Container | None:
+def _place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:
     """Where a dead worker was, as its engine has that container now."""
-    if listing is None or (last is not None and last.kind == "process"):
-        return last
     if last is not None:
-        return listing.containers.get(last.id) or listing.down.get(last.id) or last
-    holding = [each for each in (*listing.containers.values(), *listing.down.values()) if folder in each.folders]
+        listing = listings.get(last.kind)
+        return last if listing is None else listing.containers.get(last.id) or listing.down.get(last.id) or last
+    known = [listing for listing in listings.values() if listing is not None]
+    if len(known) < len(listings):
+        return None  # the engine that does not answer may have another that holds the folder
+    every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
+    holding = [each for each in every if folder in each.folders]
     return holding[0] if len(holding) == 1 else None
 
 

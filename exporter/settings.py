@@ -1,12 +1,13 @@
 """The exporter's settings: name, default and help in one place. Options, or GPUWARDEN_EXPORTER_… in the environment."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
+from gpuwarden.settings import services
 
 
 class Settings(BaseSettings):
@@ -29,6 +30,16 @@ class Settings(BaseSettings):
     port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
+    )
+    podman: str = Field(
+        default="none",
+        description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
+        "'none' where there is none",
+    )
+    systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
+        "commas or each with an option of its own; each is then one container",
     )
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -86,6 +97,11 @@ class Settings(BaseSettings):
         pattern="^(debug|info|warning|error)$",
         description="least severe level logged: debug, info, warning or error",
     )
+
+    @field_validator("systemd_unit", mode="before")
+    @classmethod
+    def _each_unit(cls, found: Any) -> Any:
+        return services(found)
 
     @model_validator(mode="after")
     def _one_gpu_source(self) -> Self:

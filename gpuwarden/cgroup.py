@@ -13,6 +13,9 @@ from typing import Final
 PROC: Final = Path("/proc")
 ROOT: Final = Path("/sys/fs/cgroup")
 
+UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
+"""A service of systemd's by its whole name (systemd.unit(5)). What systemd escapes in a cgroup's name is none here."""
+
 _CONTAINER_ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 
 
@@ -38,8 +41,40 @@ def container_id(pid: int, *, proc: Path = PROC) -> str | None:
     return None
 
 
+def unit(pid: int, *, proc: Path = PROC) -> str | None:
+    """The service of the host's systemd that a process is in; `None` for a process in none.
+
+    Groups that a service made inside itself count as its own: a user's services are in that user's `user@UID.service`.
+
+    Raises:
+        OSError: the process is gone, or may not be looked at.
+    """
+    place = _systemd_path(pid, proc)
+    root = _systemd_path(1, proc).removesuffix("/init.scope").rstrip("/")
+    if not place.startswith(f"{root}/"):
+        return None
+    for name in place[len(root) + 1 :].split("/"):
+        if not name.endswith(".slice"):
+            return name if UNIT.fullmatch(name) else None
+    return None
+
+
+def _systemd_path(pid: int, proc: Path) -> str:
+    """Where a process is in the hierarchy that systemd keeps: its named one, else the unified one."""
+    unified = ""
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "name=systemd":
+            return path
+        if not controllers:
+            unified = path
+    return unified
+
+
 def memory_directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
     """Where the memory of a container is accounted, by its id and one of its processes; `None` where nowhere.
+
+    A service of systemd's is named by its unit, as in all that follows.
 
     Groups that a container made inside itself count as its own.
 
@@ -114,13 +149,18 @@ def processes(group: Path) -> frozenset[int]:
 def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:
     """A process's cgroups that bear its container's id, as (controllers, path from the root) of the container's own.
 
+    A service's bear the name of its unit.
+
     Others are left out: a process that has exited, and was not waited for, is in the root of each version 1 hierarchy,
     among all processes of the host; and a pid may be somebody else's by now.
     """
     found = []
+    bears = _CONTAINER_ID
+    if UNIT.fullmatch(container):
+        bears = re.compile(rf"/({re.escape(container)})(?=/|$)")
     for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
-        for named in _CONTAINER_ID.finditer(path):
+        for named in bears.finditer(path):
             if named.group(1) == container:
                 found.append((controllers, path[: named.end()].strip("/")))
                 break

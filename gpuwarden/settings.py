@@ -1,9 +1,11 @@
 """What the settings of every program have in common: how a bad one is told, and the pages that list them all."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
@@ -24,6 +26,27 @@ def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator
             yield f"{option} is wanted: {settings.model_fields[name].description}"
         else:
             yield f"{found['input']!r} will not do for {option}: {found['msg']}"
+
+
+def split(found: Any) -> Any:
+    """A setting that holds several, separated by commas, as an option or the environment gives it."""
+    return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
+
+
+def services(found: Any) -> Any:
+    """A setting that holds patterns of services' names (fnmatch), and none that matches every service of the host.
+
+    Raises:
+        ValueError: a pattern names no services, or all of them.
+    """
+    patterns = split(found)
+    for pattern in patterns:
+        if not _SERVICES.fullmatch(pattern):
+            raise ValueError(f"{pattern!r} names no services: wanted are names as 'gpu-worker@*.service', not '*'")
+    return patterns
+
+
+_SERVICES: Final = re.compile(r"[A-Za-z0-9][^/\s]*\.service")
 
 
 def table(settings: type[BaseSettings]) -> Iterator[str]:

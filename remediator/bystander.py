@@ -15,7 +15,7 @@ the standard library alone. REQUEST is a JSON object:
     native         whether frames of native code may be asked for too, which stops the process meanwhile
     log_files      the files that may hold its last lines: the first that is there is read; else
     container      the full id of the container to ask its engine about; null for none
-    docker         the engine's socket, as unix:///path
+    engine         its engine's socket, as unix:///path, where it has one
 
 The lines, by their `kind`; a field that could not be read is null:
 
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     # What costs least first.
     seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["session"], out)
     if not any(_file_log(Path(path), out) for path in request["log_files"]) and request["container"] is not None:
-        _docker_log(request["docker"], request["container"], out)
+        _container_log(request["engine"], request["container"], out)
     py_spy: str | None = request["py_spy"]
     if py_spy is None:
         out.say("note", text="no Python stacks, for py-spy is not installed: pip install 'gpuwarden[evidence]'")
@@ -250,7 +250,7 @@ class _Socket(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _docker_log(url: str, container: str, out: _Out) -> None:
+def _container_log(url: str, container: str, out: _Out) -> None:
     if not url.startswith("unix://"):
         out.say("note", text=f"no last lines of the container: its engine at {url} has no socket here")
         return

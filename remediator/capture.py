@@ -95,7 +95,7 @@ class Captor:
     Args:
         for_s: how long one may take, seconds.
         max_bytes: how much is kept of one.
-        docker: the engine's socket; `None` where there is no engine.
+        engines: the sockets of this host's engines, by kind of container.
         job_logs: the folder in which workers keep their jobs' logs; `None` where they keep none.
         py_spy: where py-spy is; `None` where it is not.
         look: the program that looks, before its request.
@@ -106,14 +106,14 @@ class Captor:
         *,
         for_s: float,
         max_bytes: int,
-        docker: str | None = None,
+        engines: Mapping[str, str] | None = None,
         job_logs: Path | None = None,
         py_spy: Path | None = None,
         look: Sequence[str] = _LOOK,
     ) -> None:
         self._for_s = for_s
         self._max_bytes = max_bytes
-        self._docker = docker
+        self._engines = dict(engines or {})
         self._job_logs = job_logs
         self._py_spy = py_spy
         self._look = look
@@ -140,7 +140,7 @@ class Captor:
         log_files = [] if container.log_file is None else [container.log_file]
         if self._job_logs is not None and episode.job_id is not None and episode.attempt is not None:
             log_files.insert(0, str(joblogs.path_of(self._job_logs, episode.job_id, episode.attempt)))
-        ask_engine = container.kind == "docker" and self._docker is not None
+        engine = self._engines.get(container.kind)
         return {
             "until_s": time.monotonic() + self._for_s * SHARE,
             "pids": sorted(container.pids),
@@ -150,8 +150,8 @@ class Captor:
             # They cost the process CPU, and that its CPU stands still is what tells a dead worker.
             "native": armed and Trip.DEAD_WORKER not in {episode.trip, *episode.trips},
             "log_files": log_files,
-            "docker": self._docker,
-            "container": container.handle if ask_engine else None,
+            "engine": engine,
+            "container": None if engine is None else container.handle,
         }
 
     def _see(self, request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:

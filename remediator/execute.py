@@ -24,7 +24,7 @@ from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
 from remediator import freeing, opinion, plan, safety, summary, warning
-from remediator.actuators import Actuator
+from remediator.actuators import ENGINES, Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
 from remediator.ledger import Ledger
@@ -663,7 +663,7 @@ class Executor:
             kind, group = evidence.container_kind, None
             handle = evidence.container if kind == "process" else evidence.container_id
         elif evidence is not None and (accused := _accused(episode)) is not None:
-            kind, handle, group = "docker", accused, None
+            return self._accused_container(accused, unknown)
         else:
             return None, False
         actuator = self._hands.actuators.get(kind)
@@ -675,6 +675,25 @@ class Executor:
         except GpuwardenError as error:
             unknown.append(str(error))
             return None, False
+
+    def _accused_container(self, handle: str, unknown: list[str]) -> tuple[ContainerState | None, bool]:
+        """A container by its id alone, from whichever engine has it; gone is only what every engine says is gone."""
+        known = False
+        for kind in ENGINES:
+            actuator = self._hands.actuators.get(kind)
+            if actuator is None:
+                continue
+            try:
+                found = actuator.look(handle)
+            except GpuwardenError as error:
+                unknown.append(str(error))
+                return None, False
+            if found is not None:
+                return found, True
+            known = True
+        if not known:
+            unknown.append("this remediator has no hands for containers")
+        return None, known
 
     def _job(self, episode: Episode, unknown: list[str]) -> tuple[JobFacts | None, bool]:
         if episode.job_id is None:
@@ -910,7 +929,7 @@ def _accused(episode: Episode) -> str | None:
 
 
 _FULL_ID: Final = re.compile(r"([0-9a-z]{64})@")
-"""How a Docker container's incarnation begins. An alert's label is data: nothing else of it reaches an engine."""
+"""How a container's incarnation begins. An alert's label is data: nothing else of it reaches an engine."""
 
 
 class ExecutorLock:

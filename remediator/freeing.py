@@ -83,7 +83,8 @@ def _see_up(facts: Facts, free: Intent) -> Step:
                 reason="started", because=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on"
             )
         return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} runs again")
-    if container is not None and container.incarnation != free.key:
+    # An empty one is of what nobody knows any more what ran in it: systemd forgets that of a service that is down.
+    if container is not None and container.incarnation not in ("", free.key):
         because = f"{container.name} was started, and has ended by itself since: a person must look"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
     if container is None or (_tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)):

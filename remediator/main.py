@@ -24,6 +24,7 @@ from remediator import tls
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
+from remediator.actuators.systemd import SystemdActuator
 from remediator.app import create_app
 from remediator.capture import Captor, find_py_spy
 from remediator.credentials import Credentials
@@ -127,9 +128,11 @@ def execute(settings: ExecuteSettings) -> None:
                 "there. Give --queue the PostgreSQL URL too, or each host a ledger of its own"
             )
         witness = parts.enter_context(closing(Witness(settings.exporter)))
-        actuators: dict[str, Actuator] = {}
-        if settings.docker != "none":
-            actuators["docker"] = DockerActuator(settings.docker)
+        actuators: dict[str, Actuator] = {
+            kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()
+        }
+        if settings.systemd_unit:
+            actuators["systemd"] = SystemdActuator(settings.systemd_unit)
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
         silences = None
@@ -158,6 +161,12 @@ def execute(settings: ExecuteSettings) -> None:
     log.info("executor stopped")
 
 
+def _engines(settings: ExecuteSettings) -> dict[str, str]:
+    """The sockets of this host's engines, by kind."""
+    named = {"docker": settings.docker, "podman": settings.podman}
+    return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
+
+
 def _captor(settings: ExecuteSettings) -> Captor | None:
     if not settings.capture_s:
         return None
@@ -167,7 +176,7 @@ def _captor(settings: ExecuteSettings) -> Captor | None:
     return Captor(
         for_s=settings.capture_s,
         max_bytes=settings.capture_max_bytes,
-        docker=None if settings.docker == "none" else settings.docker,
+        engines=_engines(settings),
         job_logs=settings.job_logs,
         py_spy=py_spy,
     )

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 import httpx
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
+from gpuwarden.settings import services, split
 from remediator.alert import ALERTS_MAX
 from remediator.opinion import Policy
 
@@ -27,11 +28,7 @@ def _config(program: str) -> SettingsConfigDict:
     )
 
 
-def _apart(found: Any) -> Any:
-    return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
-
-
-_Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_apart)]
+_Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 """Separated by commas, or each with an option of its own."""
 
 
@@ -164,6 +161,16 @@ class ExecuteSettings(_Common):
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
+    podman: str = Field(
+        default="none",
+        description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
+        "'none' where there is none",
+    )
+    systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
+        "commas or each with an option of its own; no other service is ever touched",
+    )
     processes: Path | None = Field(default=None, description="TOML file of supervised workers that run in no container")
     look_again_s: float = Field(
         default=1.0,
@@ -269,6 +276,11 @@ class ExecuteSettings(_Common):
     def second_opinion(self) -> Policy:
         """The policy that is in force."""
         return self.prometheus_policy or (Policy.HEED if self.prometheus else Policy.IGNORE)
+
+    @field_validator("systemd_unit", mode="before")
+    @classmethod
+    def _each_unit(cls, found: Any) -> Any:
+        return services(found)
 
     @model_validator(mode="after")
     def _patience_outlasts_the_grace(self) -> Self:

@@ -68,6 +68,7 @@ ADDRESSES: Final = {
 
 SOURCES: Final = {
     "source_docker": "does the Docker engine run?",
+    "source_podman": "does Podman's service run (systemctl status podman.socket)?",
     "source_gpu": "does the GPU's driver answer (`nvidia-smi`)?",
 }
 """What to ask first where a source of the exporter's fails."""

@@ -16,7 +16,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield gauge(
         "gpuwarden_container_info",
-        "A container's identity; always 1. Kind is docker, or process for a worker that runs in no container.",
+        "A container's identity; always 1. Kind is docker, podman or systemd, or process for a worker in none.",
         ("container", "container_id", "incarnation", "kind", "image"),
         (
             ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,

@@ -1,4 +1,7 @@
-"""Which containers there are: Docker's, asked by a thread of its own so that a hung daemon holds up nothing else."""
+"""Which containers there are: an engine's, asked by a thread of its own so that a hung daemon holds up nothing else.
+
+The engine is Docker, or Podman, which answers the same calls in the same words at a socket of its own.
+"""
 
 import contextlib
 import os
@@ -57,14 +60,15 @@ class Listing:
     down: Mapping[str, Container] = field(default_factory=dict)
 
 
-class DockerContainers:
-    """Keeps a recent listing of one Docker daemon's containers.
+class EngineContainers:
+    """Keeps a recent listing of one engine's containers, of kind `docker` or `podman`.
 
     `directory` is `$GPUWARDEN_DIR`: what is mounted of it tells where a worker was that is dead.
     """
 
-    def __init__(self, base_url: str, directory: Path | None = None) -> None:
+    def __init__(self, base_url: str, directory: Path | None = None, *, kind: str = "docker") -> None:
         self._base_url = base_url
+        self._kind = kind
         self._directory = None if directory is None else os.path.realpath(directory)
         self._listing: Listing | None = None
         self._because = "not asked yet"
@@ -72,7 +76,7 @@ class DockerContainers:
         self._tried_s: dict[str, float] = {}
         self._asked = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._refresh_on, name="docker", daemon=True)
+        self._thread = threading.Thread(target=self._refresh_on, name=kind, daemon=True)
 
     def start(self) -> None:
         """Begin to ask; returns with the first answer, or after a second without one."""
@@ -92,7 +96,7 @@ class DockerContainers:
         """
         listing = self._listing
         if listing is None or time.monotonic() - listing.taken_s > FRESH_S:
-            raise OSError(f"Docker at {self._base_url} does not answer: {self._because}")
+            raise OSError(f"{self._kind.capitalize()} at {self._base_url} does not answer: {self._because}")
         return listing
 
     def _refresh_on(self) -> None:
@@ -145,7 +149,7 @@ class DockerContainers:
         """One that runs, with its first process and when that started; as it was `before` where that is not told."""
         try:
             found = self._inspect(client, full_id, until_s)
-            fresh = None if found is None else _container(found, self._directory)
+            fresh = None if found is None else _container(found, self._directory, self._kind)
         except (LookupError, TypeError, ValueError):
             return before
         if fresh is None:
@@ -181,14 +185,14 @@ class DockerContainers:
             try:
                 found = self._inspect(client, row["Id"], until_s)
                 if found is not None and not found["State"].get("Running"):
-                    down[found["Id"]] = _identity(found, self._directory)
+                    down[found["Id"]] = _identity(found, self._directory, self._kind)
             except (LookupError, TypeError):
                 continue
         return down
 
 
 _UP: Final = frozenset({"running", "paused"})
-"""The states of a container that has processes (Docker's own words)."""
+"""The states of a container that has processes, in the engine's own words."""
 
 
 def _connect(base_url: str) -> docker.APIClient:
@@ -216,15 +220,15 @@ def _ticks(pid: int) -> int | None:
         return None
 
 
-def _container(found: dict[str, Any], directory: str | None = None) -> Container | None:
+def _container(found: dict[str, Any], directory: str | None = None, kind: str = "docker") -> Container | None:
     state = found["State"]
-    return _identity(found, directory) if state.get("Running") and state.get("Pid") else None
+    return _identity(found, directory, kind) if state.get("Running") and state.get("Pid") else None
 
 
-def _identity(found: dict[str, Any], directory: str | None) -> Container:
+def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Container:
     state = found["State"]
     return Container(
-        kind="docker",
+        kind=kind,
         id=found["Id"],
         name=found["Name"].removeprefix("/"),
         incarnation=f"{found['Id']}@{state['StartedAt']}",

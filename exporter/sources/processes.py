@@ -33,6 +33,22 @@ def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
         OSError: the process is gone, or is not ours to look at.
     """
     ticks = cgroup.start_ticks(pid, proc=proc)
+    return Container(
+        kind="process",
+        id=f"process:{pid}:{ticks}",
+        name=worker,
+        incarnation=f"process:{pid}:{ticks}@{clock.boot_id()}",
+        pid=pid,
+        gpu_request=gpu_request(pid, proc=proc),
+    )
+
+
+def gpu_request(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None:
+    """The GPUs that a process outside of any engine was given, as `Container.gpu_request` has them.
+
+    Raises:
+        OSError: the process is gone, or is not ours to look at.
+    """
     environment = dict(
         entry.partition("=")[::2]
         for entry in (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace").split("\0")
@@ -41,14 +57,7 @@ def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
     devices = environment.get("NVIDIA_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
     if devices is not None and devices.strip() == "-1":
         devices = "none"  # how CUDA is told to see no GPU
-    return Container(
-        kind="process",
-        id=f"process:{pid}:{ticks}",
-        name=worker,
-        incarnation=f"process:{pid}:{ticks}@{clock.boot_id()}",
-        pid=pid,
-        gpu_request=("all",) if devices is None else visible_devices(devices),
-    )
+    return ("all",) if devices is None else visible_devices(devices)
 
 
 def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:

@@ -3,10 +3,13 @@
 An actuator touches only what opted in, and the remedy has checked that from `ContainerState.managed` before it asks.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from gpuwarden.errors import GpuwardenError
 from remediator.plan import ContainerState
+
+ENGINES: Final = {"docker": "Docker", "podman": "Podman"}
+"""The kinds of container that an engine with Docker's API has, and what people call the engine."""
 
 
 class ActuatorError(GpuwardenError):

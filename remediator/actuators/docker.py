@@ -1,4 +1,9 @@
-"""Docker containers of this host's own engine, by full id. The label `gpuwarden.managed=true` opts one in."""
+"""Containers of this host's own engine, by full id. The label `gpuwarden.managed=true` opts one in.
+
+The engine is Docker, or Podman, which answers the same calls at a socket of its own (`podman system service`). What is
+read here it tells in the same words: also there a container is `exited` only once it was told to stop, and what its
+restart policy is about to bring back is `stopped`.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -11,14 +16,14 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 
 from gpuwarden import cgroup as cgroups
-from remediator.actuators import ActuatorError
+from remediator.actuators import ENGINES, ActuatorError
 from remediator.plan import ContainerState
 
 LABEL: Final = "gpuwarden.managed"
 """The label by which a container's owner opts in; its value must be `true`."""
 
 KEPT_UP: Final = frozenset({"always", "unless-stopped"})
-"""Restart policies under which Docker restarts what ends, however it ends, unless it was told to stop it."""
+"""Restart policies under which an engine restarts what ends, however it ends, unless it was told to stop it."""
 
 TIMEOUT_S: Final = 10
 """How long the engine may take to answer, beyond a stop's own grace, seconds."""
@@ -29,10 +34,12 @@ _CONNECTING: Final = threading.Lock()
 
 
 class DockerActuator:
-    """Looks at, stops and starts containers of one engine."""
+    """Looks at, stops and starts containers of one engine, of a kind in `ENGINES`."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, kind: str = "docker") -> None:
         self._base_url = base_url
+        self._kind = kind
+        self._name = ENGINES[kind]
 
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:
         """See `Actuator.look`."""
@@ -43,13 +50,13 @@ class DockerActuator:
                 return None
         state, host_config = found["State"], found.get("HostConfig") or {}
         running = bool(state.get("Running") or state.get("Restarting")) and bool(state.get("Pid"))
-        group = _group(state["Pid"], found["Id"]) if running else (Path(cgroup) if cgroup else None)
+        group = self._group(state["Pid"], found["Id"]) if running else (Path(cgroup) if cgroup else None)
         try:
             pids: frozenset[int] = frozenset() if group is None else cgroups.processes(group)
         except OSError as error:
             raise ActuatorError(f"the processes of container {handle} cannot be listed: {error}") from error
         return ContainerState(
-            kind="docker",
+            kind=self._kind,
             handle=found["Id"],
             name=found["Name"].removeprefix("/"),
             incarnation=f"{found['Id']}@{state['StartedAt']}",
@@ -64,7 +71,7 @@ class DockerActuator:
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """See `Actuator.stop`. Docker's own restart policy leaves a container alone that was stopped so."""
+        """See `Actuator.stop`. The engine's own restart policy leaves a container alone that was stopped so."""
         with self._client(TIMEOUT_S + grace_s) as client:
             client.stop(handle, timeout=round(grace_s))
 
@@ -84,20 +91,20 @@ class DockerActuator:
         except NotFound as error:
             raise ActuatorError(f"the container is gone: {error.explanation}") from error
         except APIError as error:
-            raise ActuatorError(f"Docker refused: {error.explanation or error}") from error
+            raise ActuatorError(f"{self._name} refused: {error.explanation or error}") from error
         except (DockerException, requests.RequestException, OSError) as error:
-            raise ActuatorError(f"Docker at {self._base_url} does not answer: {str(error)[:300]}") from error
+            raise ActuatorError(f"{self._name} at {self._base_url} does not answer: {str(error)[:300]}") from error
         finally:
             if client is not None:
                 client.close()
 
-
-def _group(pid: int, container: str) -> Path:
-    """The cgroup of a container that runs; without it nobody can tell its processes, nor see it dead."""
-    try:
-        group = cgroups.directory(pid, container)
-    except OSError as error:
-        raise ActuatorError(f"the cgroup of container {container} cannot be read: {error}") from error
-    if group is None:
-        raise ActuatorError(f"process {pid} is in no cgroup of container {container}: it is ending, or Docker is")
-    return group
+    def _group(self, pid: int, container: str) -> Path:
+        """The cgroup of a container that runs; without it nobody can tell its processes, nor see it dead."""
+        try:
+            group = cgroups.directory(pid, container)
+        except OSError as error:
+            raise ActuatorError(f"the cgroup of container {container} cannot be read: {error}") from error
+        if group is None:
+            because = f"it is ending, or {self._name} is"
+            raise ActuatorError(f"process {pid} is in no cgroup of container {container}: {because}")
+        return group

@@ -9,9 +9,11 @@ The file is TOML; only what it names has opted in, and only its owner can write 
     log_file = "/var/log/gpuwarden/trainer-0.log"
 
 The handle is the worker's name. Each process leads a session of its own, so that it outlives the remediator and
-is ended with its children.
+is ended with its children. Each is signalled by a descriptor of the process itself (pidfd_open(2), Linux 5.3), checked
+once it is held: a pid that ends and is given to somebody else meanwhile costs that somebody nothing.
 """
 
+import errno
 import os
 import signal
 import time
@@ -67,7 +69,7 @@ class ProcessActuator:
             incarnation="" if found is None else f"process:{found[0]}:{found[1]}@{clock.boot_id()}",
             running=running,
             managed=True,
-            pids=_session(*found) if found is not None else frozenset(),
+            pids=frozenset(_session(*found)) if found is not None else frozenset(),
             cgroup=None,
             log_file=str(command.log_file),
             session=None if found is None else found[0],
@@ -137,23 +139,23 @@ def _runs(pid: int, ticks: int) -> bool:
 def _end(leader: int, ticks: int, *, grace_s: float) -> bool:
     """SIGTERM, then after `grace_s` SIGKILL, to every process of a session; false when some outlive it."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
-        for pid in _session(leader, ticks):
-            _signal(pid, number)
+        for pid, started in _session(leader, ticks).items():
+            _signal(pid, started, number)
         deadline_s = time.monotonic() + wait_s
         while left := _session(leader, ticks):
             if time.monotonic() >= deadline_s:
                 break
             if number is signal.SIGKILL:  # also what was forked while the session was listed
-                for pid in left:
-                    _signal(pid, number)
+                for pid, started in left.items():
+                    _signal(pid, started, number)
             time.sleep(POLL_S)
         else:
             return True
     return False
 
 
-def _session(leader: int, ticks: int) -> frozenset[int]:
-    """The living processes of the session that one process led, itself included.
+def _session(leader: int, ticks: int) -> dict[int, int]:
+    """The living processes of the session that one process led, itself included, each with its start ticks.
 
     The kernel gives a pid to nobody else while a session bears it. So a leader of that pid with another start means
     that the session is over, and that what bears its number now is a stranger's.
@@ -161,17 +163,17 @@ def _session(leader: int, ticks: int) -> frozenset[int]:
     _reap(leader)
     with suppress(OSError):
         if cgroup.start_ticks(leader) != ticks:
-            return frozenset()
-    found: set[int] = set()
+            return {}
+    found: dict[int, int] = {}
     for entry in cgroup.PROC.iterdir():
         if entry.name.isdigit():
             try:
-                state, _parent, _group, session = cgroup.stat(int(entry.name))[:4]
+                fields = cgroup.stat(int(entry.name))
             except OSError:
                 continue
-            if int(session) == leader and state != "Z":
-                found.add(int(entry.name))
-    return frozenset(found)
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found[int(entry.name)] = int(fields[19])
+    return found
 
 
 def _reap(pid: int) -> None:
@@ -181,6 +183,26 @@ def _reap(pid: int) -> None:
         return  # another program started it, and reaps it
 
 
-def _signal(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # gone meanwhile, or somebody else's: then it shows as left
-        os.kill(pid, number)
+def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
+    """Send a signal to the process of this pid and this start, and to no other.
+
+    Whoever bears the pid once the descriptor is held bore it when it was opened, or else came later and started later.
+    So a start that is still the one that was seen tells that the descriptor is that process's, whatever happens next.
+
+    Raises:
+        ActuatorError: the kernel has no such descriptors, or none is left.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno == errno.ESRCH:  # gone meanwhile
+            return
+        because = "Linux 5.3 or later is wanted" if error.errno == errno.ENOSYS else str(error)
+        raise ActuatorError(f"process {pid} cannot be held to be signalled, and was not: {because}") from None
+    try:
+        if cgroup.start_ticks(pid) == ticks:
+            signal.pidfd_send_signal(descriptor, number)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return  # gone meanwhile, or somebody else's: then it shows as left
+    finally:
+        os.close(descriptor)

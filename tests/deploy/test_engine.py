@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 
 from deploy import image, private_engine
-from deploy.engine import Engine, NoEngine, docker_engine, reachable_engine
+from deploy.engine import Engine, NoEngine, docker_engine, podman_engine, reachable_engine
 from deploy.private_engine import Places
 
 CHECKOUT = Path(image.__file__).resolve().parent.parent
@@ -131,6 +132,22 @@ def test_a_private_engine_runs_from_a_deep_folder_and_is_gone_afterwards(tmp_pat
     assert "API listen on" in (work / "dockerd.log").read_text()
 
 
+@pytest.mark.needs_podman
+def test_a_private_podman_and_its_containers_are_gone_afterwards(tmp_path: Path) -> None:
+    with podman_engine(tmp_path) as found:
+        assert isinstance(found, Engine), found
+        client = docker.DockerClient(base_url=found.base_url)
+        name = image.worker_image(client, extra={})
+        policy: Any = {"Name": "always"}
+        client.containers.run(name, ["sleep", "600"], detach=True, network_mode="none", restart_policy=policy)
+        client.close()
+        during = traces(tmp_path)
+
+    assert (found.kind, found.private) == ("podman", True)
+    assert {"process", "mounted", "cgroup", "file"} <= kinds(during)
+    assert traces(tmp_path) == []
+
+
 @pytest.mark.needs_docker
 @private
 def test_a_private_engine_is_gone_after_an_exception_though_a_container_runs(tmp_path: Path) -> None:
@@ -201,5 +218,5 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
     with docker_engine(tmp_path / "work") as found:
         pass
 
-    assert found == NoEngine(because="the private Docker engine ended at once: failed to start daemon: no cgroups here")
+    assert found == NoEngine(because="the private engine ended at once: failed to start daemon: no cgroups here")
     assert traces(tmp_path / "work") == []

@@ -35,7 +35,7 @@ class Machine:
         self._set_by_s = 0.0
         thresholds = Thresholds()
         self._sampler = Sampler(
-            host="box-1", directory=house, containers=None, gpus=lambda: build.gpus(build.gpu(0)), thresholds=thresholds
+            host="box-1", directory=house, containers={}, gpus=lambda: build.gpus(build.gpu(0)), thresholds=thresholds
         )
 
     def stamp(self) -> Stamp:

@@ -22,7 +22,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, Health, Server, Unknown
 from exporter.sampler import Sampler
 from exporter.sources import containers
-from exporter.sources.containers import DockerContainers, Listing, _container, visible_devices
+from exporter.sources.containers import EngineContainers, Listing, _container, visible_devices
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -294,8 +294,8 @@ def daemon(folder: Path, answer: Answer) -> Iterator[str]:
 
 
 @contextmanager
-def asked(base_url: str, directory: Path | None = None) -> Iterator[DockerContainers]:
-    source = DockerContainers(base_url, directory)
+def asked(base_url: str, directory: Path | None = None) -> Iterator[EngineContainers]:
+    source = EngineContainers(base_url, directory)
     source.start()
     yield source
     source.close()
@@ -312,7 +312,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "INSPECTIONS_S", 0.15)
 
 
-def because_of(source: DockerContainers) -> str:
+def because_of(source: EngineContainers) -> str:
     """Why there is no listing; nothing where there is one."""
     try:
         source.latest()
@@ -321,13 +321,13 @@ def because_of(source: DockerContainers) -> str:
     return ""
 
 
-def listing_of(source: DockerContainers) -> Listing | None:
+def listing_of(source: EngineContainers) -> Listing | None:
     with suppress(OSError):
         return source.latest()
     return None
 
 
-def listing_after(source: DockerContainers, seconds: float) -> Callable[[], Listing | None]:
+def listing_after(source: EngineContainers, seconds: float) -> Callable[[], Listing | None]:
     """The first listing that was taken so long after now."""
     from_s = time.monotonic() + seconds
     return lambda: found if (found := listing_of(source)) and found.taken_s > from_s else None
@@ -359,7 +359,9 @@ def test_a_daemon_that_accepts_and_never_answers_is_reported_and_the_other_sourc
 
     with daemon(short_path, lambda _: silence.wait(20)) as url, asked(url) as source:
         because = eventually(lambda: found if "timed out" in (found := because_of(source)) else None)
-        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
         snapshot = sampler.sample()
         silence.set()
 
@@ -636,7 +638,9 @@ def test_a_real_container_is_listed_restarted_as_another_incarnation_and_its_ram
     command = ["python3", "-c", ALLOCATES]
     real = client.containers.run(image, command, detach=True, network_mode="none", environment={"A": "1"})
     with asked(engine.base_url) as source:
-        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
 
         def seen(*, started_at: str) -> ContainerEvidence | None:
             for each in sampler.sample().containers:
@@ -690,7 +694,9 @@ def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
         volumes={str(house / "slot"): {"bind": "/run/gpuwarden/slot", "mode": "rw"}},
     )
     with asked(engine.base_url) as source:
-        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
 
         def place() -> ContainerEvidence | None:
             snapshot = sampler.sample()
@@ -716,7 +722,9 @@ def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
 ) -> None:
     real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
     with asked(engine.base_url) as source:
-        sampler = Sampler(host="box-1", directory=house, containers=source, gpus=None, thresholds=Thresholds())
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
 
         def still_s(*, paused: bool) -> float | None:
             found = [each for each in sampler.sample().containers if each.container.id == real.id]

@@ -13,7 +13,7 @@ from structlog.testing import LogCapture
 
 from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, Gpu, GpuProcess, GpuReadings, Snapshot
-from exporter.sampler import Sampler
+from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
 from exporter.sources.containers import Listing
 from gpuwarden import cgroup, clock, statefile
@@ -38,7 +38,7 @@ class Docker:
 
 
 def sampler(house: Path, **changes: Any) -> Sampler:
-    given: dict[str, Any] = {"host": "box-1", "containers": None, "gpus": None, "thresholds": Thresholds()}
+    given: dict[str, Any] = {"host": "box-1", "containers": {}, "gpus": None, "thresholds": Thresholds()}
     return Sampler(directory=house, **(given | changes))
 
 
@@ -184,7 +184,7 @@ def test_a_failing_gpu_source_makes_gpus_unknown_and_costs_nothing_else(
     def fail() -> GpuReadings:
         raise error
 
-    snapshot = sampler(house, gpus=fail, containers=Docker()).sample()
+    snapshot = sampler(house, gpus=fail, containers={"docker": Docker()}).sample()
 
     assert health(snapshot) == {"workers": True, "gpu": False, "docker": True}
     assert snapshot.gpus is None
@@ -196,16 +196,52 @@ def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_w
     worker = start_worker("w0")
     docker = Docker(build.container(pid=worker.pid))
 
-    snapshot = sampler(house / "nowhere", containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
+    snapshot = sampler(house / "nowhere", containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
 
     assert health(snapshot) == {"workers": False, "gpu": True, "docker": True}
     assert snapshot.workers is None
     assert only(snapshot).container.name == "worker-0"
 
 
+def test_an_engine_that_does_not_answer_costs_its_own_containers_and_not_the_other_engines(house: Path) -> None:
+    docker = Docker(build.container())
+    podman = Docker(build.container(kind="podman", id="b" * 64, name="p", incarnation="p@1"))
+    look = sampler(house, containers={"docker": docker, "podman": podman})
+
+    both = look.sample()
+    docker.error = OSError("it hangs")
+    one = look.sample()
+
+    assert {each.container.kind for each in both.containers} == {"docker", "podman"}
+    assert [each.container.kind for each in one.containers] == ["podman"]
+    assert health(one) == {"workers": True, "docker": False, "podman": True}
+
+
+@pytest.mark.parametrize(
+    ("docker", "podman", "placed"),
+    [
+        pytest.param("down", "none", "docker", id="the one engine's container holds its folder"),
+        pytest.param("none", "down", "podman", id="the other engine's does"),
+        pytest.param("down", "down", None, id="one of each does: nobody knows which"),
+        pytest.param("down", "silent", None, id="the silent engine may have another"),
+    ],
+)
+def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted(
+    docker: str, podman: str, placed: str | None
+) -> None:
+    def listing(kind: str, says: str) -> Listing | None:
+        held = build.container(kind=kind, id=kind, folders=("f0",), pid=0)
+        down = {kind: held} if says == "down" else {}
+        return None if says == "silent" else Listing(containers={}, down=down, taken_s=0.0, duration_s=0.0)
+
+    found = _place_now(None, "f0", {"docker": listing("docker", docker), "podman": listing("podman", podman)})
+
+    assert (found and found.kind) == placed
+
+
 def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house: Path, logged: LogCapture) -> None:
     docker = Docker(error=OSError("it hangs"))
-    look = sampler(house, containers=docker)
+    look = sampler(house, containers={"docker": docker})
 
     look.sample()
     look.sample()
@@ -243,7 +279,7 @@ def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house
     docker = Docker()
     whole = docker.listing
     docker.listing = replace(whole, containers=None)
-    look = sampler(house, containers=docker, interval_s=0.01)
+    look = sampler(house, containers={"docker": docker}, interval_s=0.01)
     look.start()
     eventually(lambda: any(each["event"] == "this look at the host failed" for each in logged.entries))
     assert look.latest() is None
@@ -287,7 +323,7 @@ def test_a_container_without_a_gpu_has_nothing_unknown(house: Path, start_worker
 def test_a_container_whose_first_process_is_gone_is_unknown_in_everything(house: Path) -> None:
     gone = build.container(pid=2**22 + 1)
 
-    snapshot = sampler(house, containers=Docker(gone), gpus=lambda: build.gpus(build.gpu(0))).sample()
+    snapshot = sampler(house, containers={"docker": Docker(gone)}, gpus=lambda: build.gpus(build.gpu(0))).sample()
 
     found = only(snapshot)
     assert (found.ram_bytes, found.ram_still_s, found.gpu_idle_s) == (None, None, None)
@@ -305,7 +341,7 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
     monkeypatch.setattr(cgroup, "memory_directory", lambda *_: None)
     docker = Docker(build.container(name="w0", pid=worker.pid))
 
-    snapshot = sampler(house, containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
+    snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
 
     assert (only(snapshot).gpu_idle_s, only(snapshot).ram_bytes) == (0.0, None)
     assert snapshot.unknown["w0", "ram", "no_controller"] == 1
@@ -317,7 +353,7 @@ def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
     monkeypatch.setattr(cgroup, "directory", lambda *_: house / "gone")
     docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
 
-    snapshot = sampler(house, containers=docker, gpus=lambda: build.gpus(build.gpu(0))).sample()
+    snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
 
     assert only(snapshot).gpu_idle_s is None
     assert snapshot.unknown["w0", "gpu", "processes_unknown"] == 1
@@ -329,7 +365,7 @@ def test_of_two_containers_with_one_name_the_second_is_left_out_and_counted(
     worker = start_worker("w0")
     docker = Docker(build.container(name="w0", pid=worker.pid, gpu_request=None))
 
-    snapshot = sampler(house, containers=docker).sample()
+    snapshot = sampler(house, containers={"docker": docker}).sample()
 
     assert only(snapshot).container.kind == "docker"
     assert snapshot.unknown["w0", "processes", "duplicate_name"] == 1

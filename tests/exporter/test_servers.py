@@ -174,7 +174,12 @@ class Docker:
 def test_a_sample_holds_the_servers_and_counts_what_is_unknown_of_them(house: Path, servers: Servers) -> None:
     engine = Docker(by_health())
     sampler = Sampler(
-        host="box-1", directory=house, containers=engine, gpus=None, thresholds=Thresholds(), servers=servers
+        host="box-1",
+        directory=house,
+        containers={"docker": engine},
+        gpus=None,
+        thresholds=Thresholds(),
+        servers=servers,
     )
 
     snapshot = sampler.sample()
@@ -191,7 +196,7 @@ def test_servers_that_cannot_be_looked_at_cost_themselves_only_and_are_counted(
         raise RuntimeError("can't start new thread")
 
     sampler = Sampler(
-        host="box-1", directory=house, containers=Docker(by_health()), gpus=None, thresholds=Thresholds(),
+        host="box-1", directory=house, containers={"docker": Docker(by_health())}, gpus=None, thresholds=Thresholds(),
         servers=servers,
     )  # fmt: skip
     with monkeypatch.context() as patched:
@@ -212,7 +217,12 @@ def test_without_a_listing_nothing_is_known_of_servers_and_what_was_is_kept(hous
     engine = Docker(by_health())
     listing = engine.listing
     sampler = Sampler(
-        host="box-1", directory=house, containers=engine, gpus=None, thresholds=Thresholds(), servers=servers
+        host="box-1",
+        directory=house,
+        containers={"docker": engine},
+        gpus=None,
+        thresholds=Thresholds(),
+        servers=servers,
     )
     sampler.sample()
 

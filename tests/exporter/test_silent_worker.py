@@ -31,7 +31,7 @@ class Silence(NamedTuple):
 
 def sampler(house: Path, *, dead_after_s: float = 30.0) -> Sampler:
     return Sampler(
-        host="box-1", directory=house, containers=None, gpus=None, thresholds=Thresholds(dead_after_s=dead_after_s)
+        host="box-1", directory=house, containers={}, gpus=None, thresholds=Thresholds(dead_after_s=dead_after_s)
     )
 
 

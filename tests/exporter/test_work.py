@@ -134,7 +134,8 @@ DIED = build.sighting(alive=False, pid=None, container_id=None, folder="f0")
 
 
 def sampler(house: Path, docker: Docker | None = None, **changes: Any) -> Sampler:
-    return Sampler(host="box-1", directory=house, containers=docker, gpus=None, thresholds=Thresholds(**changes))
+    engines = {} if docker is None else {"docker": docker}
+    return Sampler(host="box-1", directory=house, containers=engines, gpus=None, thresholds=Thresholds(**changes))
 
 
 def look(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerSighting) -> Snapshot:

@@ -120,6 +120,78 @@ def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
             ask_place(99, ID, proc=proc, root=root)
 
 
+# --- which service
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        pytest.param("/system.slice/w.service", "w.service", id="a service"),
+        pytest.param("/system.slice/system-w.slice/w@a.service", "w@a.service", id="an instance, in its own slice"),
+        pytest.param("/gpu.slice/gpu-a.slice/w.service/inner", "w.service", id="a group that it made itself"),
+        pytest.param("/system.slice/w.service/x.service", "w.service", id="one named like a service, too"),
+        pytest.param(
+            "/user.slice/user-1.slice/user@1.service/app.slice/w.service", "user@1.service", id="a user's own"
+        ),
+        pytest.param("/w.service", "w.service", id="in no slice"),
+        pytest.param("/user.slice/user-1.slice/session-3.scope", None, id="a session"),
+        pytest.param("/init.scope", None, id="systemd itself"),
+        pytest.param("/system.slice", None, id="a slice alone"),
+        pytest.param("/", None, id="the root"),
+        pytest.param("/system.slice/_w.service", None, id="a name that systemd escaped"),
+        pytest.param("/system.slice/-w.service", None, id="a name like an option"),
+    ],
+)
+@pytest.mark.parametrize(
+    "lines",
+    [["0::{}"], ["4:memory:/elsewhere", "1:name=systemd:{}", "0::/"], ["1:name=systemd:{}"]],
+    ids=["version 2", "hybrid", "version 1"],
+)
+def test_the_service_of_the_hosts_systemd_that_a_process_is_in(
+    proc: Path, lines: list[str], path: str, unit: str | None
+) -> None:
+    belongs(proc, *(line.format(path) for line in lines))
+    init(proc, *(line.format("/init.scope") for line in lines))
+
+    assert cgroup.unit(PID, proc=proc) == unit
+
+
+def init(proc: Path, *lines: str) -> None:
+    """Write /proc/1/cgroup."""
+    (proc / "1").mkdir()
+    (proc / "1/cgroup").write_text("".join(line + "\n" for line in lines))
+
+
+def test_of_a_systemd_in_a_container_its_own_services_are_named(proc: Path) -> None:
+    belongs(proc, "0::/machine.slice/box.scope/system.slice/w.service")
+    init(proc, "0::/machine.slice/box.scope/init.scope")
+
+    assert cgroup.unit(PID, proc=proc) == "w.service"
+
+
+def test_what_is_outside_of_the_systemd_that_is_asked_about_is_in_no_service_of_it(proc: Path) -> None:
+    belongs(proc, "0::/machine.slice/boxer/w.service")
+    init(proc, "0::/machine.slice/box/init.scope")
+
+    assert cgroup.unit(PID, proc=proc) is None
+
+
+def test_a_services_memory_and_processes_are_those_of_its_whole_group(proc: Path, root: Path) -> None:
+    belongs(proc, "4:memory:/system.slice/w@a.service/inner", "1:name=systemd:/system.slice/w@a.service", "0::/")
+    place = group(root / "memory/system.slice/w@a.service", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.memory_directory(PID, "w@a.service", proc=proc, root=root) == place
+    assert cgroup.directory(PID, "w@a.service", proc=proc, root=root) == place
+    assert cgroup.directory(PID, "w@b.service", proc=proc, root=root) is None
+
+
+def test_a_services_name_is_no_pattern(proc: Path, root: Path) -> None:
+    belongs(proc, "4:memory:/system.slice/wxa.service")
+    group(root / "memory/system.slice/wxa.service", cgroup_procs=f"{PID}\n")
+
+    assert cgroup.directory(PID, "w.a.service", proc=proc, root=root) is None
+
+
 # --- where
 
 

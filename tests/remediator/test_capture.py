@@ -409,7 +409,7 @@ def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(t
     told = []
     for url in (f"unix://{tmp_path}/docker.sock", "tcp://127.0.0.1:2375"):
         target = build.container(pids=frozenset({os.getpid()}))
-        captured = captor(py_spy=None, docker=url).capture(build.episode(), target, None, armed=True)
+        captured = captor(py_spy=None, engines={"docker": url}).capture(build.episode(), target, None, armed=True)
         told += [note for note in captured.document["notes"] if "last lines" in note]
 
     assert told == [

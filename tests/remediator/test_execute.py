@@ -26,10 +26,11 @@ from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
 from remediator import plan
+from remediator.actuators import ActuatorError
 from remediator.execute import FACTS_S, STEPS_MAX, AlreadyExecutingError, Executor, ExecutorLock, Hands, Pace, _Watch
 from remediator.holder import Holder
 from remediator.ledger import Ledger, Story
-from remediator.plan import Begin, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
+from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
 from remediator.policy import PolicyFile
 from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies import REMEDIES
@@ -130,6 +131,53 @@ def silent_server(ledger: Ledger, **box: Any) -> World:
     found = Box(worker="w1", job_id=None, attempt=None, **box)
     ledger.accept([server_alert(container="w1", incarnation=found.incarnation)], [], now=time.time())
     return World(found)
+
+
+class Engine:
+    """An engine that has the accused container, or none of that id, or does not answer."""
+
+    def __init__(self, kind: str, says: str) -> None:
+        self._kind = kind
+        self._says = says
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002
+        if self._says == "silent":
+            raise ActuatorError("it does not answer")
+        return build.container(kind=self._kind, handle=handle) if self._says == "has it" else None
+
+
+@pytest.mark.parametrize(
+    ("docker", "podman", "found", "known"),
+    [
+        pytest.param("has it", None, "docker", True, id="the only engine has it"),
+        pytest.param("has it", "silent", "docker", True, id="the first one asked has it"),
+        pytest.param("gone", "has it", "podman", True, id="the other engine has it"),
+        pytest.param(None, "has it", "podman", True, id="there is only Podman"),
+        pytest.param("gone", "gone", None, True, id="gone from both is gone"),
+        pytest.param("gone", "silent", None, False, id="gone from one alone is not known to be gone"),
+        pytest.param("silent", "gone", None, False, id="nor when it is the other one"),
+        pytest.param(None, None, None, False, id="no engine, no knowledge"),
+    ],
+)
+def test_an_accused_container_is_looked_for_in_every_engine(
+    ledger: Ledger, store: JobStore, docker: str | None, podman: str | None, found: str | None, known: bool
+) -> None:
+    world = silent_server(ledger)
+    says = {"docker": docker, "podman": podman}
+    world.boxes["w1"].running = False  # the exporter does not list it
+    hands = Hands(
+        witness=world,  # type: ignore[arg-type]
+        queue=BuiltinQueue(store),
+        actuators={kind: Engine(kind, each) for kind, each in says.items() if each},  # type: ignore[misc]
+    )
+    works = Executor(ledger, host=HOST, hands=hands, pace=PACE)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes(HOST)
+
+    facts = works._facts(episode)
+
+    assert (facts.container and facts.container.kind, facts.container_known) == (found, known)
+    assert bool(facts.unknown) is not known
 
 
 def test_a_silent_server_is_freed_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:

@@ -1,5 +1,6 @@
 """The process actuator on real processes: look, start, stop, children, stale records, and files that will not do."""
 
+import errno
 import json
 import os
 import signal
@@ -309,6 +310,78 @@ def test_one_that_does_not_die_is_an_error(room: Room, monkeypatch: pytest.Monke
 
     monkeypatch.undo()
     assert running(actuator)
+
+
+# Run in a pid namespace of its own, where the next pid can be chosen: a worker ends between the moment it is seen and
+# the moment it is held, and a stranger is born with its pid. What is printed is how many strangers live, and how the
+# stranger fares that is signalled as itself.
+RECYCLED = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from gpuwarden import cgroup
+from remediator.actuators import process
+
+def patient():
+    return subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+worker = patient()
+seen = cgroup.start_ticks(worker.pid)
+strangers = []
+held = os.pidfd_open
+
+def recycled(pid):
+    if not strangers:
+        worker.kill()
+        worker.wait()
+        time.sleep(0.05)  # a start is counted in hundredths of a second
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        strangers.append(patient())
+    return held(pid)
+
+os.pidfd_open = recycled
+process._signal(worker.pid, seen, signal.SIGKILL)
+(stranger,) = strangers
+time.sleep(0.05)
+print(stranger.pid == worker.pid, stranger.poll())
+process._signal(stranger.pid, cgroup.start_ticks(stranger.pid), signal.SIGKILL)
+print(stranger.wait())
+"""
+
+
+def test_a_pid_that_is_somebody_elses_by_the_time_it_is_held_is_not_signalled() -> None:
+    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+
+    said = subprocess.run(
+        ["unshare", *rights, "--pid", "--fork", "--mount-proc", sys.executable, "-c", RECYCLED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (said.stdout.splitlines(), said.stderr) == (["True None", "-9"], "")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(errno.ENOSYS, "Linux 5.3 or later is wanted"), (errno.EMFILE, "Too many open files")],
+    ids=["an old kernel", "no descriptor left"],
+)
+def test_what_cannot_be_held_is_not_signalled_and_a_stop_says_why(
+    room: Room, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    actuator = room.actuator(*python(PATIENT))
+    pid = room.start(actuator)
+
+    def refused(_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", refused)
+        with pytest.raises(ActuatorError, match=f"process {pid} cannot be held to be signalled, and was not: .*{says}"):
+            actuator.stop("w1", grace_s=0.0)
+
+    assert lives(pid)
 
 
 def test_what_the_file_does_not_name_is_neither_started_nor_stopped(room: Room) -> None:

@@ -1508,6 +1508,10 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STARTING), settle(Stage.DONE), container=None),
         Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
     ),
+    "it is down and nobody knows any more what ran in it: systemd forgets": (
+        facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(incarnation="")),
+        Start(because="it does not run yet"),
+    ),
     "it was started and has ended by itself: it is not started again": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=stopped(incarnation=REBORN)),
         Advance(

@@ -70,6 +70,12 @@ def test_several_alertmanagers_are_given_either_way(options: list[str]) -> None:
     assert CliApp.run(ServeSettings, cli_args=[*SERVE, *options]).alertmanager == TWO
 
 
+@pytest.mark.parametrize("pattern", ["*", "*.service", "w@*"])
+def test_services_that_would_be_all_of_the_hosts_or_none_are_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError, match="names no services"):
+        CliApp.run(ExecuteSettings, cli_args=["--ledger=x", "--queue=y", "--systemd-unit", pattern])
+
+
 def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == ()
 

@@ -1,0 +1,82 @@
+"""Workers that run in services of systemd's: the service stands in for a container, where its name was opted in.
+
+systemd links `/run/systemd/units/invocation:UNIT` to the id of what runs of a unit (InvocationID in systemd.exec(5)),
+for anybody to read, and takes the link away when it forgets the unit.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from exporter.readings import Container, WorkerReadings, WorkerSighting
+from exporter.sources import processes
+from gpuwarden import cgroup
+
+INVOCATIONS: Final = Path("/run/systemd/units")
+
+
+class Units:
+    """The services whose names match one of `patterns` (fnmatch)."""
+
+    def __init__(self, patterns: Sequence[str], *, proc: Path = cgroup.PROC, invocations: Path = INVOCATIONS) -> None:
+        self._patterns = tuple(patterns)
+        self._proc = proc
+        self._invocations = invocations
+
+    def place(self, found: WorkerReadings) -> WorkerReadings:
+        """Give workers that are in no container the service they are in, as the id of one."""
+        if not self._patterns:
+            return found
+        return replace(found, workers=tuple(self._placed(each) for each in found.workers))
+
+    def containers(self, workers: Iterable[WorkerSighting]) -> Mapping[str, Container]:
+        """The services that these workers are in, by name. One that cannot be read is left out.
+
+        It has the GPUs of all its workers together, each known as a supervised process's are.
+        """
+        found: dict[str, Container] = {}
+        for sighting in workers:
+            unit = sighting.container_id
+            if sighting.pid is None or unit is None or not cgroup.UNIT.fullmatch(unit):
+                continue
+            try:
+                invocation, asked = self._invocation(unit), processes.gpu_request(sighting.pid, proc=self._proc)
+            except OSError:
+                continue
+            before = found.get(unit)
+            if before is not None:
+                both = tuple(dict.fromkeys([*(before.gpu_request or ()), *(asked or ())]))
+                found[unit] = replace(before, gpu_request=("all",) if "all" in both else both or None)
+                continue
+            found[unit] = Container(
+                kind="systemd",
+                id=unit,
+                name=unit,
+                incarnation=f"{unit}@{invocation}",
+                pid=sighting.pid,
+                gpu_request=asked,
+            )
+        return found
+
+    def renewed(self, last: Container) -> Container:
+        """A service as systemd has it now: one that was started anew is another incarnation."""
+        try:
+            return replace(last, incarnation=f"{last.id}@{self._invocation(last.id)}", pid=0)
+        except OSError:
+            return replace(last, pid=0)
+
+    def _placed(self, sighting: WorkerSighting) -> WorkerSighting:
+        if sighting.pid is None or sighting.container_id is not None:
+            return sighting
+        try:
+            unit = cgroup.unit(sighting.pid, proc=self._proc)
+        except OSError:
+            return sighting  # it died between the two looks
+        if unit is None or not any(fnmatchcase(unit, pattern) for pattern in self._patterns):
+            return sighting
+        return replace(sighting, container_id=unit)
+
+    def _invocation(self, unit: str) -> str:
+        return str((self._invocations / f"invocation:{unit}").readlink())

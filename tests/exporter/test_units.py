@@ -1,0 +1,170 @@
+"""Workers in services of systemd's, from directories shaped like the kernel's and systemd's; what is seen of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from exporter.evidence import Thresholds
+from exporter.readings import Container, WorkerReadings, WorkerSighting
+from exporter.sampler import Sampler
+from exporter.settings import Settings
+from exporter.sources import workers
+from exporter.sources.units import Units
+from tests.exporter import builders as build
+
+UNIT = "w@a.service"
+
+
+class Host:
+    """A host whose systemd runs some services."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder / "proc"
+        self.invocations = folder / "units"
+        self.invocations.mkdir()
+        self.process(1, "/init.scope")
+
+    def process(self, pid: int, group: str, **environment: str) -> None:
+        folder = self.proc / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "cgroup").write_text(f"0::{group}\n")
+        (folder / "environ").write_text("".join(f"{name}={value}\0" for name, value in environment.items()))
+
+    def invoke(self, unit: str, invocation: str) -> None:
+        link = self.invocations / f"invocation:{unit}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(invocation)
+
+    def units(self, *patterns: str) -> Units:
+        return Units(patterns, proc=self.proc, invocations=self.invocations)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    found = Host(tmp_path)
+    found.process(42, f"/system.slice/{UNIT}", NVIDIA_VISIBLE_DEVICES="0")
+    found.invoke(UNIT, "abc")
+    return found
+
+
+def sighting(pid: int | None = 42, **changes: object) -> WorkerSighting:
+    return replace(build.sighting(pid=pid, container_id=None), **changes)  # type: ignore[arg-type]
+
+
+def placed(units: Units, *seen: WorkerSighting) -> list[str | None]:
+    return [each.container_id for each in units.place(WorkerReadings(workers=seen)).workers]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "unit"),
+    [(("w@*.service",), UNIT), (("x.service", UNIT), UNIT), (("x@*.service",), None), ((), None)],
+    ids=["a pattern", "its name among others", "another's", "nobody opted in"],
+)
+def test_a_worker_is_in_the_service_whose_name_was_opted_in(host: Host, patterns: tuple[str, ...], unit: str) -> None:
+    assert placed(host.units(*patterns), sighting()) == [unit]
+
+
+def test_who_is_in_a_container_or_cannot_be_looked_at_is_in_no_service(host: Host) -> None:
+    seen = sighting(container_id="c" * 64), sighting(pid=None), sighting(pid=99)
+
+    assert placed(host.units("*"), *seen) == ["c" * 64, None, None]
+
+
+def test_a_service_is_a_container_by_its_invocation(host: Host) -> None:
+    found = host.units("*").containers([sighting(container_id=UNIT)])
+
+    assert found == {
+        UNIT: Container(kind="systemd", id=UNIT, name=UNIT, incarnation=f"{UNIT}@abc", pid=42, gpu_request=("0",))
+    }
+
+
+def test_a_service_has_the_gpus_of_all_its_workers(host: Host) -> None:
+    host.process(43, f"/system.slice/{UNIT}", NVIDIA_VISIBLE_DEVICES="1,0")
+    host.process(44, f"/system.slice/{UNIT}", NVIDIA_VISIBLE_DEVICES="none")
+    host.process(45, f"/system.slice/{UNIT}")
+    units = host.units("*")
+
+    def gpus(*pids: int) -> tuple[str, ...] | None:
+        return units.containers([sighting(pid=pid, container_id=UNIT) for pid in pids])[UNIT].gpu_request
+
+    assert (gpus(42, 43, 44), gpus(44), gpus(44, 42), gpus(42, 45)) == (("0", "1"), None, ("0",), ("all",))
+
+
+def test_a_service_that_systemd_has_forgotten_is_no_container(host: Host) -> None:
+    (host.invocations / f"invocation:{UNIT}").unlink()
+
+    assert host.units("*").containers([sighting(container_id=UNIT)]) == {}
+
+
+def test_a_dead_workers_service_that_was_started_anew_is_another_incarnation(host: Host) -> None:
+    units = host.units("*")
+    last = units.containers([sighting(container_id=UNIT)])[UNIT]
+
+    host.invoke(UNIT, "def")
+    anew = units.renewed(last)
+    (host.invocations / f"invocation:{UNIT}").unlink()
+    forgotten = units.renewed(last)
+
+    assert (anew.incarnation, anew.pid) == (f"{UNIT}@def", 0)
+    assert (forgotten.incarnation, forgotten.pid) == (f"{UNIT}@abc", 0)
+
+
+def test_a_worker_that_died_is_remembered_in_its_service_and_given_the_time_anew_when_that_is_restarted(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Sampler(
+        host="box-1",
+        directory=tmp_path,
+        containers={},
+        gpus=None,
+        thresholds=Thresholds(),
+        units=host.units("w@*.service"),
+    )
+    dead = sighting(alive=False, pid=None)
+    rounds = [sighting(), dead, dead]
+
+    seen = []
+    for each in rounds:
+        monkeypatch.setattr(workers, "read", lambda _, each=each: WorkerReadings(workers=(each,)))
+        seen.append(look.sample())
+        host.invoke(UNIT, f"life-{len(seen)}")
+
+    alive, first, second = seen
+    assert [each.container.incarnation for each in alive.containers] == [f"{UNIT}@abc"]
+    assert [each.container.incarnation for each in (*first.ended, *second.ended)] == [
+        f"{UNIT}@life-1",
+        f"{UNIT}@life-2",
+    ]
+    assert all(each.workers and each.workers.workers[0].container_id == UNIT for each in seen)
+    assert list(second.dead_s.values()) == [0.0]
+
+
+def test_a_service_that_cannot_be_read_is_counted_as_unknown(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host.invocations / f"invocation:{UNIT}").unlink()
+    units = host.units("w@*.service")
+    look = Sampler(host="box-1", directory=tmp_path, containers={}, gpus=None, thresholds=Thresholds(), units=units)
+    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=(sighting(),)))
+
+    snapshot = look.sample()
+
+    assert snapshot.containers == ()
+    assert [key[1:] for key in snapshot.unknown] == [("processes", "unreadable")]
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.service", "w@*", "a/b.service", "--x.service", "w .service"])
+def test_what_names_no_services_or_all_of_them_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError, match="names no services"):
+        CliApp.run(Settings, cli_args=[f"--systemd-unit={pattern}"])
+
+
+def test_several_are_given_either_way() -> None:
+    for options in (
+        ["--systemd-unit=a@*.service,b.service"],
+        ["--systemd-unit=a@*.service", "--systemd-unit=b.service"],
+    ):
+        assert CliApp.run(Settings, cli_args=options).systemd_unit == ("a@*.service", "b.service")
