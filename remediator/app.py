@@ -8,11 +8,12 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Any, Final
 
 import structlog
-from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -21,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from gpuwarden import __version__
 from gpuwarden.database import DatabaseError
 from remediator import alert as alerts
+from remediator import api
 from remediator.credentials import Credentials
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
@@ -76,8 +78,8 @@ def create_app(
 
     next_word_s = 0.0
 
-    def authenticated(authorization: Annotated[str, Header()] = "") -> None:
-        if not credentials.admit(authorization):
+    def authenticated(request: Request) -> None:
+        if not credentials.admit(request.headers.get("Authorization", "")):
             rejected.labels("unauthenticated").inc()
             nonlocal next_word_s
             if time.monotonic() >= next_word_s:
@@ -89,7 +91,13 @@ def create_app(
                 401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": credentials.challenge}
             )
 
-    @app.post("/api/v1/alerts", status_code=202, dependencies=[Depends(authenticated)])
+    @app.post(
+        "/api/v1/alerts",
+        status_code=202,
+        dependencies=[Depends(authenticated)],
+        responses=api.answers(alerts_max=alerts_max, body_max_bytes=body_max_bytes, body_timeout_s=BODY_TIMEOUT_S),
+        openapi_extra=api.webhook(alerts_max=alerts_max),
+    )
     async def receive(request: Request) -> dict[str, int]:
         """Alertmanager's webhook."""
         body = await _body(request, body_max_bytes, rejected)
@@ -116,24 +124,37 @@ def create_app(
             reconciler.left_out(left_out, alerts.receiver(payload))
         return {"accepted": accepted, "refused": refused}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         """For Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     _probes(app, ledger)
+    _describe(app)
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Who is let in is no framework's to check here, and so no framework's to tell."""
+    told = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        description = told()
+        description.setdefault("components", {})["securitySchemes"] = api.SECURITY_SCHEMES
+        return description
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _probes(app: FastAPI, ledger: Ledger) -> None:
     readiness = Readiness(ledger)
 
-    @app.get("/-/healthy")
+    @app.get("/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> Response:
         """200 while the process serves, whatever the ledger does: to be started again would mend nothing else."""
         return Response("healthy\n", media_type="text/plain")
 
-    @app.get("/-/ready")
+    @app.get("/-/ready", response_class=PlainTextResponse, responses=api.NOT_READY)
     async def ready() -> Response:
         """200 while an alert could be made durable; else 503, with the reason."""
         because = await readiness.lacks()

@@ -5,9 +5,11 @@ per container incarnation and one per job attempt, and stays until it is done or
 an intent holds it: a lease, taken and lengthened with each change of it, keeps every other executor's hands off.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self
 
 from sqlalchemy import (
@@ -34,6 +36,7 @@ from sqlalchemy import (
 from gpuwarden.database import (
     Changes,
     DatabaseClock,
+    DatabaseError,
     ProcessLock,
     is_shared,
     lock_for_one,
@@ -72,6 +75,9 @@ from remediator.totals import Tally, Totals, count_up
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
+
+ROOM_MIN_BYTES: Final = 2**20
+"""With less room on the disk of an SQLite ledger, nothing more is expected to be kept there; a payload's usual need."""
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
@@ -754,10 +760,11 @@ class Ledger:
     def check_usable(self) -> None:
         """Read of every table, be a writer for a moment, and change nothing.
 
-        What no disk has room for any more is found by what is really written, and not here.
+        Of a file also see that its disk has room; a server's disk is seen by what is really written, and not here.
 
         Raises:
-            DatabaseError: it cannot be read, or not written: another process holds the write lock, or it is read-only.
+            DatabaseError: it cannot be read, or not written: another process holds the write lock, it is read-only, or
+                its disk is full.
         """
         with reading(self._engine) as connection:
             for table in LEDGER.tables.sorted_tables:
@@ -765,6 +772,17 @@ class Ledger:
         with writing(self._engine) as connection:
             # Of no row: a server that only reads, a standby for one, refuses it all the same.
             connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
+        if not self.shared:
+            self._check_room()
+
+    def _check_room(self) -> None:
+        file = self._engine.url.database or ""
+        try:
+            free_bytes = shutil.disk_usage(Path(file).parent).free
+        except OSError as error:
+            raise DatabaseError(f"the room on the disk of {file} is not known: {error.strerror}") from None
+        if free_bytes < ROOM_MIN_BYTES:
+            raise DatabaseError(f"only {free_bytes // 1024} KiB are free on the disk of {file}: make room")
 
     def check_writable(self) -> None:
         """Be the one writer for a moment, and write nothing.

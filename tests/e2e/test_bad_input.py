@@ -1,17 +1,25 @@
 """Bad input at every door of the running chain: a clear error or a recorded refusal, a metric, and nothing lost."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from sqlalchemy import func, select
 
 from deploy.demo.body import Script
 from deploy.engine import Engine
+from deploy.fleet import DockerFleet
 from deploy.simulator import Slot
 from deploy.stage import HOST, Stage, stage
+from gpuwarden.database import reading
 from gpuwarden.job import State
+from remediator.schema import ALERTS
+from tests.e2e import hostile
+from tests.remediator import builders as build
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
@@ -187,3 +195,71 @@ def test_a_bad_webhook_call_gets_a_clear_answer_and_a_metric(
 def _account(scene: Stage, job_id: int) -> list[str]:
     stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories() if story.job_id == job_id]
     return [entry.because for story in stories if story for entry in story.entries]
+
+
+def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, tmp_path: Path) -> None:
+    """Through the webhook to an armed executor, which looks at every episode that they open."""
+    canary = tmp_path / "owned"
+    before = _lives(scene)
+    seen_before = {story.episode_id for story in scene.ledger.stories(last=1000)}
+    payloads = [*hostile.alerts(HOST, canary), _accusations_of_others(scene)]
+
+    told = [(json.dumps({"alerts": each}).encode(), len(each)) for each in payloads]
+    told += [(body, 1) for body in hostile.bodies(HOST).values()]
+    for body, alerts in told:
+        answer = _called(scene, body)
+        assert answer.status_code == 202, answer.text
+        counts = answer.json()
+        assert counts["accepted"] + counts["refused"] == alerts
+    for each in payloads:
+        over = [{**alert, "status": "resolved"} if isinstance(alert, dict) else alert for alert in each]
+        assert _called(scene, json.dumps({"alerts": over}).encode()).status_code == 202
+    for body in hostile.bodies(HOST).values():
+        assert _called(scene, body.replace(b'"status": "firing"', b'"status": "resolved"')).status_code == 202
+
+    eventually(
+        lambda: not _waiting(scene), within_s=60, what="all was looked at", log=lambda: scene.chain.log_tail("execute")
+    )
+    stories = [
+        story for each in scene.ledger.stories(last=1000) if (story := scene.ledger.story(each.episode_id)) is not None
+        and each.episode_id not in seen_before
+    ]  # fmt: skip
+    assert len(stories) > 10
+    assert {entry.act for story in stories for entry in story.entries} <= {"saw", "decided"}
+    assert not {entry.step for story in stories for entry in story.entries} & {"begin", "stop", "start"}
+    assert not canary.exists()
+    assert _lives(scene) == before
+    assert scene.chain.ended() == {}
+    for part in ("serve", "execute"):
+        lines = scene.chain.log(part).splitlines()
+        assert all(isinstance(json.loads(line), dict) for line in lines), part
+        assert max(map(len, lines)) < 16_000
+
+
+def _lives(scene: Stage) -> list[tuple[str, list[str]]]:
+    assert isinstance(scene.fleet, DockerFleet)
+    return [(scene.fleet.incarnation(worker), scene.fleet.history(worker)) for worker in (MANAGED, UNMANAGED)]
+
+
+def _accusations_of_others(scene: Stage) -> list[dict[str, Any]]:
+    """Containers that are there, and not the accuser's to name: one beside the worker's, and one as another host's."""
+    assert isinstance(scene.fleet, DockerFleet)
+    handles = [str(scene.fleet.container(worker).id) for worker in (MANAGED, UNMANAGED)]
+    return [
+        build.sent(f"{place}-{number}", **{"host": host, "worker": MANAGED, place: value})
+        for host in (HOST, "elsewhere", f"{HOST},elsewhere")
+        for number, value in enumerate((UNMANAGED, *handles))
+        for place in ("container", "container_id", "incarnation", "worker")
+    ]
+
+
+def _called(scene: Stage, body: bytes) -> httpx.Response:
+    token = scene.chain.token_file.read_text(encoding="ascii").strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    return scene.chain.http.post(f"{scene.chain.remediator_url}/api/v1/alerts", content=body, headers=headers)
+
+
+def _waiting(scene: Stage) -> bool:
+    with reading(scene.ledger._engine) as connection:
+        new = connection.scalar(select(func.count()).where(ALERTS.c.state == "new"))
+    return bool(new) or bool(scene.ledger.open_episodes())

@@ -49,7 +49,9 @@ def sqlite() -> Iterator[Databases]:
                 event.listen(engine, "connect", _unsynced)
                 engine.dispose()  # the connections from before do not know of it
                 engines.append(engine)
-                sees.append(stack.enter_context(closing(sqlite3.connect(file, isolation_level=None))))
+                # A webhook writes from a thread of its own, and its commits are looked at there.
+                see = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+                sees.append(stack.enter_context(closing(see)))
             yield Databases(ledger=engines[0], queue=engines[1], see_ledger=sees[0], see_queue=sees[1])
     finally:
         shutil.rmtree(folder)

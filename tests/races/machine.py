@@ -50,6 +50,7 @@ class Races(RuleBasedStateMachine):
     """Queue, ledger and world."""
 
     databases: ClassVar[Databases]
+    judged_by: ClassVar[type[Judge]] = Judge
     ends: ClassVar[bool] = True
     """Whether each example is brought to its end."""
 
@@ -61,7 +62,7 @@ class Races(RuleBasedStateMachine):
         self.clocks = Clocks()
         self.world = World(self.clocks)
         self.points = Points(self._meanwhile)
-        self.judge = Judge(world=self.world, databases=self.databases, limits=LIMITS)
+        self.judge = self.judged_by(world=self.world, databases=self.databases, limits=LIMITS)
         self.sent: list[Alert] = []
         processes, self._stack = Processes(), ExitStack()
         for module in ("remediator.execute", "remediator.queues.builtin"):

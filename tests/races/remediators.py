@@ -150,6 +150,9 @@ class Remediator:
     ) -> None:
         self.acting = Acting(host=host)
         self.works: Watched | None = None
+        self.shared = True
+        """Whether other hosts' remediators may work the same ledger."""
+
         self._world = world
         self._databases = databases
         self._judge = judge
@@ -201,7 +204,7 @@ class Remediator:
     def _started(self) -> Watched:
         host = self.acting.host
         ledger, store = Ledger(self._databases.ledger, host=host), JobStore(self._databases.queue)
-        ledger.shared = True
+        ledger.shared = self.shared
         seams: Any = Host(self._world, self._judge, self._points, self.acting)
         pace = Pace(limits=LIMITS, safeguards=NEVER_HELD, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
         hands = Hands(witness=seams, queue=BuiltinQueue(store), actuators={"docker": seams})

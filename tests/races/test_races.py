@@ -42,10 +42,10 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps are told to nobody."""
     for module in ("remediator.execute",):
-        monkeypatch.setattr(f"{module}.log", _Silent())
+        monkeypatch.setattr(f"{module}.log", Silent())
 
 
-class _Silent:
+class Silent:
     def __getattr__(self, _: str) -> object:
         return lambda *_, **__: None
 

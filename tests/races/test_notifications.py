@@ -1,0 +1,98 @@
+"""Whatever becomes of notifications on their way, what a door accepts is kept whole, taken up once, and acted on once.
+
+The machine of `test_races`, told of its wedges through the real application of each remediator; and the bugs that it
+must find there.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.postgres import Postgres
+from tests.races import databases
+from tests.races.databases import Databases
+from tests.races.judge import BrokenError, totals
+from tests.races.notification_mutants import MUTANTS
+from tests.races.notifications import TOKEN, Notifications
+from tests.races.test_races import Silent, run
+
+pytestmark = pytest.mark.no_cover  # as in `test_races`
+
+WANTED = ("accepted", "503", "door killed", "refused at the door", "asked for", "tied", "fence", "stop", "start",
+          "trip queued", "trouble")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sqlite() -> Iterator[Databases]:
+    with databases.sqlite() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def postgresql(postgres: Postgres) -> Iterator[Databases]:
+    for name in ("notified_ledger", "notified_queue"):
+        postgres.create(name)
+    with databases.postgresql(postgres.url("notified_ledger"), postgres.url("notified_queue")) as found:
+        yield found
+    for name in ("notified_ledger", "notified_queue"):
+        postgres.drop(name)
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("door") / "token"
+    file.write_text(TOKEN)
+    return file
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of steps are told to nobody."""
+    for module in ("execute", "app", "inbox", "reconcile"):
+        monkeypatch.setattr(f"remediator.{module}.log", Silent())
+
+
+def machine_on(found: Databases, token_file: Path, *, ends: bool = True, alone: bool = False) -> type[Notifications]:
+    its = {"databases": found, "seen": [], "ends": ends, "alone": alone, "token_file": token_file}
+    return type("On", (Notifications,), its)
+
+
+def test_what_doors_accept_is_kept_whole_and_acted_on_once_whatever_becomes_of_it_on_its_way(
+    sqlite: Databases, token_file: Path
+) -> None:
+    machine = machine_on(sqlite, token_file)
+
+    run(machine, examples=15)
+
+    happened = totals(machine.seen)
+    assert [what for what in WANTED if not happened.get(what)] == []
+
+
+def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, token_file: Path) -> None:
+    machine = machine_on(sqlite, token_file, alone=True)
+
+    run(machine, examples=8)
+
+    happened = totals(machine.seen)
+    assert [what for what in WANTED if not happened.get(what)] == []
+
+
+@pytest.mark.needs_postgres
+def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, token_file: Path) -> None:
+    machine = machine_on(postgresql, token_file)
+
+    run(machine, examples=5)
+
+    happened = totals(machine.seen)
+    assert [what for what in ("accepted", "tied", "stop", "start") if not happened.get(what)] == []
+
+
+@pytest.mark.parametrize("bug", MUTANTS)
+def test_the_machine_catches(bug: str, sqlite: Databases, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[bug].plant(monkeypatch)
+
+    with pytest.raises(BrokenError) as found:
+        run(machine_on(sqlite, token_file, ends=MUTANTS[bug].ends), examples=60)
+
+    assert found.value.rule in MUTANTS[bug].rules
