@@ -227,7 +227,7 @@ def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: 
 def test_a_pause_holds_what_is_new_ends_by_itself_and_uses_nothing_up(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.order(Order(act=Act.PAUSE, at=time.time(), who="ann", because="a drill", until=time.time() + 0.3))
+    ledger.order(Order(act=Act.PAUSE, at=time.time(), who="ann", because="a drill", until=time.time() + 2.0))
 
     turn(works, ledger)
     assert told(ledger)[-1] == "decided wait: paused"
