@@ -511,12 +511,12 @@ class Ledger:
         )
         tally = Tally()
         with writing(self._engine) as connection:
-            whose = connection.scalar(move.returning(INTENTS.c.host))
-            if whose is None:
+            if connection.execute(move).rowcount != 1:
                 return False
             self._write(connection, episode_id, act, step, because, now, tally)
             if stage in OVER and intent.stage not in OVER:
-                tally.over(whose, intent.kind, stage)
+                whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
+                tally.over(connection.scalars(whose).one(), intent.kind, stage)
             tally.keep(connection)
             return True
 
@@ -527,18 +527,17 @@ class Ledger:
         """
         planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
         unused = INTENTS.c.key + " (withdrawn " + cast(INTENTS.c.intent_id, String) + ")"
-        free_for_us = select(self._nobody_elses()).where(planned).with_for_update()
+        mine = select(INTENTS.c.host, INTENTS.c.kind, self._nobody_elses().label("free")).where(planned)
         with writing(self._engine) as connection:
-            if not all(connection.scalars(free_for_us).all()):
+            taken = connection.execute(mine.with_for_update()).all()
+            if not taken or not all(row.free for row in taken):
                 return
-            withdrawn = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now)
-            taken = connection.execute(withdrawn.returning(INTENTS.c.host, INTENTS.c.kind)).all()
-            if taken:
-                self._write(connection, episode_id, "decided", "withdraw", because, now)
-                tally = Tally()
-                for row in taken:
-                    tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
-                tally.keep(connection)
+            connection.execute(update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now))
+            self._write(connection, episode_id, "decided", "withdraw", because, now)
+            tally = Tally()
+            for row in taken:
+                tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
+            tally.keep(connection)
 
     def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
         """Add a line to an episode's account."""
@@ -593,11 +592,10 @@ class Ledger:
                 update(EPISODES)
                 .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
                 .values(closed_at=now, outcome=outcome, because=_storable(because))
-                .returning(EPISODES)
             )
-            row = connection.execute(closed).one_or_none()
-            if row is None:
+            if connection.execute(closed).rowcount != 1:
                 return
+            row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
             self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
             began_at = row.opened_at if row.alerted_at is None else row.alerted_at
             tally = Tally()
