@@ -786,6 +786,7 @@ def at_revision_1(url: str) -> None:
             ("executors", "workers"),
             ("executors", "summed_up_on"),
             ("episodes", "subject"),
+            ("episodes", "asked"),
             ("episodes", "alerted_at"),
         ):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
