@@ -1,0 +1,91 @@
+"""`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Final
+
+import structlog
+import uvicorn
+
+from gpuwarden import __version__, logs
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.reporter import host_key
+from gpuwarden.stores import existing
+from remediator import tls
+from remediator.app import create_app
+from remediator.credentials import Credentials
+from remediator.ledger import Ledger
+from remediator.queue_metrics import QueueCollector
+from remediator.settings import ServeSettings
+
+log: Final = structlog.get_logger("remediator")
+
+
+def serve(settings: ServeSettings) -> None:
+    """Answer Alertmanager until SIGTERM or SIGINT.
+
+    Raises:
+        GpuwardenError: it cannot start, and why.
+    """
+    logs.configure(level=settings.log_level)
+    host = host_key(settings.dir)
+    credentials = Credentials(token_file=settings.token_file, basic_auth_file=settings.basic_auth_file)
+    encrypted = tls.options(
+        cert_file=settings.tls_cert_file,
+        key_file=settings.tls_key_file,
+        client_ca_file=settings.tls_client_ca_file,
+    )
+    with ExitStack() as parts:
+        ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
+        queue = None
+        if settings.queue is not None:
+            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue))))
+        app = create_app(
+            ledger=ledger,
+            host=host,
+            credentials=credentials,
+            body_max_bytes=settings.body_max_bytes,
+            alerts_max=settings.alerts_max,
+            alertmanagers=settings.alertmanager,
+            queue=queue,
+        )
+        server = _Server(
+            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **encrypted)
+        )
+        with _listening(settings.listen, settings.port) as listener:
+            port = listener.getsockname()[1]
+            scheme = "https" if encrypted else "http"
+            log.info(
+                "remediator ready", host=host, listen=settings.listen, port=port, scheme=scheme, version=__version__
+            )
+            server.run(sockets=[listener])
+    log.info("remediator stopped")
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does it, but a signal that was obeyed is not raised once more: being told to end is no failure."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, port), family=family, backlog=2048)
+        # Made anew from its descriptor, it knows that it is TCP: asyncio turns Nagle's delay off for such sockets only,
+        # and with it on every answer waits 40 ms for the client's acknowledgement.
+        return socket.socket(fileno=server.detach())
+    except OSError as error:
+        because = (error.strerror or str(error)).partition(" (while")[0]  # Python says the address once more there
+        raise GpuwardenError(
+            f"cannot listen on {address}:{port} ({because}): stop what listens there, or give another --port"
+        ) from None
