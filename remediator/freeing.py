@@ -63,6 +63,9 @@ def _start_again(facts: Facts, free: Intent) -> Step:
         goes_on = container.incarnation == free.key
         because = "goes on with another worker in it" if goes_on else "was started by someone else"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"the container {because}")
+    if container.incarnation not in ("", free.key):  # an empty one: see `_see_up`
+        because = "the container was started by someone else, and has ended since: it is left as it is"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=because)
     if container.left_down and not _tries(free):
         because = "it is left down: its engine restarts whatever ends, and was told to stop it, not by us"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, because=because)

@@ -1,7 +1,7 @@
 """The answer of `/evidence`: what one side writes the other reads, and nothing doubtful passes."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
@@ -82,13 +82,20 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert parse(answer(colour="blue")) == NOTHING_KNOWN
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(WorkerFacts)])
+@pytest.mark.parametrize("name", [field.name for field in fields(WorkerFacts) if field.default is MISSING])
 def test_a_missing_field_is_refused_by_name(name: str) -> None:
     found = json.loads(answer())
     del found[name]
 
     with pytest.raises(FactsError, match=f"lacks '{name}': is it of another version"):
         parse(json.dumps(found))
+
+
+def test_what_an_older_exporter_does_not_tell_yet_is_unknown() -> None:
+    found = json.loads(answer(worker_pid=7))
+    del found["worker_pid"]
+
+    assert parse(json.dumps(found)).worker_pid is None
 
 
 def test_a_whole_number_is_a_duration() -> None:

@@ -1536,6 +1536,18 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
             because="it is left down: its engine restarts whatever ends, and was told to stop it, not by us",
         ),
     ),
+    "somebody started it, and ended it again: what they ended is not started": (
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(incarnation=REBORN)),
+        Advance(
+            kind=Kind.FREE,
+            stage=Stage.DONE,
+            because="the container was started by someone else, and has ended since: it is left as it is",
+        ),
+    ),
+    "its engine forgets what ran in what is down": (
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(incarnation="")),
+        Start(because="it is seen dead and its job is settled"),
+    ),
     "we stopped it, and its engine leaves it down": (
         facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(left_down=True)),
         Start(because="it is seen dead and its job is settled"),
