@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +72,10 @@ class DatabaseError(GpuwardenError):
 
 class NoAnswerError(DatabaseError):
     """The database could not be reached or was not ready: asked again later, it may do it."""
+
+
+class NewerTablesError(DatabaseError):
+    """The tables are of a newer gpuwarden: they may mean what this one does not know."""
 
 
 class LockHeldElsewhereError(GpuwardenError):
@@ -659,6 +664,34 @@ def _bring_up_to_date(engine: Engine, schema: Schema, *, migrate: bool) -> None:
     )
 
 
+def refuse_other_revisions(connection: Connection, schema: Schema) -> None:
+    """Go on only where the tables are still of this version: a newer one may have taken them over meanwhile.
+
+    Raises:
+        NewerTablesError: it has.
+        DatabaseError: they are of an older version, or there are none.
+    """
+    version = table(schema.version_table, column("version_num"))
+    found = connection.scalar(select(version.c.version_num))
+    if found == newest_revision(schema):
+        return
+    if found is not None and found > newest_revision(schema):
+        raise newer_tables(connection.engine, schema, found)
+    raise DatabaseError(
+        f"{connection.engine.url.render_as_string(hide_password=True)}: the {schema.name} went back to revision "
+        f"{found}; this program goes on once it is of {newest_revision(schema)} again"
+    )
+
+
+def newer_tables(engine: Engine, schema: Schema, found: str | None) -> NewerTablesError:
+    """What is to be said of tables that are of a newer gpuwarden."""
+    return NewerTablesError(
+        f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer gpuwarden "
+        f"(revision {found}; this one knows {newest_revision(schema)}): upgrade this program"
+    )
+
+
+@cache
 def newest_revision(schema: Schema) -> str:
     """The revision that this version makes and knows, by the names of the history's files."""
     package, _, folder = schema.migrations.partition(":")

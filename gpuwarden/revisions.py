@@ -16,6 +16,7 @@ from gpuwarden.database import (
     Schema,
     is_shared,
     lock_number,
+    newer_tables,
     reading,
     revision_of,
     writing,
@@ -70,10 +71,7 @@ def migrate_to(
             connection.execute(select(func.pg_advisory_xact_lock(lock_number(f"migrate {schema.name}"))))
         found = revision_of(connection, schema)
         if found not in {None, *history}:
-            raise DatabaseError(
-                f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer "
-                f"gpuwarden (revision {found}; this one knows {newest}): upgrade this program"
-            )
+            raise newer_tables(engine, schema, found)
         tables = set() if found is not None else set(inspect(connection).get_table_names()) & set(schema.tables.tables)
         if tables and is_shared(engine):
             raise DatabaseError(

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from gpuwarden import clock
-from gpuwarden.database import Changes, DatabaseError, LockHeldElsewhereError, ProcessLock
+from gpuwarden.database import Changes, DatabaseError, LockHeldElsewhereError, NewerTablesError, ProcessLock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
@@ -208,6 +208,7 @@ class Executor:
 
         Raises:
             DatabaseError: the ledger cannot be watched; once it is, it may come and go.
+            NewerTablesError: a newer gpuwarden has taken the ledger over; what is at work is done, and nothing begun.
         """
         with (
             closing(self._ledger.changes()) as changes,
@@ -216,6 +217,9 @@ class Executor:
             while not self._closing.is_set():
                 try:
                     self._go_round(changes, pool)
+                except NewerTablesError:
+                    self._closing.set()
+                    raise
                 except DatabaseError as error:
                     log.warning("the ledger does not answer; nothing is done until it does", because=str(error))
                     self._closing.wait(self._pace.look_again_s)

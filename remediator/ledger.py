@@ -43,6 +43,7 @@ from gpuwarden.database import (
     only_one,
     open_database,
     reading,
+    refuse_other_revisions,
     tell,
     upsert,
     watch,
@@ -695,10 +696,16 @@ class Ledger:
         now: float,
         workers: int | None = None,
     ) -> None:
-        """The executor lives, and sees so many workers."""
+        """The executor lives, and sees so many workers.
+
+        Raises:
+            NewerTablesError: a newer gpuwarden has taken the tables over.
+            DatabaseError: it could not be written.
+        """
         row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now}
         row |= {"errors": errors, "workers": workers}
         with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
             connection.execute(
                 upsert(connection, EXECUTORS)
                 .values(host=host, **row)

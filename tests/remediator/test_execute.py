@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 import gpuwarden.database
-from gpuwarden.database import DatabaseError
+from gpuwarden.database import DatabaseError, NewerTablesError
 from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
@@ -1067,6 +1067,28 @@ def looping(works: Executor) -> Iterator[threading.Thread]:
         works.close()
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_tables_of_a_newer_version_end_it_and_those_that_went_back_are_waited_for(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ((ours,),) = sql(ledger, "SELECT version_num FROM gpuwarden_ledger_version")
+    before = ledger.totals(HOST).executor
+    revision = "UPDATE gpuwarden_ledger_version SET version_num = '{}'"
+
+    sql(ledger, revision.format("9999"))
+    with pytest.raises(NewerTablesError, match="upgrade this program"):
+        works.run()
+    sql(ledger, revision.format("0001"))
+    with looping(executor(ledger, store, world)):
+        time.sleep(0.5)
+        assert (ledger.totals(HOST).executor, world.boxes["w1"].calls) == (before, [])
+        sql(ledger, revision.format(ours))
+        eventually(lambda: [each.outcome for each in ledger.stories()] == ["mended"], "it goes on")
+
+    assert world.boxes["w1"].calls == ["stop", "start"]
 
 
 def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store: JobStore) -> None:

@@ -3,10 +3,12 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -108,6 +110,22 @@ def test_execute_beats_says_whether_it_acts_and_ends_with_0_when_told_to(
     found = beats(house)
     assert found is not None
     assert found[0] is (armed == "--armed")
+
+
+def test_an_executor_whose_ledger_a_newer_version_took_over_does_nothing_more_and_says_why(
+    house: Path, execute: list[str]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpuwarden", *execute, "--armed"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        eventually(lambda: beats(house), "it is up")
+        with closing(sqlite3.connect(house / "ledger.db")) as ledger, ledger:
+            ledger.execute("UPDATE gpuwarden_ledger_version SET version_num = '9999'")
+        said = process.communicate(timeout=30)[1]
+
+    assert process.returncode == 1
+    assert said.splitlines()[-1].startswith("gpuwarden remediator: sqlite:///")
+    assert "its ledger tables are of a newer gpuwarden (revision 9999; this one knows 0007): upgrade this" in said
 
 
 def test_started_armed_again_it_stays_what_a_person_has_ordered_since(
