@@ -212,6 +212,8 @@ def may_hold_others(container: Container, workers: WorkerReadings, containers: I
         return True
     known = list(containers)
     mounted = {folder for each in known for folder in each.folders}
+    if container.kind == "systemd" and workers.unread - mounted:
+        return True  # a service has no folder mounted: the file may be of one in it
     trees = {each.pid for each in known if each.kind == "process"}
     for each in workers.workers:
         if each.alive is None:

@@ -19,7 +19,7 @@ the standard library alone. REQUEST is a JSON object:
 
 The lines, by their `kind`; a field that could not be read is null:
 
-    process        pid, name, state (a letter of proc_pid_stat(5)), threads (how many it has)
+    process        pid, started (clock ticks since boot), name, state (a letter of proc_pid_stat(5)), threads (how many)
     thread         pid, tid, name, state, cpu_ticks (user and system, clock ticks since its start), wchan (the kernel
                    function it waits in; null when it runs, or may not be asked), stack (innermost first), syscall
     python         pid, tid (null where it is not told), name, active, owns_gil, frames (innermost first: function,
@@ -148,7 +148,7 @@ def _processes(pids: list[int], cgroup: str | None, session: int | None, out: _O
             out.say("note", text=f"process {pid} was not looked at: it is not the target's, or not any more")
             continue
         seen[pid] = fields[19]
-        out.say("process", pid=pid, name=name, state=fields[0], threads=len(tids))
+        out.say("process", pid=pid, started=fields[19], name=name, state=fields[0], threads=len(tids))
         for tid in tids[:left]:
             _thread(of_it / "task" / str(tid), pid, tid, out)
         if len(tids) > left:

@@ -28,14 +28,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import structlog
 
-from gpuwarden import joblogs
+from gpuwarden import cgroup, joblogs
 from gpuwarden.facts import ContainerFacts
 from gpuwarden.job import Trip
 from remediator import bystander
@@ -50,6 +50,9 @@ REAP_S: Final = 0.2
 """How long a bystander that was killed may take to be gone, seconds; one in the kernel's hands may never be."""
 
 POLL_S: Final = 0.01
+
+LET_GO_S: Final = 0.1
+"""For how long it is watched whether one stays stopped from whom no native frames were had, seconds."""
 
 LINGERING_MAX: Final = 4
 """With so many bystanders that do not die, no more are sent."""
@@ -125,7 +128,10 @@ class Captor:
     ) -> Captured:
         """See what is to be stopped; it never takes longer than its bound, and never fails."""
         started_s = time.monotonic()
-        lines, cut_short = self._see(self._request(episode, container, armed=armed))
+        request = self._request(episode, container, armed=armed)
+        lines, cut_short = self._see(request)
+        if request["native"]:
+            _let_go_on(lines)
         took_s = time.monotonic() - started_s
         document = {
             "format": FORMAT,
@@ -202,6 +208,45 @@ def _ends(pid: int, deadline_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
+
+
+def _let_go_on(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Whom a py-spy that was killed had just stopped goes on; the kernel leaves it stopped (ptrace(2), PTRACE_ATTACH).
+
+    Not one that was stopped before: to such a one py-spy is not sent for native frames.
+    """
+    told = {line["pid"] for line in lines if line["kind"] == "native"}
+    left = [
+        line for line in lines if line["kind"] == "process" and line["pid"] not in told and line["state"] not in "Tt"
+    ]
+    until_s = time.monotonic() + LET_GO_S
+    while left:
+        left = [line for line in left if not _goes_on(line["pid"], line["started"], last=time.monotonic() >= until_s)]
+        time.sleep(POLL_S if left else 0.0)
+
+
+def _goes_on(pid: int, started: str, *, last: bool) -> bool:
+    """Whether a process needs no look more: it was let go, or is gone, or none traces it and time is up."""
+    try:
+        with _held(pid) as process:
+            fields = cgroup.stat(pid)
+            if fields[19] != started:
+                return True
+            if fields[0] == "T":
+                signal.pidfd_send_signal(process, signal.SIGCONT)
+                return True
+    except OSError:
+        return True
+    return last
+
+
+@contextmanager
+def _held(pid: int) -> Iterator[int]:
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
 
 
 def _memory(name: str) -> BinaryIO:

@@ -81,6 +81,16 @@ OPINION_S: Final = 15.0
 """A second opinion that is older, suspended time included, is asked for again, seconds."""
 
 
+CLOCK_STEP_S: Final = 3600.0
+CLOCK_BELIEVED_S: Final = 600.0
+"""A clock that was set, or that was just come upon, makes nothing old before it has gone on for so long, seconds."""
+
+_HELD: Final = frozenset(
+    {"approval", "brake", "declined", "dry_run", "maintenance", "paused", "silenced", "silences_unknown", "warned"}
+)
+"""Waits that tell nothing of whether a wedge is confirmed still."""
+
+
 class AlreadyExecutingError(GpuwardenError):
     """Another executor holds this ledger's lock."""
 
@@ -156,6 +166,10 @@ class _Watch:
             known = self.stages_since_s[intent.kind] = (intent.intent_id, intent.stage, now_s)
         return known[2]
 
+    def forget_promises(self) -> None:
+        """Let the time at the stage of what is only promised begin anew."""
+        self.stages_since_s = {kind: known for kind, known in self.stages_since_s.items() if known[1] != Stage.PLANNED}
+
     def up_since_s(self, container: ContainerState | None, now_s: float) -> float:
         """Since when the container has been seen to run as it is; a look that did not see it run begins anew."""
         if container is None or not container.running:
@@ -197,6 +211,7 @@ class Executor:
         self._started_at = time.time()
         self._looking_since_s = self._went_round_s = time.monotonic()
         self._next_look_s = self._next_tend_s = self._next_fences_s = 0.0
+        self._clock_s = self._forgets_from_s = 0.0
         self._closing = threading.Event()
 
     def close(self) -> None:
@@ -411,10 +426,18 @@ class Executor:
             log.debug("the host's workers cannot be counted", because=str(error))
 
     def _forget(self) -> None:
-        """Let go of what has been over for long, a little at a time: alerts and episodes come first."""
+        """Let go of what has been over for long, a little at a time: alerts and episodes come first.
+
+        Not by a clock that is ahead because nobody has set it yet: what is forgotten cannot be had back.
+        """
         if not self._pace.keep_s:
             return
-        until_s, before = time.monotonic() + FORGET_S, self._ledger.now() - self._pace.keep_s
+        now, boot_s = self._ledger.now(), clock.boottime_s()
+        if abs(now - boot_s - self._clock_s) > CLOCK_STEP_S:  # at the start too
+            self._clock_s, self._forgets_from_s = now - boot_s, boot_s + CLOCK_BELIEVED_S
+        if boot_s < self._forgets_from_s:
+            return
+        until_s, before = time.monotonic() + FORGET_S, now - self._pace.keep_s
         while self._ledger.forget(before=before) and time.monotonic() < until_s:
             pass
 
@@ -480,7 +503,7 @@ class Executor:
 
         Nobody is asked to approve what is silenced.
         """
-        if not isinstance(step, plan.Begin | plan.Warn | plan.Fence | plan.Stop):
+        if not (isinstance(step, plan.Begin) or safety.is_first(step)):
             return step
         safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
         orders, recent = self._ledger.standing(safety.wish(facts.episode, step), safeguards, now=now)
@@ -579,7 +602,12 @@ class Executor:
             log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
     def _wait(self, episode: Episode, step: plan.Wait) -> None:
-        """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation."""
+        """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation.
+
+        What is only promised and held, by whatever it is, loses none of the patience with its confirmation by that.
+        """
+        if step.reason in _HELD:
+            self._watches.setdefault(episode.episode_id, _Watch()).forget_promises()
         told = f"{step.reason} {step.asks or ''}"
         if self._waits.get(episode.episode_id) != told:
             self._waits[episode.episode_id] = told
@@ -818,7 +846,8 @@ class Executor:
             return
         act, because = self._try(lambda: warning.send(step.listener, step.signal))
         intent = replace(intent, data={**intent.data, **decided})
-        done = {"warned": {**decided["warned"], "done": True}}
+        # Whom no signal reached has no grace to wait for.
+        done = {"warned": {**decided["warned"], "done": True, "before": act == "failed"}}
         self._advance(episode, intent, intent.stage, "warn", because, act=act, data=done)
 
     def _quarantine(self, episode: Episode, because: str) -> None:
@@ -898,7 +927,7 @@ def _ends_it(facts: Facts, step: plan.Step) -> bool:
     if free is None:
         return isinstance(step, plan.WouldAct)
     first = isinstance(step, plan.Warn | plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
-    return first and freeing.is_up(facts, free)
+    return first and (not facts.container_known or freeing.is_up(facts, free))
 
 
 def _listener(

@@ -104,13 +104,17 @@ def warned_first(facts: Facts, free: Intent, act: Fence | Stop) -> Step:
     alone. A worker that was warned under a promise taken back since had its grace then.
     """
     limits, warned = facts.limits, free.data.get("warned")
-    if limits.warn_signal is None or not is_up(facts, free):
+    if limits.warn_signal is None or (facts.container_known and not is_up(facts, free)):
         return act
     if warned is None or not (warned["done"] or warned["tries"] >= WARNINGS_MAX):
-        if facts.listener is None:
+        if warned is None and not facts.container_known:
+            because = f"it is to be warned first, and the container engine does not answer: {facts.unknown}"
+            return Wait(reason="engine_silent", because=because)
+        if facts.listener is not None:
+            because = f"it has {limits.warn_grace_s:g} s for a checkpoint: {limits.warn_signal} to {facts.listener.pid}"
+            return Warn(signal=limits.warn_signal, listener=facts.listener, because=because)
+        if warned is None:
             return replace(act, because=f"{act.because}; not warned: {facts.deaf}")
-        because = f"it has {limits.warn_grace_s:g} s for a checkpoint: {limits.warn_signal} to {facts.listener.pid}"
-        return Warn(signal=limits.warn_signal, listener=facts.listener, because=because)
     if not warned.get("before") and facts.warned_for_s < limits.warn_grace_s:
         return Wait(reason="warned", because=f"it was warned, and has {limits.warn_grace_s:g} s for a checkpoint")
     return act

@@ -1,6 +1,5 @@
 """What becomes of alerts, however they came: each is admitted or refused, and all of them made durable at once."""
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -40,7 +39,7 @@ class Inbox:
         judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in found]
         accepted = [each for each, refusal in judged if refusal is None]
         refused = [*refusals, *(refusal for _, refusal in judged if refusal is not None)]
-        self._ledger.accept(accepted, refused, now=time.time())
+        self._ledger.accept(accepted, refused, now=self._ledger.now())
         for refusal in refused:
             log.warning("alert refused", reason=refusal.reason, because=refusal.because)
         return len(accepted), len(refused)

@@ -20,7 +20,7 @@ class _Waiting(Generic[T]):
     def __init__(self, what: T) -> None:
         self.what = what
         self.is_over = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
 
 class Joined(Generic[T]):
@@ -64,7 +64,7 @@ class Joined(Generic[T]):
             else:
                 for each in some:
                     each.error = error
-        except Exception as error:  # noqa: BLE001 - it is raised by each of those who wait for it
+        except BaseException as error:  # noqa: BLE001 - it is raised by each of those who wait for it
             for each in some:
                 each.error = error
         finally:

@@ -307,6 +307,7 @@ class Ledger:
         the brake. A settle that another episode already owes stays with it: the free stands on its own.
         """
         with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
             self._alone(connection)
             this = EPISODES.c.episode_id == episode.episode_id
             # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.
@@ -333,7 +334,7 @@ class Ledger:
                 "pids": sorted(step.pids),
                 "cgroup": step.cgroup,
             }
-            if (warned := _warned_before(connection, step.free_key)) is not None:
+            if (warned := _warned_before(connection, episode, step.free_key)) is not None:
                 data["warned"] = {**warned, "done": True, "before": True}
             if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
                 return _FREED_ALREADY
@@ -683,7 +684,7 @@ class Ledger:
         now = self.now()
         with reading(self._engine) as connection:
             held = Counter(each.reason for each in _held(connection, host) if each.reason)
-            return count_up(connection, host, held=held, orders=_orders(connection, now))
+            return count_up(connection, host, held=held, orders=_orders(connection, now), now=now)
 
     def beat(
         self,
@@ -810,10 +811,19 @@ FLEET_FRESH_S: Final = 600.0
 """An executor that has shown no life for longer counts no workers into the fleet, seconds."""
 
 
-def _warned_before(connection: Connection, key: str) -> Mapping[str, Any] | None:
-    """How an incarnation's worker was warned under the newest promise for it that was taken back."""
-    found = select(INTENTS.c.data).where(
-        INTENTS.c.kind == Kind.FREE, INTENTS.c.key.startswith(f"{key} (", autoescape=True)
+def _warned_before(connection: Connection, episode: Episode, key: str) -> Mapping[str, Any] | None:
+    """How this attempt of a job was warned under the newest promise for its container that was taken back."""
+    if episode.job_id is None:
+        return None
+    found = (
+        select(INTENTS.c.data)
+        .join(EPISODES, EPISODES.c.episode_id == INTENTS.c.episode_id)
+        .where(
+            INTENTS.c.kind == Kind.FREE,
+            INTENTS.c.key.startswith(f"{key} (", autoescape=True),
+            EPISODES.c.job_id == episode.job_id,
+            EPISODES.c.attempt == episode.attempt,
+        )
     )
     data = connection.scalar(found.order_by(INTENTS.c.intent_id.desc()).limit(1))
     warned: Mapping[str, Any] | None = None if data is None else data.get("warned")
@@ -850,7 +860,9 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
     released_at = released_at if released_at <= now else 0.0
     storm_since = max(now - safeguards.storm_window_s, released_at)
     rate_since = max(now - RATE_WINDOW_S, released_at)
-    targets = {target(row.host, row.data["handle"]) for row in frees if row.created_at > storm_since}
+    # Nor does a free that seems yet to come count for longer than it would have.
+    storm_until, rate_until = now + safeguards.storm_window_s, now + RATE_WINDOW_S
+    targets = {target(row.host, row.data["handle"]) for row in frees if storm_since < row.created_at < storm_until}
     freed_at = [
         row.entered_at
         for row in frees
@@ -861,7 +873,7 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
     fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
     return Recent(
         targets=frozenset(targets),
-        frees=sum(row.created_at > rate_since for row in frees),
+        frees=sum(rate_since < row.created_at < rate_until for row in frees),
         # The nearest to now, either way: one that seems yet to come is of before the clock was set back.
         freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
         fleet=connection.scalar(fleet),

@@ -3,7 +3,6 @@
 Absent while the ledger cannot be read, for unknown is never zero.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -221,7 +220,7 @@ class LedgerCollector(Collector):
             yield gauge("gpuwarden_remediator_ledger_up", 0.0)
             return
         yield gauge("gpuwarden_remediator_ledger_up", 1.0)
-        now = time.time()
+        now = totals.now
         yield from self._alerts(totals, now)
         yield from self._episodes(totals)
         yield from self._orders(totals, now)

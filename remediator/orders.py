@@ -7,7 +7,6 @@ nothing is started again for it.
 import argparse
 import re
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -114,11 +113,11 @@ def pause(argv: list[str]) -> int:
     parser = _parser("pause", "Begin nothing new for a while. What was begun is finished; the pause ends by itself.")
     _add_end(parser)
     wanted = parser.parse_args(argv)
-    now = time.time()
-    until = now + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, now)
-    if not now < until <= now + PAUSE_MAX_S:
-        parser.error(f"a pause ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
     with closing(existing(wanted.ledger)) as ledger:
+        now = ledger.now()
+        until = now + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, now)
+        if not now < until <= now + PAUSE_MAX_S:
+            parser.error(f"a pause ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
         _check_host(ledger, wanted.host)
         order = _order(Act.PAUSE, ledger, wanted, until=until)
         ledger.order(order)
@@ -183,7 +182,7 @@ def span(window: Order) -> str:
 
 
 def _maintain(parser: argparse.ArgumentParser, ledger: Ledger, wanted: argparse.Namespace) -> int:
-    now = time.time()
+    now = ledger.now()
     since = now if wanted.since is None else _time(parser, wanted.since, now)
     until = since + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, since)
     if not now <= since <= now + AHEAD_MAX_S:
@@ -304,7 +303,7 @@ def _time(parser: argparse.ArgumentParser, text: str, now: float) -> float:
     """A time of day is the next one; anything else a date and time. Local, unless it says its zone."""
     try:
         if re.fullmatch(r"\d{1,2}:\d{2}", text):
-            here = datetime.fromtimestamp(now).astimezone()
+            here = datetime.fromtimestamp(now)  # noqa: DTZ006 - the clock on the wall, which may change in between
             hour, minute = map(int, text.split(":"))
             then = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
             return (then if then > here else then + timedelta(days=1)).timestamp()

@@ -60,7 +60,7 @@ class JobRemedyPolicy(RemedyPolicy):
     unconfirmed: Unconfirmed = Field(default=Unconfirmed.REQUEUE, strict=False)
     retries_max: int | None = Field(default=None, ge=0)
     warn_signal: Literal["SIGUSR1", "SIGUSR2"] | None = None
-    warn_grace_s: float = Field(default=30.0, gt=0, le=3600)
+    warn_grace_s: float = Field(default=30.0, gt=0, le=300)  # half a lease: what is wedged may not renew its own
 
 
 class Policies(BaseModel):

@@ -42,6 +42,10 @@ ASIDE_MAX: Final = 10_000
 webhook could fill the disk with them."""
 
 
+ASIDE_BITE: Final = 50_000
+"""So many of them are deleted at a time, at most: more than one transaction ever adds."""
+
+
 def matters(now: float) -> ColumnElement[bool]:
     """Whether an order may still matter, to whatever episode; what answers one episode is read with that one."""
     undo = ORDERS.c.topic.not_in(("approval", "maintenance"))
@@ -75,7 +79,8 @@ def keep_newest(connection: Connection, state: str) -> None:
     of_it = select(ALERTS.c.alert_id).where(ALERTS.c.state == state)
     last = of_it.order_by(ALERTS.c.alert_id.desc()).offset(ASIDE_MAX).limit(1).scalar_subquery()
     # Nobody waits for another who is at it.
-    rest = of_it.where(ALERTS.c.alert_id <= last).with_for_update(skip_locked=True)
+    rest = of_it.where(ALERTS.c.alert_id <= last).order_by(ALERTS.c.alert_id).limit(ASIDE_BITE)
+    rest = rest.with_for_update(skip_locked=True)
     connection.execute(delete(ALERTS).where(ALERTS.c.alert_id.in_(rest)))
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Begin, Episode, Facts, Fence, Stage, Step, Stop, Wait, Warn
+from remediator.plan import Advance, Begin, Episode, Facts, Fence, Kind, Stage, Step, Stop, Wait, Warn
 
 
 class Act(StrEnum):
@@ -245,7 +245,7 @@ class Latch:
     because: str
 
 
-def wish(episode: Episode, step: Begin | Warn | Fence | Stop) -> Wish:
+def wish(episode: Episode, step: Step) -> Wish:
     """What a step would begin; of one that was promised, what the promise was."""
     free = episode.free
     handle, key = ("", "") if free is None else (free.data["handle"], free.key)
@@ -322,10 +322,11 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     return None
 
 
-def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wait | None:
+def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun: bool = False) -> Wait | None:
     """Whether a person has said yes to this free, where one is to be asked: `None`, or why not.
 
-    A yes is for one incarnation and for a time. A no stands for its incarnation, whatever is armed later.
+    A yes is for one incarnation and for a time, in which it is to be `begun`: with the warning, where there is one. A
+    no stands for its incarnation, whatever is armed later.
     """
     answer = recent.answer if recent.answer is not None and recent.answer.key == wish.key else None
     if answer is not None and answer.act is Act.DECLINE:
@@ -333,7 +334,7 @@ def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wa
         return Wait(reason="declined", because=because)
     if not orders.asks(host=wish.host, remedy=wish.remedy):
         return None
-    if answer is not None and (answer.until is None or answer.until > now):
+    if answer is not None and (begun or answer.until is None or answer.until > now):
         return None
     late = "" if answer is None else "an approval ran out before it could be begun; "
     because = (
@@ -366,10 +367,19 @@ def hold(step: Step, facts: Facts, orders: Orders, recent: Recent, safeguards: S
     if isinstance(step, Begin):
         verdict = may_begin(wish(facts.episode, step), orders, recent, safeguards, now=now)
         return verdict if isinstance(verdict, Wait) else step
-    if isinstance(step, Warn | Fence | Stop) and is_untouched(facts):
+    if is_first(step) and is_untouched(facts):
         held = may_go_on(orders, host=facts.episode.host, now=now)
-        return held or is_approved(wish(facts.episode, step), orders, recent, now=now) or step
+        free = facts.episode.free
+        warned = free is not None and "warned" in free.data
+        return held or is_approved(wish(facts.episode, step), orders, recent, begun=warned, now=now) or step
     return step
+
+
+def is_first(step: Step) -> bool:
+    """Whether a step may be the first that is done for a free; what is seen dead is started next."""
+    if isinstance(step, Advance):
+        return step.kind is Kind.FREE and step.stage is Stage.DEAD
+    return isinstance(step, Warn | Fence | Stop)
 
 
 def is_untouched(facts: Facts) -> bool:

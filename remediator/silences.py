@@ -30,6 +30,12 @@ FRESH_S: Final = 1.0
 FAILED_S: Final = 5.0
 """For how long an Alertmanager that did not answer is not asked again, seconds."""
 
+PAUSE_OVER_TOOK: Final = 10.0
+"""And not for so many times as long as it took to find that out."""
+
+TOLD_S: Final = 60.0
+"""For how long what a silence says of itself is remembered, seconds."""
+
 TEXT_MAX: Final = 300
 """How much is told of who made a silence, and of the comment, characters."""
 
@@ -72,6 +78,7 @@ class Silences:
             timeout=ANSWER_S, trust_env=False, headers={"Accept": "application/json", "Accept-Encoding": "identity"}
         )
         self._answers: dict[str, _Answer] = {}
+        self._texts: dict[tuple[str, str], tuple[float, Silence]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -93,18 +100,28 @@ class Silences:
 
     def _answer(self, url: str) -> _Answer:
         known = self._answers.get(url)
-        if known is None or time.monotonic() >= known.until_s:
+        began_s = time.monotonic()
+        if known is None or began_s >= known.until_s:
             try:
                 found = _silenced_by(self._get(url, "alerts", {"filter": f"host={_quoted(self._host)}"}))
                 known = _Answer(until_s=time.monotonic() + FRESH_S, silenced_by=found)
             except _AnswerError as error:
                 failed = f"{_shown(url)} does not tell: {error}"
-                known = _Answer(until_s=time.monotonic() + FAILED_S, silenced_by={}, failed=failed)
+                # To look up a name that nobody answers for takes as long as the system likes: then it is asked seldom.
+                pause_s = max(FAILED_S, PAUSE_OVER_TOOK * (time.monotonic() - began_s))
+                known = _Answer(until_s=time.monotonic() + pause_s, silenced_by={}, failed=failed)
             self._answers[url] = known
         return known
 
     def _told(self, url: str, silence_id: str) -> Silence:
         """Who made a silence and why; that it is there is known, whether this can be told or not."""
+        now_s = time.monotonic()
+        self._texts = {key: known for key, known in self._texts.items() if known[0] > now_s}
+        if (url, silence_id) not in self._texts:
+            self._texts[url, silence_id] = (now_s + TOLD_S, self._text(url, silence_id))
+        return self._texts[url, silence_id][1]
+
+    def _text(self, url: str, silence_id: str) -> Silence:
         try:
             if not _ID.fullmatch(silence_id):
                 return Silence(silence_id=silence_id)

@@ -6,7 +6,7 @@ all, and nothing is ever taken away there when old rows are. What is open is cou
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import Connection, func, select
@@ -55,6 +55,7 @@ class Totals:
     steps: Mapping[tuple[str, str], int]
     executor: tuple[bool, float, int] | None
     orders: Orders
+    now: float = field(compare=False)  # when it was counted, by the clock that the ledger goes by
 
 
 class Tally:
@@ -114,7 +115,7 @@ class Tally:
         self._found[host, what, one, two] = (before[0] + count, before[1] + sum_s)
 
 
-def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orders: Orders) -> Totals:
+def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orders: Orders, now: float) -> Totals:
     """Count what is open, and read what is over."""
     over = _over(connection, host)
     new = select(func.count(), func.min(ALERTS.c.received_at)).where(ALERTS.c.state == "new", ALERTS.c.host == host)
@@ -141,6 +142,7 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
         steps={pair: count for pair, (count, _) in over["steps"].items()},
         executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
         orders=orders,
+        now=now,
     )
 
 

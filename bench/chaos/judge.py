@@ -12,10 +12,12 @@ from typing import Any, Final
 import psycopg
 
 from bench.chaos.player import LEASE_S, Played, Stop
+from gpuwarden.database import BUSY_TIMEOUT_S
 from gpuwarden.worker import OWNERSHIP_S
 
-LATE_S: Final = OWNERSHIP_S + LEASE_S
-"""For how long an attempt may leave anything after the next one began: its worker's look at its claim, and a lease."""
+LATE_S: Final = OWNERSHIP_S + LEASE_S + BUSY_TIMEOUT_S
+"""For how long an attempt may leave anything after the next one began: its worker's look at its claim, a lease, and the
+wait for a database that others write to."""
 
 _JOBS: Final = "SELECT job_id, run_id, state, attempt, payload, because FROM jobs ORDER BY job_id"
 _EVENTS: Final = "SELECT kind, job_id, attempt, run_id, position FROM dispatch_events ORDER BY event_id"

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import docker
 import requests
+from docker.constants import DEFAULT_DOCKER_API_VERSION
 from docker.errors import APIError, DockerException, NotFound
 
 from gpuwarden import cgroup as cgroups
@@ -85,8 +86,12 @@ class DockerActuator:
         client: docker.APIClient | None = None
         try:
             with _CONNECTING:
-                client = docker.APIClient(base_url=self._base_url, timeout=round(timeout_s), version="auto")
+                client = docker.APIClient(
+                    base_url=self._base_url, timeout=round(timeout_s), version=DEFAULT_DOCKER_API_VERSION
+                )
             client.trust_env = False
+            # Asked outside the lock: an engine that hangs holds up its own containers only.
+            client._version = client.version(api_version=False)["ApiVersion"]  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
             yield client
         except NotFound as error:
             raise ActuatorError(f"the container is gone: {error.explanation}") from error

@@ -136,6 +136,7 @@ class FullLedger(Ledger):
             steps={("did", "stop"): 1},
             executor=(True, 0.0, 1),
             orders=Orders(),
+            now=0.0,
         )
 
 

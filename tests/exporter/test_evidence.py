@@ -607,6 +607,17 @@ def test_who_is_left_out_may_live_where_its_folder_is_and_nowhere_else() -> None
     ]
 
 
+def test_a_service_has_no_folder_and_may_hold_whoever_cannot_be_read() -> None:
+    service = build.container(kind="systemd", folders=())
+
+    found = [
+        evidence.may_hold_others(service, WorkerReadings(workers=(), unread=frozenset(unread)), [HOLDS, service])
+        for unread in ({"f9"}, {HOLDS.folders[0]}, set[str]())
+    ]
+
+    assert found == [True, False, False]
+
+
 # A container that is paused
 
 

@@ -265,16 +265,36 @@ def test_a_look_that_cannot_be_started_says_why() -> None:
     assert "No such file" in captured.document["cut_short"]
 
 
+def test_whom_a_py_spy_that_hangs_had_stopped_goes_on(tmp_path: Path) -> None:
+    code = """
+        import ctypes, sys, time
+        if "--native" in sys.argv:
+            ptrace_attach = 16
+            if ctypes.CDLL(None).ptrace(ptrace_attach, int(sys.argv[sys.argv.index("--pid") + 1]), None, None) == 0:
+                time.sleep(600)
+        print("[]")
+    """
+    hangs = tmp_path / "py-spy"
+    hangs.write_text(f"#!{sys.executable}\n{textwrap.dedent(code)}")
+    hangs.chmod(0o755)
+    with wedged() as pid:
+        captured = capture(pid, by=captor(for_s=3.0, py_spy=hangs))
+
+        assert any("no native frames" in note for note in captured.document["notes"])
+        assert state(pid) == "S"
+
+
 def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Path) -> None:
     code = f"""
         from remediator.capture import Captor
         from tests.remediator import builders as build
-        captor = Captor(for_s=5.0, max_bytes=2**18, docker="unix://{tmp_path}/engine")
+        captor = Captor(for_s=5.0, max_bytes=2**18, engines={{"docker": "unix://{tmp_path}/engine"}})
         captor.capture(build.episode(), build.container(), None, armed=False)
     """
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "engine"))
         engine.listen()
+        engine.settimeout(30)
         waits = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
         its, _ = engine.accept()
         look = struct.unpack("3i", its.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]

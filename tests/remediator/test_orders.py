@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -287,6 +288,23 @@ def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: C
     assert now + 7100 < by_date.until <= now + 7200
 
 
+def test_a_time_of_day_is_that_of_the_clock_on_the_wall_also_when_it_changes_before(
+    ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_it_changes = datetime(2026, 10, 24, 20, 0, tzinfo=UTC).timestamp()
+    monkeypatch.setattr(Ledger, "now", lambda _: before_it_changes)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert cli("pause", "--until", "04:00") == 0
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+    (given,) = ledger.orders().given
+    assert given.until == datetime(2026, 10, 25, 3, 0, tzinfo=UTC).timestamp()
+
+
 def test_resume_ends_pauses_and_says_where_it_cannot(
     ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -480,6 +498,17 @@ def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: L
     _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW + 10)
 
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
+
+
+def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_would_have(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    begun(ledger, "w1", life=1, now=NOW + 86400)
+    begun(ledger, "w2", life=1, now=NOW + 60)
+
+    _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW)
+
+    assert recent.targets == {f"{HOST}/w2"}
+    assert recent.frees == 1
 
 
 def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_anew_from_its_release(

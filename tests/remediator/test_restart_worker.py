@@ -1035,6 +1035,20 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
         facts(free(Stage.PLANNED, warned={**WARNED, "done": False, "tries": 2}), settle(Stage.PLANNED), **PROMISED),
         "warned",
     ),
+    "nobody knows whether the signal was sent, and now it is seen by nobody: it has its grace": (
+        facts(free(Stage.PLANNED, warned={**WARNED, "done": False}), settle(Stage.PLANNED), limits=WARNING),
+        "warned",
+    ),
+    "its engine does not answer: it is warned before its job is fenced, and not now": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=None, container_known=False, **PROMISED),
+        "engine_silent",
+    ),
+    "its engine does not answer in its grace": (
+        facts(
+            free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), container=None, container_known=False, **PROMISED
+        ),
+        "warned",
+    ),
     "it was warned under a promise that was taken back": (
         facts(free(Stage.PLANNED, warned={**WARNED, "before": True}), settle(Stage.PLANNED), **PROMISED),
         Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),

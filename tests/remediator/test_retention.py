@@ -286,6 +286,13 @@ def test_the_file_does_not_grow_while_as_much_goes_as_comes(ledger: Ledger) -> N
 # --- the executor
 
 
+@pytest.fixture
+def believes_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock has gone on for long enough."""
+    monkeypatch.setattr("remediator.execute.CLOCK_BELIEVED_S", 0.0)
+
+
+@pytest.mark.usefixtures("believes_the_clock")
 def test_the_executor_forgets_what_is_older_than_it_is_to_keep(ledger: Ledger, store: JobStore) -> None:
     mended(ledger, at=1000.0)
     mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
@@ -306,6 +313,26 @@ def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: 
     assert ledger.story(1) is not None
 
 
+def test_a_clock_that_nobody_has_set_yet_makes_nothing_old(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_at = ledger.now()
+    mended(ledger, at=1000.0)
+    mended(ledger, key=REBORN, settle_key="7/2", at=started_at)
+    works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
+
+    def left(boot_s: float, *, ahead_s: float = 0.0) -> int:
+        monkeypatch.setattr("remediator.execute.clock.boottime_s", lambda: boot_s)
+        monkeypatch.setattr(ledger, "now", lambda: started_at + boot_s + ahead_s)
+        works._forget()
+        return count(ledger, "episodes")
+
+    days_s = 90 * 86400.0
+    assert [left(100), left(650), left(690, ahead_s=days_s), left(710, ahead_s=days_s), left(720)] == [2] * 5
+    assert [left(1310), left(1330)] == [2, 1]
+
+
+@pytest.mark.usefixtures("believes_the_clock")
 def test_one_round_forgets_for_a_moment_only(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.execute.FORGET_S", 0.0)
     monkeypatch.setattr(retention, "EPISODES_AT_ONCE", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from gpuwarden.job import State
 from remediator import plan, safety
-from remediator.plan import Begin, Facts, Fence, Listener, Stage, Start, Step, Stop, Wait, Warn
+from remediator.plan import Advance, Begin, Facts, Fence, Kind, Listener, Stage, Start, Step, Stop, Wait, Warn
 from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
@@ -245,6 +245,7 @@ def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
 
 FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
 WARN = Warn(because="wedged", signal="SIGUSR1", listener=Listener(pid=4001, start_ticks=7))
+SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, because="it does not run")
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 
 
@@ -282,6 +283,13 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
         ),
         pytest.param(STOP, build.facts(build.free(Stage.STOPPING)), False, id="a stop is tried again"),
         pytest.param(Start(because="dead"), build.facts(build.free(Stage.DEAD)), False, id="a stopped one is started"),
+        pytest.param(
+            SEEN_DEAD,
+            build.facts(build.free(Stage.PLANNED), build.settle(Stage.ABANDONED)),
+            True,
+            id="what ended by itself, or by a person, is not started",
+        ),
+        pytest.param(SEEN_DEAD, build.facts(build.free(Stage.STOPPING)), False, id="what we stopped is"),
         pytest.param(FENCE, build.facts(), True, id="a promise of nothing but a settle"),
     ],
 )
@@ -304,6 +312,15 @@ def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
     assert isinstance(held, Wait)
     assert (held.reason, held.asks) == ("approval", KEY)
     assert safety.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
+
+
+def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no_still_holds() -> None:
+    warned = build.facts(build.free(Stage.PLANNED, warned={"tries": 1}), build.settle(Stage.PLANNED))
+
+    assert safety.hold(FENCE, warned, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW + 9) is FENCE
+    assert isinstance(safety.hold(FENCE, warned, orders(ARM, ASK), Recent(answer=NO), SAFEGUARDS, now=NOW + 9), Wait)
+    late = safety.hold(FENCE, build.facts(**PROMISED), orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW + 9)
+    assert isinstance(late, Wait)
 
 
 @pytest.mark.parametrize(
