@@ -261,8 +261,9 @@ class ExecuteSettings(_Common):
         default=90,
         ge=0,
         le=36500,
-        description="a closed episode is kept for this long, with its alerts, its account and what was captured, and "
-        "so is a refused alert, days; 0 keeps them for ever. On a shared ledger the shortest of its executors' holds",
+        description="a closed episode is kept for this long, with its alerts, its account and what was captured (the "
+        "newest 1000 at most), and so is a refused alert (the newest 10,000), days; 0 sets no time. On a shared ledger "
+        "the shortest of its executors' holds",
     )
 
     @model_validator(mode="after")

@@ -13,7 +13,10 @@ BUDGET: Final = "budget.rules.yaml"
 HEALTH: Final = "health.rules.yaml"
 SERVER: Final = "server.rules.yaml"
 CHAIN: Final = "chain.rules.yaml"
-RULES: Final = {name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN)}
+REMEDIATOR: Final = "remediator.rules.yaml"
+RULES: Final = {
+    name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR)
+}
 
 FIRST: Final = {
     STALL: (
@@ -47,6 +50,7 @@ FIRST: Final = {
         "does not fire when a figure is absent",
     ),
     CHAIN: ("fires with no series at all",),
+    REMEDIATOR: ("fires while the brake is latched",),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -862,6 +866,53 @@ CHAIN_MUTANTS: Final = of(
     ("it has no summary", "summary:", "title:"),
 )
 
+BRAKE_OF: Final = "max by (host) (gpuwarden_remediator_brake_latched) == 1"
+BEAT_OF: Final = "max by (host) (gpuwarden_remediator_executor_beat_age_seconds) > 60"
+PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
+
+REMEDIATOR_MUTANTS: Final = [
+    *of(
+        REMEDIATOR,
+        BRAKE_OF,
+        ("the brake: it never fires", "== 1", "== 2"),
+        ("the brake: one that is not latched is told", "== 1", ">= 0"),
+        ("the brake: hosts are not told apart", "by (host) ", ""),
+        ("the brake: the one of two that does not tell counts", "max", "min"),
+        ("the brake: each webhook tells", "by (host)", "by (host, instance)"),
+        ("the brake: what nobody tells any more is believed", "gpuwarden_remediator_brake_latched",
+         "last_over_time(gpuwarden_remediator_brake_latched[5m])"),
+    ),
+    *of(
+        REMEDIATOR,
+        BEAT_OF,
+        ("the executor: at a minute already", "> 60", ">= 60"),
+        ("the executor: a second later", "> 60", "> 61"),
+        ("the executor: hosts are not told apart", "by (host) ", ""),
+        ("the executor: the younger of two signs of life counts", "max", "min"),
+        ("the executor: each webhook tells", "by (host)", "by (host, instance)"),
+        ("the executor: what nobody tells any more is believed", "gpuwarden_remediator_executor_beat_age_seconds",
+         "last_over_time(gpuwarden_remediator_executor_beat_age_seconds[5m])"),
+    ),
+    *of(
+        REMEDIATOR,
+        PAGE_OF,
+        ("the page: one that is there is told", "== 0", "== 1"),
+        ("the page: hosts are not told apart", "by (host) ", ""),
+        ("the page: a ledger that can be read excuses it", "min", "max"),
+        ("the page: the ledger is not asked for", "|gpuwarden_remediator_ledger_up", ""),
+        ("the page: only the ledger is asked for", "up|", ""),
+        ("the page: every target counts", ', job="gpuwarden-remediator"', ""),
+    ),
+    *of(
+        REMEDIATOR,
+        "        for: 1m\n",
+        ("the page: at once", "        for: 1m\n", ""),
+        ("the page: a little early", "1m", "45s"),
+        ("the page: a little late", "1m", "75s"),
+    ),
+    *of(REMEDIATOR, RULES[REMEDIATOR], ("all: nobody is called", "severity: critical", "severity: warning")),
+]  # fmt: skip
+
 MUTANTS: Final = [
     *STALL_MUTANTS,
     *WORKER_MUTANTS,
@@ -870,4 +921,5 @@ MUTANTS: Final = [
     *HEALTH_MUTANTS,
     *SERVER_MUTANTS,
     *CHAIN_MUTANTS,
+    *REMEDIATOR_MUTANTS,
 ]
