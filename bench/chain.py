@@ -31,6 +31,9 @@ SAMPLE_S: Final = 1.0  # the exporter's default
 SILENCE_S: Final = 3.0
 GRACE_S: Final = 2.0
 ROUND_S: Final = 60.0
+ACT_S: Final = 1.0
+"""What may lie between an alert that was accepted and the first act on its account, what is captured included."""
+
 ROUNDS_A_STAGE: Final = 5
 """Prometheus scrapes and evaluates at fixed offsets: a new stage draws new ones, so that no lucky pair decides."""
 
@@ -39,11 +42,12 @@ SLOTS: Final = (Slot(worker=WORKER, gpus=("GPU-sim-a",)),)
 # Steps over a second apart: every beat is written, and the last one in the file is the last there was.
 SCRIPT: Final = Script(picture="bench", load_s=0.5, steps=3, step_s=1.1, wedge_attempts=1, wedge_after_step=2)
 ACCEPTED: Final = "webhook accepted"
+FENCED: Final = "job fenced"
 STOPPED: Final = "{where} stopped"
 COMPLETED: Final = "job completed by its second attempt"
 ENTRIES: Final = {
     "confirmed on the host, intents written": "decided begin",
-    "job fenced": "did fence",
+    FENCED: "did fence",
     STOPPED: "did stop",
     "seen dead": "saw free: dead",
     "job requeued": "did requeue",
@@ -69,6 +73,10 @@ def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
     for name in found[0]:
         measured, what = [each[name] - SILENCE_S for each in found], f"wedged to {name.format(where=where)}"
         yield figure("chain", what, "s", measured, base=base_s, against=against)
+    acts = [each[FENCED] - each[ACCEPTED] for each in found]
+    yield figure(
+        "chain", "accepted to the first act (job fenced)", "s", acts, base=ACT_S, against=f"{ACT_S:g} s wanted"
+    )
     waits = [each[STOPPED] - each[ACCEPTED] for each in found]
     yield figure("chain", f"accepted to {where} stopped", "s", waits, base=GRACE_S, against=f"{GRACE_S:g} s stop grace")
 
