@@ -287,8 +287,7 @@ class Notifications(Races):
 
     def __init__(self) -> None:
         super().__init__()
-        for module in ("remediator.inbox", "remediator.app"):
-            self._stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
+        self._stack.enter_context(patch("remediator.app.time", fake_time(self.clocks)))
         self._stack.enter_context(patch("remediator.reconcile.REST_S", 0.0))
         self._stack.enter_context(patch("remediator.reconcile._ask", self._ask))
         self._ending = False
