@@ -13,7 +13,7 @@ from remediator.execute import PAUSE_MAX_S, Executor
 from remediator.ledger import Ledger
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.test_execute import PACE, arm, executor, story, told, turn, wedged
+from tests.remediator.test_execute import LIMITS, PACE, executor, story, told, turn, wedged
 from tests.remediator.world import World
 
 BOUND_S = PACE.limits.settle_bound_s
@@ -123,18 +123,34 @@ def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
     ledger.take_new(HOST, now=time.time())
     (episode,) = ledger.open_episodes()
     works._perform(episode, _begin(works, episode))
-    dry = executor(ledger, store, world, armed=False)
-    look_on(dry, ledger, clocks, for_s=60)
+    world.boxes["w1"].wedged = False
+    look_on(works, ledger, clocks, for_s=60)
     (begun,) = ledger.open_episodes()
-    assert dry._facts(begun).free_for_s == 55.0
+    assert works._facts(begun).free_for_s >= 55.0
 
+    world.boxes["w1"].wedged = True
     ledger.withdraw(begun.episode_id, "it shows life", now=time.time())
     (episode,) = ledger.open_episodes()
-    arm(ledger)
     works._perform(episode, _begin(works, episode))
     (again,) = ledger.open_episodes()
 
-    assert dry._facts(again).free_for_s == 0.0
+    assert works._facts(again).free_for_s == 0.0
+
+
+def test_what_is_held_loses_no_patience_with_its_confirmation_by_that(
+    ledger: Ledger, store: JobStore, clocks: Clocks
+) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, _begin(works, episode))
+    held = executor(ledger, store, world, armed=False)
+
+    look_on(held, ledger, clocks, for_s=LIMITS.free_bound_s + 10)
+
+    (begun,) = ledger.open_episodes()
+    assert held._facts(begun).free_for_s < 10.0
 
 
 def _begin(works: Executor, episode: Any) -> Any:
