@@ -19,11 +19,12 @@ the standard library alone. REQUEST is a JSON object:
 
 The lines, by their `kind`; a field that could not be read is null:
 
-    process        pid, started (clock ticks since boot), name, state (a letter of proc_pid_stat(5)), threads (how many)
+    process        pid, name, state (a letter of proc_pid_stat(5)), threads (how many it has)
     thread         pid, tid, name, state, cpu_ticks (user and system, clock ticks since its start), wchan (the kernel
                    function it waits in; null when it runs, or may not be asked), stack (innermost first), syscall
     python         pid, tid (null where it is not told), name, active, owns_gil, frames (innermost first: function,
                    file, line; 0 is unknown), frames_cut
+    asked          pid, started (clock ticks since boot): it is about to be stopped for its native frames
     native         as python, with the frames of native code among them
     log            source, lines, cut_bytes (of what was read, not kept)
     note           text: what was not seen, and why, a sentence
@@ -148,7 +149,7 @@ def _processes(pids: list[int], cgroup: str | None, session: int | None, out: _O
             out.say("note", text=f"process {pid} was not looked at: it is not the target's, or not any more")
             continue
         seen[pid] = fields[19]
-        out.say("process", pid=pid, started=fields[19], name=name, state=fields[0], threads=len(tids))
+        out.say("process", pid=pid, name=name, state=fields[0], threads=len(tids))
         for tid in tids[:left]:
             _thread(of_it / "task" / str(tid), pid, tid, out)
         if len(tids) > left:
@@ -311,6 +312,7 @@ def _native(py_spy: str, pid: int, started: str, out: _Out, *, until_s: float) -
     for state in sorted(_states(pid) & set(NATIVE_NOT_IN)):
         out.say("note", text=f"no native frames of process {pid}, of which a thread is {NATIVE_NOT_IN[state]}")
         return
+    out.say("asked", pid=pid, started=started)
     found = _dump([py_spy, "dump", "--pid", str(pid), "--native", "--json"], pid, started, until_s=until_s)
     if isinstance(found, str):
         out.say("note", text=f"no native frames of process {pid}: {found}")

@@ -51,7 +51,7 @@ REAP_S: Final = 0.2
 
 POLL_S: Final = 0.01
 
-LET_GO_S: Final = 0.1
+LET_GO_S: Final = 0.5
 """For how long it is watched whether one stays stopped from whom no native frames were had, seconds."""
 
 LINGERING_MAX: Final = 4
@@ -128,10 +128,8 @@ class Captor:
     ) -> Captured:
         """See what is to be stopped; it never takes longer than its bound, and never fails."""
         started_s = time.monotonic()
-        request = self._request(episode, container, armed=armed)
-        lines, cut_short = self._see(request)
-        if request["native"]:
-            _let_go_on(lines)
+        lines, cut_short = self._see(self._request(episode, container, armed=armed))
+        _let_go_on(lines)
         took_s = time.monotonic() - started_s
         document = {
             "format": FORMAT,
@@ -216,9 +214,7 @@ def _let_go_on(lines: Sequence[Mapping[str, Any]]) -> None:
     Not one that was stopped before: to such a one py-spy is not sent for native frames.
     """
     told = {line["pid"] for line in lines if line["kind"] == "native"}
-    left = [
-        line for line in lines if line["kind"] == "process" and line["pid"] not in told and line["state"] not in "Tt"
-    ]
+    left = [line for line in lines if line["kind"] == "asked" and line["pid"] not in told]
     until_s = time.monotonic() + LET_GO_S
     while left:
         left = [line for line in left if not _goes_on(line["pid"], line["started"], last=time.monotonic() >= until_s)]
