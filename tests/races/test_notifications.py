@@ -17,8 +17,6 @@ from tests.races.notification_mutants import MUTANTS
 from tests.races.notifications import TOKEN, Notifications
 from tests.races.test_races import Silent, run
 
-pytestmark = pytest.mark.no_cover  # as in `test_races`
-
 WANTED = ("accepted", "503", "door killed", "refused at the door", "asked for", "tied", "fence", "stop", "start",
           "trip queued", "trouble")  # fmt: skip
 

@@ -17,8 +17,6 @@ from tests.races.judge import BrokenError, totals
 from tests.races.machine import Races
 from tests.races.mutants import MUTANTS
 
-pytestmark = pytest.mark.no_cover  # to trace thousands of steps takes half as long again, and adds no line
-
 STEPS = 30
 
 

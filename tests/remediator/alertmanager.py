@@ -1,7 +1,5 @@
 """A real Alertmanager for tests of the webhook: one receiver, and alerts that it is told of."""
 
-import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -12,7 +10,7 @@ import httpx
 import yaml
 
 from deploy import parts
-from tests.waiting import eventually
+from tests.remediator.listening import listening
 
 RECEIVER = "gpuwarden (its own)"
 
@@ -28,18 +26,8 @@ def alertmanager(folder: Path, **webhook: Any) -> Iterator[str]:
         *(str(parts.find("alertmanager")), f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data"),
         *("--web.listen-address=127.0.0.1:0", "--cluster.listen-address=", "--log.format=json"),
     ]
-    log = folder / "log"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(command, env=parts.env_for_parts(), stdout=stderr, stderr=stderr)
-    try:
-        listens = re.compile(r'"address":"(127\.0\.0\.1:\d+)"')
-        found = eventually(lambda: listens.search(log.read_text()), "Alertmanager listens", log=log.read_text)
-        url = f"http://{found[1]}"
-        eventually(lambda: httpx.get(f"{url}/-/ready", trust_env=False).is_success, "it is ready", log=log.read_text)
+    with listening(command, folder / "log") as url:
         yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 def tell(url: str, *labels: Mapping[str, str]) -> None:

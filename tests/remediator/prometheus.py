@@ -1,7 +1,5 @@
 """A real Prometheus for tests of the second opinion, with the project's own rules, and a host for it to scrape."""
 
-import re
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,12 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from deploy import parts, shipped
 from tests.remediator.builders import HOST, KEY
-from tests.waiting import eventually
+from tests.remediator.listening import listening
 
 Series = Mapping[tuple[str, str], float]
 """What a host's exporter publishes: name and labels, as they stand on its page, to the value."""
@@ -119,15 +116,5 @@ def prometheus(folder: Path, *scraped: str, host_label: str = "host") -> Iterato
         *(str(parts.find("prometheus")), f"--config.file={folder}/prometheus.yml"),
         *(f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0", "--log.format=json"),
     ]
-    log = folder / "log"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(command, env=parts.env_for_parts(), stdout=stderr, stderr=stderr)
-    try:
-        listens = re.compile(r'"address":"(127\.0\.0\.1:[1-9]\d*)"')
-        found = eventually(lambda: listens.search(log.read_text()), "Prometheus listens", log=log.read_text)
-        url = f"http://{found[1]}"
-        eventually(lambda: httpx.get(f"{url}/-/ready", trust_env=False).is_success, "it is ready", log=log.read_text)
+    with listening(command, folder / "log") as url:
         yield url
-    finally:
-        process.kill()
-        process.wait()

@@ -997,7 +997,6 @@ def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed:
         assert claims(store, "w8") is None
 
 
-@pytest.mark.no_cover  # the same lines again and again
 @pytest.mark.parametrize(
     ("backend", "job_class", "ends_cleanly"),
     [
@@ -1027,7 +1026,6 @@ def test_killed_after_any_call_the_next_executor_finishes_and_nothing_happens_tw
             return
 
 
-@pytest.mark.no_cover  # the same lines again and again
 @settings(max_examples=15, deadline=None)
 @given(crashes=st.lists(st.integers(1, 30), min_size=2, max_size=5))
 def test_killed_again_and_again_it_is_still_mended_once(scene: Scenes, crashes: list[int]) -> None:

@@ -1,0 +1,30 @@
+"""A real program of the chain in a process of its own, at whatever port it is given."""
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from deploy import parts
+from tests.waiting import eventually
+
+_LISTENS: Final = re.compile(r'"address":"(127\.0\.0\.1:[1-9]\d*)"')
+
+
+@contextmanager
+def listening(command: Sequence[str], log: Path) -> Iterator[str]:
+    """Its address once it is ready, by the log that it writes as JSON; killed in the end."""
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, env=parts.env_for_parts(), stdout=stderr, stderr=stderr)
+    try:
+        found = eventually(lambda: _LISTENS.search(log.read_text()), "it listens", log=log.read_text)
+        url = f"http://{found[1]}"
+        eventually(lambda: httpx.get(f"{url}/-/ready", trust_env=False).is_success, "it is ready", log=log.read_text)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
