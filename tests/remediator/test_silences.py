@@ -34,10 +34,17 @@ LOST = "http://ann:secret@127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
-def its(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real Alertmanager; each test silences what is of its own worker."""
+def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with alertmanager(tmp_path_factory.mktemp("silences") / "alertmanager", url=NOWHERE) as url:
         yield url
+
+
+@pytest.fixture
+def its(one_for_all: str) -> Iterator[str]:
+    """A real Alertmanager; no test leaves it a silence."""
+    yield one_for_all
+    for each in httpx.get(f"{one_for_all}/api/v2/silences", trust_env=False).json():
+        expire(one_for_all, each["id"])
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,11 @@ def test_between_two_lives_it_does_not_run_and_is_not_left_down(systemd: Systemd
 
 @pytest.mark.needs_systemd
 def test_a_service_that_systemd_does_not_start_any_more_is_an_error_that_says_where_to_look(systemd: Systemd) -> None:
-    systemd.write("broken.service", f"{UNIT}ExecStart=/no/such/program\n")
+    limits = "StartLimitIntervalSec=600\nStartLimitBurst=1\n"
+    systemd.write("broken.service", f"[Unit]\nDefaultDependencies=no\n{limits}[Service]\nExecStart=/bin/false\n")
+    systemctl(systemd, "start", "broken.service")
+    failed = [*systemd.enter, "systemctl", "is-failed", "--quiet", "broken.service"]
+    eventually(lambda: subprocess.run(failed, check=False, timeout=30).returncode == 0, "its one life is over")
 
     with pytest.raises(
         ActuatorError, match=r"broken.service does not start \(failed, .*journalctl --unit=broken.service"
