@@ -1,15 +1,24 @@
 """What becomes of alerts, however they came: each is admitted or refused, and all of them made durable at once."""
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from remediator import alert as alerts
+from remediator.joined import Joined
 from remediator.ledger import Ledger
 from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Payload:
+    found: Sequence[alerts.Alert]
+    refusals: Sequence[alerts.Refusal]
 
 
 class Inbox:
@@ -23,26 +32,35 @@ class Inbox:
     def __init__(self, ledger: Ledger, *, host: str) -> None:
         self._ledger = ledger
         self._host = host
+        self._joined = Joined(self._write)
 
-    def take(self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal]) -> tuple[int, int]:
-        """Make them durable, those that cannot be read among them; how many were accepted and refused.
+    def take(self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal]) -> "Future[tuple[int, int]]":
+        """Make them durable, those that cannot be read among them; then, how many were accepted and refused.
 
-        The watchdog's are neither: nothing is kept of them.
-
-        Raises:
-            DatabaseError: none of them is durable.
+        The watchdog's are neither: nothing is kept of them. The future raises DatabaseError where none is durable.
         """
-        found = [each for each in found if not alerts.is_beat(each)]
-        if not found and not refusals:
-            return 0, 0
-        hosts = self._hosts(found)
-        judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in found]
-        accepted = [each for each, refusal in judged if refusal is None]
-        refused = [*refusals, *(refusal for _, refusal in judged if refusal is not None)]
+        payload = _Payload(found=[each for each in found if not alerts.is_beat(each)], refusals=refusals)
+        if payload.found or payload.refusals:
+            return self._joined(payload)
+        nothing: Future[tuple[int, int]] = Future()
+        nothing.set_result((0, 0))
+        return nothing
+
+    def _write(self, payloads: Sequence[_Payload]) -> list[tuple[int, int]]:
+        """All of them in one transaction."""
+        hosts = self._hosts([each for payload in payloads for each in payload.found])
+        accepted, refused, counts = list[alerts.Alert](), list[alerts.Refusal](), list[tuple[int, int]]()
+        for payload in payloads:
+            judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in payload.found]
+            its = [each for each, refusal in judged if refusal is None]
+            others = [*payload.refusals, *(refusal for _, refusal in judged if refusal is not None)]
+            counts.append((len(its), len(others)))
+            accepted += its
+            refused += others
         self._ledger.accept(accepted, refused, now=self._ledger.now())
         for refusal in refused:
             log.warning("alert refused", reason=refusal.reason, because=refusal.because)
-        return len(accepted), len(refused)
+        return counts
 
     def _hosts(self, found: Sequence[alerts.Alert]) -> Collection[str]:
         """Whose alerts are taken up here; the ledger is asked only where an alert names another host than this."""

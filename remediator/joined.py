@@ -1,72 +1,84 @@
 """Who comes while another writes is written with all who wait by then, in one transaction, and told once it is durable.
 
-A sync to the disk takes as long for one payload as for many, and SQLite has one writer at a time: those who wait for it
-in threads of one process would poll its lock, sleep longer each time, and overtake one another.
+A sync to the disk takes as long for one payload as for many, and SQLite has one writer at a time: several threads of
+one process would poll its lock, sleep longer each time, and overtake one another. So one thread writes for all.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 
 from gpuwarden.database import DatabaseError, NoAnswerError
 
 AT_ONCE: Final = 40
-"""Payloads written in one transaction, at most: as many as a webhook has threads."""
+"""Payloads written in one transaction, at most."""
+
+IDLE_S: Final = 2.0
+"""The thread ends where nothing was to be written for so long, seconds; the next payload begins another."""
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-class _Waiting(Generic[T]):
-    def __init__(self, what: T) -> None:
-        self.what = what
-        self.is_over = False
-        self.error: BaseException | None = None
-
-
-class Joined(Generic[T]):
+class Joined(Generic[T, R]):
     """Safe to call from many threads.
 
     Args:
-        write: makes all of them durable, or raises and none.
+        write: makes all of them durable and answers for each, or raises and none is.
     """
 
-    def __init__(self, write: Callable[[Sequence[T]], None]) -> None:
+    def __init__(self, write: Callable[[Sequence[T]], Sequence[R]]) -> None:
         self._write = write
-        self._waiting: list[_Waiting[T]] = []
-        self._line = threading.Lock()
-        self._turn = threading.Lock()
+        self._waiting: deque[tuple[T, Future[R]]] = deque()
+        self._changed = threading.Condition()
+        self._writes = False
 
-    def __call__(self, what: T) -> None:
-        """Return once it is durable.
+    def __call__(self, what: T) -> "Future[R]":
+        """Have it written: the future is done once it is durable, or raises what `write` did.
 
-        Raises:
-            DatabaseError: it is not.
+        Who cancels the future before its turn comes has it written never.
         """
-        mine = _Waiting(what)
-        with self._line:
-            self._waiting.append(mine)
-        while not mine.is_over:
-            with self._turn:
-                if not mine.is_over:
-                    with self._line:
-                        some, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
-                    self._try(some)
-        if mine.error is not None:
-            raise mine.error
+        answer: Future[R] = Future()
+        with self._changed:
+            self._waiting.append((what, answer))
+            if self._writes:
+                self._changed.notify()
+            else:
+                # Of a process that ends nothing is waited for: who was not told that it is durable sends it again.
+                threading.Thread(target=self._work, name="joined", daemon=True).start()
+                self._writes = True
+        return answer
 
-    def _try(self, some: Sequence[_Waiting[T]]) -> None:
+    def _work(self) -> None:
+        while some := self._next():
+            self._try([(what, answer) for what, answer in some if answer.set_running_or_notify_cancel()])
+
+    def _next(self) -> list[tuple[T, "Future[R]"]]:
+        """Those whose turn it is; none when the thread is to end."""
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait(IDLE_S)
+            some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            self._writes = bool(some)
+            return some
+
+    def _try(self, some: Sequence[tuple[T, "Future[R]"]]) -> None:
+        if not some:
+            return
         try:
-            self._write([each.what for each in some])
+            answers = self._write([what for what, _ in some])
         except DatabaseError as error:
             if len(some) > 1 and not isinstance(error, NoAnswerError):
                 for each in some:  # what is wrong with one is no fault of the others
                     self._try([each])
             else:
-                for each in some:
-                    each.error = error
-        except BaseException as error:  # noqa: BLE001 - it is raised by each of those who wait for it
-            for each in some:
-                each.error = error
-        finally:
-            for each in some:
-                each.is_over = True
+                for _, answer in some:
+                    answer.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it is raised to each of those who wait for it
+            for _, answer in some:
+                answer.set_exception(error)
+        else:
+            for (_, answer), told in zip(some, answers, strict=True):
+                answer.set_result(told)

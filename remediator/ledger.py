@@ -38,6 +38,7 @@ from gpuwarden.database import (
     DatabaseClock,
     DatabaseError,
     ProcessLock,
+    at_once,
     is_shared,
     lock_for_one,
     only_one,
@@ -55,7 +56,6 @@ from remediator import retention, whole
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
-from remediator.joined import Joined
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import (
     RATE_WINDOW_S,
@@ -166,7 +166,6 @@ class Ledger:
         self._host = host
         self._clock = DatabaseClock(engine)
         self._holder: str | None = None
-        self._accepts = Joined(self._accept)
         self.shared = is_shared(engine)
         """Whether several hosts' remediators may work on it."""
 
@@ -207,7 +206,7 @@ class Ledger:
     # --- the inbox
 
     def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
-        """Make a payload durable: all of it, or DatabaseError and none. Those that come at once share a transaction."""
+        """Make them durable: all of them, or DatabaseError and none."""
         rows = [_row(alert, now) | {"state": "new", "reason": None, "because": None} for alert in alerts]
         rows += [
             {
@@ -224,17 +223,15 @@ class Ledger:
             }
             for refusal in refusals
         ]
-        if rows:
-            self._accepts(rows)
-
-    def _accept(self, payloads: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-        tally, rows = Tally(), [row for payload in payloads for row in payload]
-        refused = [row["reason"] for row in rows if row["state"] == "refused"]
-        for reason in refused:
-            tally.refused(self._host or "", reason)
-        with writing(self._engine) as connection:
+        if not rows:
+            return
+        tally = Tally()
+        for refusal in refusals:
+            tally.refused(self._host or "", refusal.reason)
+        # One row that nothing else is written with needs no transaction around it: two round trips less.
+        with at_once(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
             connection.execute(insert(ALERTS), rows)
-            if refused:
+            if refusals:
                 retention.keep_newest(connection, "refused")
             tally.keep(connection)
             tell(connection, LEDGER.channel)

@@ -117,7 +117,7 @@ class Reconciler:
     def _take(self, body: bytes) -> tuple[int, int]:
         accepted = refused = 0
         for payload in alerts.listed(json.loads(body), alerts_max=self._alerts_max):
-            took = self._inbox.take(*alerts.parse(payload, alerts_max=self._alerts_max))
+            took = self._inbox.take(*alerts.parse(payload, alerts_max=self._alerts_max)).result()
             accepted, refused = accepted + took[0], refused + took[1]
         return accepted, refused
 

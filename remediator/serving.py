@@ -1,5 +1,6 @@
 """`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
 
+import gc
 import signal
 import socket
 from collections.abc import Iterator
@@ -53,7 +54,16 @@ def serve(settings: ServeSettings) -> None:
             queue=queue,
         )
         server = _Server(
-            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **encrypted)
+            uvicorn.Config(
+                # Named, for uvicorn takes what is installed: httptools reads headers without any bound.
+                app,
+                http="h11",
+                loop="asyncio",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                **encrypted,
+            )
         )
         with _listening(settings.listen, settings.port) as listener:
             port = listener.getsockname()[1]
@@ -61,6 +71,8 @@ def serve(settings: ServeSettings) -> None:
             log.info(
                 "remediator ready", host=host, listen=settings.listen, port=port, scheme=scheme, version=__version__
             )
+            gc.collect()
+            gc.freeze()  # what is there now stays: to look through all of it again would hold up a call for 60 ms
             server.run(sockets=[listener])
     log.info("remediator stopped")
 

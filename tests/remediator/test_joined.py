@@ -2,15 +2,17 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import closing
 
 import pytest
 
 from gpuwarden.database import DatabaseError, NoAnswerError
+from remediator import joined
+from remediator.inbox import Inbox
 from remediator.joined import AT_ONCE, Joined
 from remediator.ledger import Ledger
-from tests.remediator.builders import HOST, NOW, alert
+from tests.remediator.builders import HOST, alert
 from tests.remediator.test_ledger import rows, sqlite_only
 from tests.waiting import eventually, together
 
@@ -25,7 +27,7 @@ class Disk:
         self.breaks: set[int] = set()
         self.is_away = False
 
-    def write(self, some: Sequence[int]) -> None:
+    def write(self, some: Sequence[int]) -> list[str]:
         self.written.append(list(some))
         assert self.go_on.wait(10)
         if self.breaks.intersection(some):
@@ -34,18 +36,17 @@ class Disk:
             raise NoAnswerError("it is away")
         if self.refuses.intersection(some):
             raise DatabaseError(f"one of {list(some)} cannot be written")
+        return [f"{each} is kept" for each in some]
 
 
-def written_at_once(disk: Disk, count: int) -> list[Exception | None]:
+def written_at_once(disk: Disk, count: int) -> list[BaseException | None]:
     """Number 0 is being written while all others come; what was raised to each."""
-    joined = Joined(disk.write)
-    with ThreadPoolExecutor(count) as pool:
-        first = pool.submit(joined, 0)
-        eventually(lambda: disk.written, "the first is being written")
-        rest = [pool.submit(joined, number) for number in range(1, count)]
-        eventually(lambda: len(joined._waiting) == count - 1, "the others wait")
-        disk.go_on.set()
-        return [each.exception(10) for each in [first, *rest]]  # type: ignore[misc]
+    writes = Joined(disk.write)
+    first = writes(0)
+    eventually(lambda: disk.written, "the first is being written")
+    rest = [writes(number) for number in range(1, count)]
+    disk.go_on.set()
+    return [each.exception(10) for each in [first, *rest]]
 
 
 def test_who_comes_while_another_writes_is_written_with_all_who_wait() -> None:
@@ -53,7 +54,7 @@ def test_who_comes_while_another_writes_is_written_with_all_who_wait() -> None:
 
     assert written_at_once(disk, 6) == [None] * 6
 
-    assert [sorted(each) for each in disk.written] == [[0], [1, 2, 3, 4, 5]]
+    assert disk.written == [[0], [1, 2, 3, 4, 5]]
 
 
 def test_of_a_crowd_no_more_than_so_many_are_written_at_once() -> None:
@@ -62,7 +63,7 @@ def test_of_a_crowd_no_more_than_so_many_are_written_at_once() -> None:
     assert written_at_once(disk, 2 * AT_ONCE + 5) == [None] * (2 * AT_ONCE + 5)
 
     assert [len(each) for each in disk.written] == [1, AT_ONCE, AT_ONCE, 4]
-    assert sorted(number for each in disk.written for number in each) == list(range(2 * AT_ONCE + 5))
+    assert [number for each in disk.written for number in each] == list(range(2 * AT_ONCE + 5))
 
 
 def test_what_cannot_be_written_fails_alone() -> None:
@@ -72,7 +73,7 @@ def test_what_cannot_be_written_fails_alone() -> None:
     told = written_at_once(disk, 4)
 
     assert [each and str(each) for each in told] == [None, None, "one of [2] cannot be written", None]
-    assert sorted(disk.written[1]) == [1, 2, 3]
+    assert disk.written[1] == [1, 2, 3]
 
 
 def test_a_database_that_is_away_is_waited_for_once_and_not_by_one_after_the_other() -> None:
@@ -94,10 +95,49 @@ def test_a_defect_is_told_to_everyone_and_nobody_waits_for_ever() -> None:
     assert [type(each) for each in told] == [type(None), ValueError, ValueError, ValueError]
 
 
+def test_each_is_answered_for_itself() -> None:
+    disk = Disk()
+    writes = Joined(disk.write)
+    disk.go_on.set()
+
+    assert [each.result(10) for each in (writes(7), writes(8))] == ["7 is kept", "8 is kept"]
+
+
+def test_who_does_not_wait_any_more_when_his_turn_comes_is_not_written() -> None:
+    disk = Disk()
+    writes = Joined(disk.write)
+    first = writes(0)
+    eventually(lambda: disk.written, "the first is being written")
+    gone, rest = writes(1), writes(2)
+
+    assert (first.cancel(), gone.cancel()) == (False, True)
+    disk.go_on.set()
+
+    assert (first.result(10), rest.result(10)) == ("0 is kept", "2 is kept")
+    assert disk.written == [[0], [2]]
+    with pytest.raises(CancelledError):
+        gone.result(10)
+
+
+def test_the_thread_ends_when_nothing_comes_and_the_next_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "IDLE_S", 0.01)
+    disk = Disk()
+    disk.go_on.set()
+    writes = Joined(disk.write)
+
+    assert writes(1).result(10) == "1 is kept"
+    eventually(lambda: not writes._writes and not any(each.name == "joined" for each in threading.enumerate()))
+
+    assert writes(2).result(10) == "2 is kept"
+
+
 def test_every_payload_that_came_at_once_is_kept_whole(ledger: Ledger) -> None:
+    inbox = Inbox(ledger, host=HOST)
+
     def deliver(sender: int) -> None:
         for number in range(10):
-            ledger.accept([alert(f"{sender}.{number}.{each}") for each in range(3)], [], now=NOW)
+            took = inbox.take([alert(f"{sender}.{number}.{each}") for each in range(3)], [])
+            assert took.result(10) == (3, 0)
 
     assert together(*(lambda sender=sender: deliver(sender) for sender in range(8))) == [None] * 8
 
@@ -110,10 +150,11 @@ def test_while_the_file_is_kept_locked_each_is_refused_and_later_each_is_kept(
 ) -> None:
     monkeypatch.setattr("gpuwarden.database.BUSY_TIMEOUT_S", 0.1)
     with closing(Ledger.open(ledger_url, host=HOST)) as serve:
+        inbox = Inbox(serve, host=HOST)
         with ledger._engine.connect().execution_options(writes=True) as other, other.begin():
-            answers = together(*(lambda n=n: serve.accept([alert(f"f{n}")], [], now=NOW) for n in range(3)))
+            answers = [each.exception(10) for each in [inbox.take([alert(f"f{n}")], []) for n in range(3)]]
         assert [type(each) for each in answers] == [NoAnswerError] * 3
 
-        serve.accept([alert("later")], [], now=NOW)
+        assert inbox.take([alert("later")], []).result(10) == (1, 0)
 
     assert rows(ledger, "SELECT fingerprint FROM alerts") == [("later",)]
