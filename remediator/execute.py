@@ -438,6 +438,9 @@ class Executor:
         if boot_s < self._forgets_from_s:
             return
         until_s, before = time.monotonic() + FORGET_S, now - self._pace.keep_s
+        for host, count in self._ledger.abandon(before=before, now=now).items():
+            because = "its executor has not taken them up for --keep-days: `gpuwarden ledger refused` tells them"
+            log.error("accepted alerts abandoned", host=host, count=count, because=because)
         while self._ledger.forget(before=before) and time.monotonic() < until_s:
             pass
 

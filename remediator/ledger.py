@@ -207,8 +207,44 @@ class Ledger:
 
     def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
         """Make them durable: all of them, or DatabaseError and none."""
-        rows = [_row(alert, now) | {"state": "new", "reason": None, "because": None} for alert in alerts]
-        rows += [
+        rows = [*(_row(alert, now) for alert in alerts), *self._refused(refusals, now)]
+        if not rows:
+            return
+        # One row that nothing else is written with needs no transaction around it: two round trips less.
+        with at_once(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
+            self._insert(connection, rows)
+
+    def newest_alert(self) -> int:
+        """The number of the newest alert that is durable; 0 before the first."""
+        with reading(self._engine) as connection:
+            return connection.scalar(select(func.max(ALERTS.c.alert_id))) or 0
+
+    def accept_listed(
+        self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, asked_after: int, now: float
+    ) -> Sequence[Alert]:
+        """Make durable what an Alertmanager has listed, but for what was resolved since it was asked; those are told.
+
+        A list is from before its arrival, and no order of arrival tells which is newer: a firing one that is written
+        behind its own resolved would never be resolved again. One that fires anew is delivered.
+
+        Args:
+            alerts: which fire.
+            refusals: which cannot be taken up.
+            asked_after: the newest alert that was durable before it was asked.
+            now: Unix seconds.
+        """
+        resolved = select(ALERTS.c.fingerprint).where(ALERTS.c.alert_id > asked_after, ALERTS.c.firing == false())
+        with writing(self._engine) as connection:
+            if is_shared(self._engine):  # whoever is writing alerts has written them; writers of SQLite take turns
+                connection.execute(text(f"LOCK TABLE {ALERTS.name} IN SHARE ROW EXCLUSIVE MODE"))
+            over = set(connection.scalars(resolved.where(ALERTS.c.state != "refused")))
+            listed = [_row(alert, now) for alert in alerts if alert.fingerprint not in over]
+            if rows := [*listed, *self._refused(refusals, now)]:
+                self._insert(connection, rows)
+        return [alert for alert in alerts if alert.fingerprint in over]
+
+    def _refused(self, refusals: Sequence[Refusal], now: float) -> list[dict[str, Any]]:
+        return [
             {
                 "received_at": now,
                 "host": self._host,
@@ -223,18 +259,16 @@ class Ledger:
             }
             for refusal in refusals
         ]
-        if not rows:
-            return
-        tally = Tally()
-        for refusal in refusals:
-            tally.refused(self._host or "", refusal.reason)
-        # One row that nothing else is written with needs no transaction around it: two round trips less.
-        with at_once(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
-            connection.execute(insert(ALERTS), rows)
-            if refusals:
-                retention.keep_newest(connection, "refused")
-            tally.keep(connection)
-            tell(connection, LEDGER.channel)
+
+    def _insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        tally, refused = Tally(), [row["reason"] for row in rows if row["state"] == "refused"]
+        for reason in refused:
+            tally.refused(self._host or "", reason)
+        connection.execute(insert(ALERTS), rows)
+        if refused:
+            retention.keep_newest(connection, "refused")
+        tally.keep(connection)
+        tell(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
         """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
@@ -619,6 +653,22 @@ class Ledger:
         if tally is not None and self._host is not None:
             tally.step(self._host, act, step)
 
+    def abandon(self, *, before: float, now: float) -> Mapping[str, int]:
+        """Give up a bite of the alerts that were accepted before then, Unix seconds, and taken up by nobody since.
+
+        How many of each host. Each stays on record with that as its reason (`retention.ABANDONED_S`).
+        """
+        with reading(self._engine) as connection:
+            if not retention.untaken(connection, before=before):
+                return {}
+        with writing(self._engine) as connection:
+            gone = retention.abandon_some(connection, before=before, now=now)
+            tally = Tally()
+            for host, count in gone.items():
+                tally.taken(host, count)
+            tally.keep(connection)
+            return gone
+
     def forget(self, *, before: float) -> bool:
         """Forget a bite of what was over before then, Unix seconds; false once nothing is left, or another is at it."""
         with reading(self._engine) as connection:
@@ -669,11 +719,10 @@ class Ledger:
             return [Kept(at=row.at, host=row.host, document=row.document) for row in rows]
 
     def refused(self, *, last: int = 50) -> list[tuple[float, str, str, Mapping[str, str]]]:
-        """The newest alerts that were refused: when, the reason's word, the reason, the labels."""
+        """The newest alerts that were refused or abandoned: when, the reason's word, the reason, the labels."""
+        its = ALERTS.c.state.in_(("refused", "abandoned"))
         with reading(self._engine) as connection:
-            rows = connection.execute(
-                select(ALERTS).where(ALERTS.c.state == "refused").order_by(ALERTS.c.alert_id.desc()).limit(last)
-            )
+            rows = connection.execute(select(ALERTS).where(its).order_by(ALERTS.c.alert_id.desc()).limit(last))
             return [(row.received_at, row.reason, row.because, row.labels) for row in rows]
 
     def totals(self, host: str) -> Totals:
@@ -927,6 +976,9 @@ def _row(alert: Alert, now: float) -> dict[str, Any]:
         "labels": dict(alert.labels),
         "annotations": dict(alert.annotations),
         "starts_at": alert.starts_at,
+        "state": "new",
+        "reason": None,
+        "because": None,
     }
 
 

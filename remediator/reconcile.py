@@ -1,8 +1,8 @@
 """What Alertmanager left out of a call for its `max_alerts`, it leaves out of every repeat: so it is asked for.
 
 Beside the webhook, which has answered long before. One Alertmanager is asked at a time, and again where it does not
-tell; what it has is taken in as if it had been delivered. Most of it was, and is one more piece of evidence for an open
-episode.
+tell; what it has is taken in as if it had been delivered, but for what was resolved since it was asked. Most of it was
+delivered, and is one more piece of evidence for an open episode.
 """
 
 import asyncio
@@ -102,9 +102,10 @@ class Reconciler:
     async def _reconcile(self, url: str, receiver: str) -> bool:
         asked = httpx.URL(url).copy_with(userinfo=b"")  # as it is told: without its password
         try:
-            body = await _ask(url, receiver)
             # Let go of at an end of the process: whatever is not durable by then is asked for at the next call.
-            accepted, refused = await to_thread.run_sync(self._take, body, abandon_on_cancel=True)
+            newest = await to_thread.run_sync(self._inbox.newest, abandon_on_cancel=True)
+            body = await _ask(url, receiver)
+            accepted, refused = await to_thread.run_sync(self._take, body, newest, abandon_on_cancel=True)
         except (httpx.HTTPError, TimeoutError, ValueError, RecursionError, GpuwardenError) as error:
             self._done.labels("failed").inc()
             because = str(error)[:300] or type(error).__name__
@@ -114,10 +115,11 @@ class Reconciler:
         log.info("alerts asked for taken in", alertmanager=str(asked), accepted=accepted, refused=refused)
         return True
 
-    def _take(self, body: bytes) -> tuple[int, int]:
+    def _take(self, body: bytes, asked_after: int) -> tuple[int, int]:
         accepted = refused = 0
         for payload in alerts.listed(json.loads(body), alerts_max=self._alerts_max):
-            took = self._inbox.take(*alerts.parse(payload, alerts_max=self._alerts_max)).result()
+            listed = alerts.parse(payload, alerts_max=self._alerts_max)
+            took = self._inbox.take_listed(*listed, asked_after=asked_after)
             accepted, refused = accepted + took[0], refused + took[1]
         return accepted, refused
 

@@ -1,11 +1,13 @@
 """What the ledger forgets: what has been over for long, and too much of what came to nothing. In small bites.
 
-Of an episode that is open, or of which anything is owed, nothing goes. That something was done is never forgotten: the
-keys of intents outlive them, for a container that could not be stopped may still run, and is not freed a second time.
-Numbers are not given anew: the newest of each stays. SQLite uses the pages that are freed for what comes next; its file
-does not grow again before they are full, and does not shrink.
+Of an episode that is open, or of which anything is owed, nothing goes. An alert that was accepted and that nobody has
+taken up for as long, for its host's executor is gone, is abandoned first, with that on record, and goes later. That
+something was done is never forgotten: the keys of intents outlive them, for a container that could not be stopped may
+still run, and is not freed a second time. Numbers are not given anew: the newest of each stays. SQLite uses the pages
+that are freed for what comes next; its file does not grow again before they are full, and does not shrink.
 """
 
+from collections import Counter
 from typing import Final
 
 from sqlalchemy import (
@@ -21,6 +23,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    update,
 )
 
 from gpuwarden.database import upsert
@@ -41,6 +44,8 @@ ASIDE_MAX: Final = 10_000
 """So many refused alerts are kept, and so many resolved ones that found nothing open, the newest: whoever may call the
 webhook could fill the disk with them."""
 
+ABANDONED_S: Final = 30 * 86400.0
+"""So much older than anything else an alert is when it goes that was abandoned, seconds: so long that is on record."""
 
 ASIDE_BITE: Final = 50_000
 """So many of them are deleted at a time, at most: more than one transaction ever adds."""
@@ -72,6 +77,30 @@ def forget_some(connection: Connection, *, before: float) -> int:
         return connection.execute(delete(ALERTS).where(ALERTS.c.alert_id.in_(alerts))).rowcount
     orders = list(connection.scalars(_orders(before).limit(BITES[ORDERS])))
     return connection.execute(delete(ORDERS).where(ORDERS.c.order_id.in_(orders))).rowcount if orders else 0
+
+
+def untaken(connection: Connection, *, before: float) -> list[int]:
+    """Of the oldest alerts that no executor has taken the numbers of those that came before then.
+
+    Only what is oldest is looked at: of a host that is gone there may be many, and most of them too young.
+    """
+    new = select(ALERTS.c.alert_id, ALERTS.c.received_at).where(ALERTS.c.state == "new")
+    oldest = connection.execute(new.order_by(ALERTS.c.alert_id).limit(BITES[ALERTS]))
+    return [row.alert_id for row in oldest if row.received_at < before]
+
+
+def abandon_some(connection: Connection, *, before: float, now: float) -> Counter[str]:
+    """Abandon a bite of them; how many of each host. One that an executor takes meanwhile is that one's."""
+    because = (
+        f"its host's executor did not take it up within {(now - before) / 86400:g} days: where the host is there "
+        "still, start `gpuwarden remediator execute` on it, and Alertmanager tells again what fires"
+    )
+    abandon = (
+        update(ALERTS)
+        .where(ALERTS.c.alert_id.in_(untaken(connection, before=before)), ALERTS.c.state == "new")
+        .values(state="abandoned", reason="abandoned", because=because)
+    )
+    return Counter(connection.scalars(abandon.returning(ALERTS.c.host)))
 
 
 def keep_newest(connection: Connection, state: str) -> None:
@@ -126,10 +155,10 @@ def _aside(connection: Connection, before: float, limit: int) -> list[int]:
     """Of the oldest alerts that came to nothing those that are old enough."""
     newest = connection.scalar(select(func.max(ALERTS.c.alert_id)))
     found: list[int] = []
-    for state in ("refused", "idle"):
+    for state, until in (("refused", before), ("idle", before), ("abandoned", before - ABANDONED_S)):
         its = select(ALERTS.c.alert_id, ALERTS.c.received_at).where(ALERTS.c.state == state)
         oldest = connection.execute(its.order_by(ALERTS.c.alert_id).limit(limit))
-        found += [row.alert_id for row in oldest if row.received_at < before and row.alert_id != newest]
+        found += [row.alert_id for row in oldest if row.received_at < until and row.alert_id != newest]
     return found[:limit]
 
 

@@ -65,8 +65,8 @@ ALERTS = Table(
     Column("labels", JSON, nullable=False),
     Column("annotations", JSON, nullable=False),
     Column("starts_at", String, nullable=False),
-    Column("state", String, nullable=False),  # new | linked | idle | refused
-    Column("reason", String),  # of a refusal: a fixed word
+    Column("state", String, nullable=False),  # new | linked | idle | refused | abandoned
+    Column("reason", String),  # of one that is not taken up: a fixed word
     Column("because", String),
     Column("episode_id", ForeignKey("episodes.episode_id")),
     Index("alerts_by_state", "state", "alert_id"),

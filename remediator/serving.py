@@ -1,11 +1,14 @@
 """`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
 
 import gc
+import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Final
 
 import structlog
@@ -24,6 +27,12 @@ from remediator.settings import ServeSettings
 
 log: Final = structlog.get_logger("remediator")
 
+GRACEFUL_S: Final = 5
+"""How long calls that are being answered when the end is asked for may take, seconds."""
+
+END_S: Final = 8.0
+"""How long the end may take in all, seconds: a database that has gone silent would be waited for without a bound."""
+
 
 def serve(settings: ServeSettings) -> None:
     """Answer Alertmanager until SIGTERM or SIGINT.
@@ -40,6 +49,7 @@ def serve(settings: ServeSettings) -> None:
         client_ca_file=settings.tls_client_ca_file,
     )
     with ExitStack() as parts:
+        end = parts.enter_context(_end_in_time())
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
         if settings.queue is not None:
@@ -61,9 +71,10 @@ def serve(settings: ServeSettings) -> None:
                 loop="asyncio",
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=5,
+                timeout_graceful_shutdown=GRACEFUL_S,
                 **encrypted,
-            )
+            ),
+            end,
         )
         with _listening(settings.listen, settings.port) as listener:
             port = listener.getsockname()[1]
@@ -77,7 +88,40 @@ def serve(settings: ServeSettings) -> None:
     log.info("remediator stopped")
 
 
+@contextmanager
+def _end_in_time() -> Iterator[threading.Timer]:
+    """What ends this process `END_S` after it is started, whatever its threads wait for; to be started by a signal.
+
+    Nothing is lost by that: what was answered with 202 is durable by then, and all else is sent again.
+    """
+    before = set(threading.enumerate())
+    end = threading.Timer(END_S, _end_now)
+    end.daemon = True
+    yield end
+    if end.ident is not None:
+        # Those that wait for a database: at its exit, Python waits for them however long that takes.
+        for thread in set(threading.enumerate()) - before - {end}:
+            if not thread.daemon:
+                thread.join()
+    end.cancel()
+
+
+def _end_now() -> None:
+    log.warning("remediator stopped", because=f"a database was not waited for that was silent for {END_S:g} s")
+    os._exit(0)  # being told to end is no failure
+
+
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, end: threading.Timer) -> None:
+        super().__init__(config)
+        self._end = end
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """At the first signal the time begins in which all must be over."""
+        if self._end.ident is None:
+            self._end.start()
+        super().handle_exit(sig, frame)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn does it, but a signal that was obeyed is not raised once more: being told to end is no failure."""

@@ -262,8 +262,8 @@ class ExecuteSettings(_Common):
         ge=0,
         le=36500,
         description="a closed episode is kept for this long, with its alerts, its account and what was captured (the "
-        "newest 1000 at most), and so is a refused alert (the newest 10,000), days; 0 sets no time. On a shared ledger "
-        "the shortest of its executors' holds",
+        "newest 1000 at most), and so is a refused alert (the newest 10,000); an accepted one that no executor took up "
+        "for so long is abandoned, days; 0 sets no time. On a shared ledger the shortest of its executors' holds",
     )
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ LONGEST = (
     *("races/test_races", "e2e/test_up_faults", "e2e/test_killed_executor", "remediator/test_execute"),
     *("gpuwarden/test_queue_machine", "e2e/test_conditions", "alerts/test_rules", "e2e/test_arming"),
     *("races/test_notifications", "e2e/test_races", "gpuwarden/test_queue", "e2e/test_queue_chaos", "e2e/test_up"),
+    "e2e/test_rolling_upgrade",
 )
 """Modules that start before the others: each runs in one process, and whichever comes last is waited for by all."""
 

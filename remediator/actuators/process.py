@@ -8,13 +8,17 @@ The file is TOML; only what it names has opted in, and only its owner can write 
     pid_file = "/run/gpuwarden/trainer-0.pid"                             # made and owned here
     log_file = "/var/log/gpuwarden/trainer-0.log"
 
-The handle is the worker's name. Each process leads a session of its own, so that it outlives the remediator and
-is ended with its children. Each is signalled by a descriptor of the process itself (pidfd_open(2), Linux 5.3), checked
-once it is held: a pid that ends and is given to somebody else meanwhile costs that somebody nothing.
+The handle is the worker's name. What is started has a mark in its environment, which stands beside the pid file while
+it is being started (`.starting`): one that was started, and not put on record by who was killed at it, is known by
+its mark, and is put on record by the next one who looks. Each process leads a session of its own, so that it outlives
+the remediator and is ended with its children. Each is signalled by a descriptor of the process itself (pidfd_open(2),
+Linux 5.3), checked once it is held: a pid that ends and is given to somebody else meanwhile costs that somebody
+nothing.
 """
 
 import errno
 import os
+import secrets
 import signal
 import time
 import tomllib
@@ -28,6 +32,9 @@ from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
+
+MARK: Final = "GPUWARDEN_STARTED_AS"
+"""The name of the mark in the environment of what is started."""
 
 POLL_S: Final = 0.05
 KILL_WAIT_S: Final = 5.0
@@ -60,7 +67,7 @@ class ProcessActuator:
         command = self._commands.get(handle)
         if command is None:
             return None
-        found = _recorded(command.pid_file)
+        found = _known(command.pid_file)
         running = found is not None and _runs(*found)
         return ContainerState(
             kind="process",
@@ -78,21 +85,23 @@ class ProcessActuator:
     def stop(self, handle: str, *, grace_s: float) -> None:
         """See `Actuator.stop`. SIGTERM, then SIGKILL, to what is left of its session, with or without its leader."""
         command = self._command(handle)
-        found = _recorded(command.pid_file)
+        found = _known(command.pid_file)
         if found is not None and not _end(*found, grace_s=grace_s):
             raise ActuatorError(f"worker {handle} (pid {found[0]}) does not die")
 
     def start(self, handle: str) -> None:
         """See `Actuator.start`."""
         command = self._command(handle)
-        found = _recorded(command.pid_file)
+        found = _known(command.pid_file)
         if found is not None and _runs(*found):
             return
+        mark, promise = secrets.token_hex(16), _promise(command.pid_file)
         try:
+            _put(promise, mark)
             pid = os.posix_spawnp(
                 command.argv[0],
                 command.argv,
-                {**os.environ, **command.env},
+                {**os.environ, **command.env, MARK: mark},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, command.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640),
@@ -102,13 +111,12 @@ class ProcessActuator:
                 setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them, and a child would inherit that
             )
         except (OSError, ValueError) as error:
+            promise.unlink(missing_ok=True)
             raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
         ticks = 0
         try:
             ticks = cgroup.start_ticks(pid)
-            scratch = command.pid_file.with_suffix(".new")
-            scratch.write_text(f"{pid} {ticks}\n", encoding="ascii")
-            scratch.replace(command.pid_file)
+            _record(command.pid_file, pid, ticks)
         except OSError as error:
             _end(pid, ticks, grace_s=0.0)  # what is on no record would be started a second time
             raise ActuatorError(f"worker {handle} cannot be put on record, and was ended: {error}") from None
@@ -118,6 +126,60 @@ class ProcessActuator:
             return self._commands[handle]
         except KeyError:
             raise ActuatorError(f"worker {handle} is not in the file of supervised workers") from None
+
+
+def _promise(pid_file: Path) -> Path:
+    """Where the mark stands of what is being started."""
+    return pid_file.with_name(f"{pid_file.name}.starting")
+
+
+def _put(path: Path, text: str) -> None:
+    scratch = path.with_name(f"{path.name}.new")
+    scratch.write_text(text, encoding="ascii")
+    scratch.replace(path)
+
+
+def _record(pid_file: Path, pid: int, ticks: int) -> None:
+    """The record first: with both gone, what was started would be nobody's."""
+    _put(pid_file, f"{pid} {ticks}\n")
+    _promise(pid_file).unlink(missing_ok=True)
+
+
+def _known(pid_file: Path) -> tuple[int, int] | None:
+    """The process on record, or which belongs there: it was started, and who started it was killed before he said so.
+
+    Raises:
+        ActuatorError: it runs and cannot be put on record.
+    """
+    try:
+        mark = _promise(pid_file).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return _recorded(pid_file)
+    except (OSError, ValueError) as error:
+        raise ActuatorError(f"what was started last cannot be known: {error}") from None
+    found = _marked(mark)
+    if found is None:
+        return _recorded(pid_file)
+    try:
+        _record(pid_file, *found)
+    except OSError as error:
+        raise ActuatorError(f"process {found[0]} runs, and cannot be put on record: {error}") from None
+    return found
+
+
+def _marked(mark: str) -> tuple[int, int] | None:
+    """The process with this mark that leads its session, and its start ticks: its children have the mark too."""
+    sought = f"{MARK}={mark}".encode()
+    for entry in cgroup.PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = cgroup.stat(int(entry.name))
+                leads = fields[3] == entry.name and fields[0] != "Z"
+                if leads and sought in (entry / "environ").read_bytes().split(b"\0"):
+                    return int(entry.name), int(fields[19])
+            except OSError:  # gone meanwhile, or not ours to look at
+                continue
+    return None
 
 
 def _recorded(pid_file: Path) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
 from gpuwarden import cgroup
-from gpuwarden.database import DatabaseError, writing
+from gpuwarden.database import DatabaseError, connect, writing
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.holder import Holder
-from remediator.ledger import TAKE_MAX, Ledger, Story
+from remediator.ledger import TAKE_MAX, Ledger, Story, _row
 from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject
 from remediator.safety import Act, Order, Safeguards
 from remediator.schema import METADATA
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert
+from tests.waiting import eventually
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
@@ -272,6 +273,51 @@ def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
 
     assert ledger.open_episodes() == []
     assert rows(ledger, "SELECT state, because FROM alerts") == [("idle", "nothing was open for it")]
+
+
+def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledger) -> None:
+    accept(ledger, alert("a", firing=False), alert("b", worker="w2", firing=False))
+    newest = ledger.newest_alert()
+    ledger.accept([alert("b", worker="w2", firing=False)], [replace(REFUSAL, fingerprint="c")], now=NOW)
+
+    listed = [alert("a"), alert("b", worker="w2"), alert("c", worker="w3")]
+    over = ledger.accept_listed(listed, [REFUSAL], asked_after=newest, now=NOW)
+
+    assert [each.fingerprint for each in over] == ["b"]
+    while ledger.take_new(HOST, now=NOW):
+        pass
+    assert [each.worker for each in ledger.open_episodes()] == ["w1", "w3"]
+    assert ledger.totals(HOST).alerts[("refused", "other_host")] == 2
+    assert ledger.accept_listed([alert("b", worker="w2")], [], asked_after=ledger.newest_alert(), now=NOW) == []
+
+
+def test_what_is_being_resolved_as_it_is_listed_is_seen_to_be(ledger: Ledger, ledger_url: str) -> None:
+    """The webhook of another process has begun to write its resolved, and not committed it."""
+    newest = ledger.newest_alert()
+    with (
+        closing(Ledger.open(ledger_url, host=HOST)) as other,
+        writing(other._engine) as connection,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other._insert(connection, [_row(alert(firing=False), NOW)])
+        listing = pool.submit(ledger.accept_listed, [alert()], [], asked_after=newest, now=NOW)
+        if ledger.shared:
+            eventually(lambda: waits_for_a_lock(ledger_url), "it waits for whoever writes")
+        assert not listing.done()
+        connection.commit()
+        over = listing.result()
+
+    assert [each.fingerprint for each in over] == ["f1"]
+
+
+def waits_for_a_lock(url: str) -> bool:
+    engine = connect(url)
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        found = cursor.fetchone()
+    engine.dispose()
+    return found is not None and found[0] > 0
 
 
 def test_after_its_episode_closed_the_next_alert_opens_another(ledger: Ledger) -> None:

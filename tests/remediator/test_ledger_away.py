@@ -1,15 +1,22 @@
 """The webhook without its ledger: a PostgreSQL that is away for longer than Alertmanager retries, a disk that is full.
 
-It says 503 with a sentence, lives, and once the ledger is there again all that was sent is in it.
+It says 503 with a sentence, lives, and once the ledger is there again all that was sent is in it. A database that says
+nothing at all does not keep it from ending.
 """
 
 import os
+import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deploy.postgres import Postgres
+from remediator.serving import END_S
 from tests.e2e.faulty import small_disk
 from tests.remediator.alertmanager import alertmanager, tell
 from tests.remediator.builders import HOST, LABELS, payload, sent
@@ -87,3 +94,75 @@ def test_on_a_full_disk_it_says_503_and_why_it_is_not_ready_and_with_room_again_
         assert served.kept() == kept + 1
         eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
         assert process.poll() is None
+
+
+# --- a database that has gone silent
+
+
+@contextmanager
+def silent(postgres: Postgres) -> Iterator[None]:
+    """Every process of the server is suspended: what is sent to it arrives, and nothing comes back."""
+    pids = postgres._processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def scrape(served: Served) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.get(f"{served.url}/metrics", timeout=20, trust_env=False)
+
+
+def deliver(served: Served) -> None:
+    with suppress(httpx.HTTPError):
+        served.post(payload(sent()))
+
+
+def probe(served: Served) -> None:
+    with suppress(httpx.HTTPError):
+        while served.asked("ready")[0] == 200:
+            pass  # an answer stands for a moment
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize(
+    ("database", "ask"),
+    [("--queue", scrape), ("--ledger", deliver), ("--ledger", probe)],
+    ids=["its queue is, and it is scraped", "its ledger is, and it is delivered to", "its ledger is, and it is probed"],
+)
+def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
+    postgres: Postgres, postgres_url: str, tmp_path: Path, database: str, ask: Callable[[Served], None]
+) -> None:
+    with (
+        serving(tmp_path / "run", database, postgres_url) as (served, process),
+        ThreadPoolExecutor(1) as asking,
+    ):
+        scrape(served)
+        assert served.asked("ready") == (200, "ready\n")
+        with silent(postgres):
+            asked = asking.submit(ask, served)
+            eventually(lambda: unread(postgres), "the database was asked")
+            told_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+
+            code = process.wait(5 * END_S)
+            took_s = time.monotonic() - told_s
+
+        asked.result()
+        assert code == 0
+        assert took_s < 2 * END_S
+        assert "a database was not waited for" in served.log.read_text()
+
+
+def unread(postgres: Postgres) -> bool:
+    """Whether anything has arrived that the server has not read, by proc_net_tcp(5)."""
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        established, received = state == "01", queues.rpartition(":")[2]
+        if established and int(local.rpartition(":")[2], 16) == postgres.port and int(received, 16):
+            return True
+    return False

@@ -221,7 +221,7 @@ def test_what_cannot_be_put_on_record_is_ended_or_it_would_be_started_twice(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actuator = room.actuator(*python(DEAF))
-    actuator._commands["w1"].pid_file = room.folder / "missing" / "w1.pid"
+    room.pid_file.mkdir()
     spawn = os.posix_spawnp
 
     def spawn_and_note(*arguments: Any, **how: Any) -> int:
@@ -234,6 +234,97 @@ def test_what_cannot_be_put_on_record_is_ended_or_it_would_be_started_twice(
         actuator.start("w1")
 
     assert [lives(pid) for pid in room.started] == [False]
+
+
+def test_where_it_could_not_be_put_on_record_nothing_is_started(room: Room) -> None:
+    actuator = room.actuator(*python(PATIENT))
+    actuator._commands["w1"].pid_file = room.folder / "missing" / "w1.pid"
+
+    with pytest.raises(ActuatorError, match="worker w1 cannot be started"):
+        actuator.start("w1")
+
+    assert not room.log.exists()
+
+
+# --- who starts it is killed at it
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from remediator.actuators import process
+
+def killed(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+replace = Path.replace
+def killed_at_the_record(self, target):
+    killed() if target.name == "w1.pid" else replace(self, target)
+
+{at}
+process.ProcessActuator(Path(sys.argv[1])).start("w1")
+"""
+BEFORE = "os.posix_spawnp = killed"
+AFTER = {
+    "right after it was started": "spawn = os.posix_spawnp; os.posix_spawnp = lambda *a, **k: killed(spawn(*a, **k))",
+    "before it is on record": "Path.replace = killed_at_the_record",
+    "once it is on record": "Path.unlink = killed",
+}
+
+
+def killed(room: Room, at: str) -> ProcessActuator:
+    """Started anew by a program that is killed there; what the next one works with."""
+    actuator = room.actuator(*python(PATIENT))
+    room.start(actuator)
+    actuator.stop("w1", grace_s=5.0)
+    room.log.unlink()
+    starter = subprocess.run(python(KILLED.format(at=at), str(room.folder / "workers.toml")), check=False, timeout=30)
+    assert starter.returncode == -signal.SIGKILL
+    return room.actuator(*python(PATIENT))
+
+
+@pytest.mark.parametrize("at", AFTER.values(), ids=AFTER)
+def test_what_was_started_by_one_who_was_killed_at_it_is_known_to_the_next_one(room: Room, at: str) -> None:
+    actuator = killed(room, at)
+    eventually(lambda: room.log.exists() and room.log.read_text() == "ready\n", "it runs")
+
+    found = actuator.look("w1")
+
+    assert found is not None
+    assert found.running
+    (pid,) = found.pids
+    room.started.append(pid)
+    assert found.incarnation == f"process:{pid}:{cgroup.start_ticks(pid)}@{clock.boot_id()}"
+    assert room.start(actuator) == pid, "it is not started a second time"
+    actuator.stop("w1", grace_s=5.0)
+    assert not lives(pid)
+    assert room.log.read_text() == "ready\n"
+
+
+def test_what_is_started_by_one_who_is_killed_before_it_is_started_by_the_next_one(room: Room) -> None:
+    actuator = killed(room, BEFORE)
+
+    assert not running(actuator)
+    room.start(actuator)
+
+    assert running(actuator)
+    assert sorted(each.name for each in room.folder.iterdir()) == ["w1.log", "w1.pid", "workers.toml"]
+
+
+def test_a_child_that_leads_a_session_of_its_own_is_not_taken_for_what_was_started(room: Room) -> None:
+    """It has the mark too; once the start is on record nobody looks for that."""
+    apart = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    actuator = room.actuator(*python(apart, "import os; print(os.getpid(), flush=True); " + PATIENT))
+    room.start(actuator)
+    child = int(eventually(lambda: room.log.read_text().partition("\n")[0], "its child lives"))
+    room.started.append(child)
+    eventually(lambda: not running(actuator), "it ended")
+
+    found = actuator.look("w1")
+
+    assert lives(child)
+    assert found is not None
+    assert (found.running, found.pids) == (False, frozenset())
 
 
 # --- stop

@@ -162,6 +162,25 @@ def test_the_call_is_answered_before_and_one_round_at_a_time_serves_all_the_call
         assert taken(served) == {"w1"}
 
 
+def test_what_is_resolved_while_it_is_asked_for_stays_resolved(
+    ledger: Ledger, ledger_file: Path, server: Callable[..., Server]
+) -> None:
+    its = server(lambda: listing(sent("before"), sent("meanwhile", worker="w2"), sent("fires", worker="w3")))
+    its.free.clear()
+    with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
+        served.post(payload(sent("before", status="resolved"), sent("meanwhile", worker="w2"), truncatedAlerts=3))
+        eventually(lambda: len(its.asked) == 1, "it is asked")
+        served.post(payload(sent("meanwhile", status="resolved", worker="w2")))
+
+        its.free.set()
+
+        eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it has answered")
+        assert taken(served) == {"w1", "w2", "w3"}
+        firing = {each.worker: each.firing for each in ledger.open_episodes()}
+        assert firing == {"w1": True, "w2": False, "w3": True}, "w1 fired anew, or it would not be listed"
+        assert served.kept() == 2 + 1 + 2
+
+
 def test_between_two_rounds_it_rests(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import Connection, update
+from structlog.testing import capture_logs
 
+from gpuwarden.database import is_shared, writing
 from gpuwarden.queue import JobStore
 from remediator import retention
 from remediator.capture import Captured
@@ -116,6 +119,100 @@ def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
     assert (Act.DISARM, HOST) not in left
     assert (Act.BRAKE, None) not in left
     assert {(Act.ARM, None), (Act.ARM, HOST), (Act.RELEASE, None)} <= set(left)
+
+
+# --- what nobody takes up
+
+
+def states(ledger: Ledger) -> list[tuple[str, str]]:
+    return rows(ledger, "SELECT host, state FROM alerts ORDER BY alert_id")
+
+
+def test_an_alert_that_no_executor_took_for_as_long_is_abandoned_with_its_reason(ledger: Ledger) -> None:
+    ledger.accept([alert("old", host="gone"), alert("young", host="gone")], [], now=NOW)
+    sql_at(ledger, "young", LATER + 1)
+    before = ledger.totals("gone").alerts
+
+    assert ledger.abandon(before=LATER, now=LATER + 90 * 86400.0) == {"gone": 1}
+
+    assert states(ledger) == [("gone", "abandoned"), ("gone", "new")]
+    ((at, reason, because, labels),) = ledger.refused()
+    assert (at, reason, labels["host"]) == (NOW, "abandoned", "gone")
+    assert because.startswith("its host's executor did not take it up within 90 days: ")
+    assert "start `gpuwarden remediator execute` on it" in because
+    assert ledger.totals("gone").alerts == before == {("accepted", ""): 2}, "it was accepted, and is counted so still"
+    assert ledger.take_new("gone", now=LATER + 1) == 1, "the young one alone: an executor that comes back finds it"
+    assert ledger.abandon(before=LATER, now=LATER) == {}
+
+
+def sql_at(ledger: Ledger, fingerprint: str, at: float) -> None:
+    with writing(ledger._engine) as connection:
+        connection.execute(update(ALERTS).where(ALERTS.c.fingerprint == fingerprint).values(received_at=at))
+
+
+def test_what_an_executor_has_taken_is_not_abandoned_however_old(ledger: Ledger) -> None:
+    opened(ledger)
+    accept(ledger, alert("x", worker="nobody", firing=False))
+
+    assert ledger.abandon(before=LATER, now=LATER) == {}
+
+    assert [state for _, state in states(ledger)] == ["linked", "idle"]
+
+
+def test_what_was_abandoned_stays_on_record_for_a_month_more_and_then_goes(ledger: Ledger) -> None:
+    ledger.accept([alert(host="gone")], [], now=NOW)
+    ledger.abandon(before=LATER, now=LATER)
+    ledger.accept([], [REFUSAL], now=LATER + 2 * retention.ABANDONED_S)
+
+    forget(ledger, before=NOW + retention.ABANDONED_S)
+    assert len(states(ledger)) == 2
+    forget(ledger, before=NOW + retention.ABANDONED_S + 1)
+    assert [state for _, state in states(ledger)] == ["refused"]
+
+
+def test_they_are_abandoned_in_bites_and_one_that_is_taken_meanwhile_is_not(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(retention.BITES, ALERTS, 2)
+    ledger.accept([alert(f"f{n}", host="gone", worker=f"w{n}") for n in range(5)], [], now=NOW)
+    untaken = retention.untaken
+
+    def taken_meanwhile(connection: Connection, *, before: float) -> list[int]:
+        found = untaken(connection, before=before)
+        if is_shared(ledger._engine) and connection.get_execution_options().get("writes"):
+            with closing(Ledger.open(ledger_url, host="gone")) as its:
+                its.take_new("gone", now=LATER)
+        return found
+
+    assert ledger.abandon(before=LATER, now=LATER) == {"gone": 2}
+    monkeypatch.setattr(retention, "untaken", taken_meanwhile)
+
+    found = ledger.abandon(before=LATER, now=LATER)
+
+    taken = [state for _, state in states(ledger)].count("linked")
+    assert (found, taken) == (({}, 3) if ledger.shared else ({"gone": 2}, 0))
+    assert len({(host, state) for host, state in states(ledger) if state == "abandoned"}) == 1
+
+
+@pytest.mark.usefixtures("believes_the_clock")
+def test_a_living_executor_abandons_what_is_another_hosts_and_says_so(ledger: Ledger, store: JobStore) -> None:
+    ledger.accept([alert(host="gone")], [], now=ledger.now() - 7200.0)
+    works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
+
+    with capture_logs() as logged, looping(works):
+        eventually(lambda: ("gone", "abandoned") in states(ledger), "it is abandoned")
+
+    (told,) = [line for line in logged if line["event"] == "accepted alerts abandoned"]
+    assert (told["host"], told["count"], told["log_level"]) == ("gone", 1, "error")
+    assert "`gpuwarden ledger refused` tells them" in told["because"]
+
+
+def test_an_executor_that_is_to_keep_all_abandons_nothing(ledger: Ledger, store: JobStore) -> None:
+    ledger.accept([alert(host="gone")], [], now=1000.0)
+
+    executor(ledger, store, World(), pace=PACE)._forget()
+
+    assert states(ledger) == [("gone", "new")]
 
 
 # --- what never goes
