@@ -214,6 +214,28 @@ def test_going_down_names_what_would_be_lost_and_loses_nothing_until_it_is_agree
     again.close()
 
 
+def test_going_down_names_the_runs_that_nobody_judges_any_more_and_the_bars_that_fall(
+    used: JobStore, empty_url: str, engine: Engine
+) -> None:
+    assert used.ask_wrangling("r1", wrangled=True)
+    assert used.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is not None
+    assert used.migrate_run("r1", host="box1", worker="w1", still=lambda _: True, who="ann", because="", now=NOW)
+    before = rows(engine)
+
+    with pytest.raises(WouldLoseError) as refused:
+        go(empty_url, "0005", losing=False)
+
+    assert str(refused.value).splitlines()[:-1] == [
+        "the queue going down to 0005 would lose:",
+        "  that 1 runs are wrangled: nobody judges them",
+        "  1 bars of workers from runs: they claim them again",
+    ]
+    assert rows(engine) == before
+    go(empty_url, "0005")
+    go(empty_url)
+    assert used.wrangled_runs() == []
+
+
 def test_what_an_older_version_could_not_live_with_keeps_the_tables_up(
     used: JobStore, empty_url: str, engine: Engine
 ) -> None:
