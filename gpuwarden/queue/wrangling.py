@@ -86,9 +86,8 @@ class Wrangling(Room):
             new = {(host, worker), *((row.host, row.worker) for row in connection.execute(tried.distinct()))} - barred
             its = {"run_id": run_id, "migration": before + 1, "at": now, "barred_by": who, "because": because}
             rows = [{**its, "host": each[0], "worker": each[1]} for each in sorted(new)]
-            if not rows:
-                return False
-            connection.execute(insert(BARRED), rows)
+            if rows:  # else it had claimed the run while it was barred from it, and that was no other move
+                connection.execute(insert(BARRED), rows)
             _take_from(connection, run_id, host, worker, because, now)
             items.try_again(connection, run_id, true(), now)
             tell(connection, QUEUE.channel)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select
 
-from gpuwarden.database import reading
+from gpuwarden.database import reading, writing
 from gpuwarden.job import AVOID_S, ItemOutcome, ItemState, State, Trip
 from gpuwarden.queue import Job, JobStore, Slot, Submission, SubmissionError
 from gpuwarden.queue.wrangling import HAND_OVER_S
@@ -267,6 +267,24 @@ def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more
     assert claim(store, 2) is None
     assert store.item_counts("r1") == {ItemState.PENDING: 1}
     assert counts(store)["w1"] == (0, 2, None), "what they failed is remembered"
+
+
+def test_one_that_claimed_the_run_as_it_was_barred_from_it_is_taken_off_it_and_that_is_no_other_move(
+    store: JobStore,
+) -> None:
+    start(store)
+    job = claimed(store, 1)
+    fail(store, job, times=6)
+    row = {"run_id": "r1", **W1, "migration": 1, "at": NOW, "barred_by": "ann@box1", "because": ""}
+    with writing(store._engine) as connection:
+        connection.execute(insert(BARRED).values(**row))
+
+    assert store.migrate_run("r1", **W1, still=still, **BY)
+
+    assert store.job(job.job_id).state is State.FENCING
+    found = store.tally("r1", now=NOW)
+    assert found is not None
+    assert found.migrations == 1
 
 
 def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> None:
