@@ -89,6 +89,7 @@ class Move(StrEnum):
     BLOCK = "block"
     UNBLOCK = "unblock"
     DEFER = "defer"
+    HALT = "halt"
     CANCEL = "cancel"
 
 
@@ -134,6 +135,8 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.RETURN: _legal(State.RUNNING, State.NODE_LOST),
     # A person, or a rule about the whole job.
     Move.BLOCK: _legal(State.BLOCKED, State.WAITING, State.QUEUED),
+    # A rule about the whole job: nobody else claims it, so its worker may take a second to find out.
+    Move.HALT: _legal(State.BLOCKED, State.RUNNING),
     Move.UNBLOCK: _legal(State.QUEUED, State.BLOCKED),
     # Unblocked while a job that it needs is not done.
     Move.DEFER: _legal(State.WAITING, State.BLOCKED),

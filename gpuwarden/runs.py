@@ -14,6 +14,7 @@ All of it is submitted in one transaction, or nothing.
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -129,14 +130,23 @@ def _submit(arguments: argparse.Namespace) -> int:
     run_id = arguments.run or run_id
     if run_id is None:
         raise RunFileError(f'{arguments.file} names no run: give it "run": "NAME", or say --run NAME')
+    wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
     with closing(JobStore.open(arguments.store)) as store:
-        ids = store.submit_run(run_id, submissions, needs=needs, now=store.now())
+        ids = store.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
     if arguments.json:
         print(json.dumps({"run": run_id, "jobs": ids}))
     else:
         for name, job_id in ids.items():
             print(f"{job_id} {plain(name)}")
     return 0
+
+
+def _machine_wrangles() -> bool | None:
+    """What `$GPUWARDEN_WRANGLE` says of the runs that are submitted on this machine."""
+    told = os.environ.get("GPUWARDEN_WRANGLE", "")
+    if told not in ("", "0", "1"):
+        raise GpuwardenError(f"$GPUWARDEN_WRANGLE is {told[:80]!r}: 1 has the runs of this machine judged, 0 has not")
+    return None if told == "" else told == "1"
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -221,6 +231,12 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument("file", metavar="FILE", help="JSON, as docs/queue-commands.md says; - is the standard input")
     submit.add_argument("--run", help="the run's name, whatever the file says")
     submit.add_argument("--json", action="store_true", help="one JSON object")
+    submit.add_argument(
+        "--wrangle",
+        action=argparse.BooleanOptionalAction,
+        help="have its workers and it judged by how its items go (docs/wrangling.md); as $GPUWARDEN_WRANGLE says (1 or "
+        "0) when not given, and as it was, or not, when neither is",
+    )
 
     listing = _act(acts, "list", _list, "the runs submitted last, with their jobs by state")
     listing.add_argument("--state", choices=("running", "completed", "failed", "cancelled"), help="only these")

@@ -43,6 +43,9 @@ RUNS = Table(
     Column("state", String, nullable=False),  # running | completed | failed | cancelled
     Column("submitted_at", Float, nullable=False),
     Column("ended_at", Float),
+    # Whether its owner asked that its workers and it are judged by how its items go.
+    Column("wrangled", Boolean, nullable=False, server_default=false()),
+    Index("runs_wrangled", "state", sqlite_where=text("wrangled = 1"), postgresql_where=text("wrangled")),
 )
 
 # What a queue's owner has set; a queue without a row goes by what its name and its jobs' classes say.
@@ -259,6 +262,19 @@ ITEM_OUTCOMES = Table(
     Column("because", String),
     Index("item_outcomes_by_worker", "run_id", "host", "worker"),
     Index("item_outcomes_by_item", "run_id", "item"),
+)
+
+# Workers that were tried with a run and finished none of its items: they claim nothing of it any more.
+BARRED = Table(
+    "barred",
+    METADATA,
+    Column("run_id", ForeignKey("runs.run_id"), primary_key=True),
+    Column("host", String, primary_key=True),
+    Column("worker", String, primary_key=True),
+    Column("migration", Integer, nullable=False),  # which move of the run to other workers it was that barred it
+    Column("at", Float, nullable=False),
+    Column("barred_by", String, nullable=False),
+    Column("because", String, nullable=False),
 )
 
 QUEUE = Schema(name="queue", tables=METADATA, migrations="gpuwarden:migrations", first="jobs")

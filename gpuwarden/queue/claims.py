@@ -435,9 +435,12 @@ def _the_id(jobs: Select[Any]) -> ColumnElement[Any]:
 
 def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
     elsewhere = statements.better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
+    barred = statements.is_barred(job, its["host"], its["worker"])
     return (
         select(job.c.job_id, job.c.priority, job.c.queued_at)
-        .where(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job), not_(elsewhere), *where)
+        .where(
+            job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job), not_(or_(elsewhere, barred)), *where
+        )
         .order_by(job.c.priority, job.c.job_id)
         .limit(literal_column("1"))
     )

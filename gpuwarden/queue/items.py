@@ -130,9 +130,8 @@ class Items(Room):
         with writing(self._engine) as connection:
             if (state := runs.lock(connection, run_id)) != "running":
                 raise SubmissionError(f"run {run_id!r} is {state or 'not there'}: give its items to another run")
-            names = list(connection.scalars(select(ITEMS.c.item).where(*failed).with_for_update()))
+            names = _reset(connection, failed, run_id, now)
             for name in names:
-                connection.execute(_transition(ItemMove.RESET, run_id, name, because=None, changed_at=now))
                 past = and_(ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.item == name)
                 connection.execute(update(ITEM_OUTCOMES).where(past).values(outcome=ItemOutcome.FORGIVEN))
             return len(names)
@@ -149,6 +148,32 @@ class Items(Room):
     def item_counts(self, run_id: str) -> Counter[ItemState]:
         """How many items of a run are in which state."""
         return Counter(item.state for item in self.items(run_id))
+
+
+def try_again(connection: Connection, run_id: str, whose: ColumnElement[bool], now: float) -> int:
+    """Have items of a locked run that failed for good tried again, where an outcome says that `whose` failed; how many.
+
+    What failed so far still counts: see `forgive`.
+    """
+    names = select(ITEM_OUTCOMES.c.item).where(_failed(run_id), whose)
+    failed = (ITEMS.c.run_id == run_id, ITEMS.c.state == ItemState.FAILED, ITEMS.c.item.in_(names))
+    return len(_reset(connection, failed, run_id, now))
+
+
+def forgive(connection: Connection, run_id: str, whose: ColumnElement[bool]) -> None:
+    """What failed so far by these outcomes counts no more."""
+    connection.execute(update(ITEM_OUTCOMES).where(_failed(run_id), whose).values(outcome=ItemOutcome.FORGIVEN))
+
+
+def _failed(run_id: str) -> ColumnElement[bool]:
+    return and_(ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.outcome == ItemOutcome.FAILED)
+
+
+def _reset(connection: Connection, failed: Sequence[ColumnElement[bool]], run_id: str, now: float) -> list[str]:
+    names = list(connection.scalars(select(ITEMS.c.item).where(*failed).order_by(ITEMS.c.place).with_for_update()))
+    for name in names:
+        connection.execute(_transition(ItemMove.RESET, run_id, name, because=None, changed_at=now))
+    return names
 
 
 def _held_by(connection: Connection, job: Any) -> str | None:

@@ -49,6 +49,7 @@ class Runs(Room):
         submissions: Mapping[str, Submission],
         *,
         needs: Mapping[str, Iterable[str]] | None = None,
+        wrangled: bool | None = None,
         now: float,
     ) -> dict[str, JobId]:
         """Queue a whole run in one transaction: all of it is there, or nothing.
@@ -58,6 +59,7 @@ class Runs(Room):
             submissions: the jobs, by names that mean something in this call alone; their own `run_id` and `needs` are
                 to be left out.
             needs: which jobs each one waits for, by those names.
+            wrangled: whether its workers and it are judged by how its items go; as it was when not given.
             now: the queue's time, Unix seconds.
 
         Raises:
@@ -75,6 +77,8 @@ class Runs(Room):
             return ids
         with writing(self._engine) as connection:
             open_run(connection, run_id, now)
+            if wrangled is not None:
+                connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(wrangled=wrangled))
             for name in order:
                 if submissions[name].run_id not in (None, run_id) or submissions[name].needs:
                     raise SubmissionError(f"{name!r}: its run and its needs are said for the run as a whole")

@@ -37,7 +37,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from gpuwarden import database
 from gpuwarden.database import tell, upsert
 from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
-from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
+from gpuwarden.schema import AVOIDED, BARRED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
 GHOST_AGE_S: Final = 100.0
 """How far into the past a killed worker's last-seen time is set (A12), seconds."""
@@ -263,7 +263,7 @@ def give_away(connection: Connection, move: Move, where: ColumnElement[bool], wh
         end_failed(connection, Move.EXHAUST, this, row.job_id, because, now)
     # A fenced job keeps the reason of its fence.
     fenced = JOBS.c.state == State.FENCING
-    because_of = case((fenced, JOBS.c.because + ", and nobody settled it in time"), else_=why)
+    because_of = case((fenced, JOBS.c.because + ", and its fence ran out"), else_=why)
     values: dict[str, Any] = {"because": because_of, "queued_at": now, **UNCLAIMED}
     if lost:
         values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
@@ -392,6 +392,7 @@ def better_elsewhere(
         other.c.locked_at.is_(None),
         or_(other.c.draining.is_(None), other.c.draining != other.c.incarnation),
         not_(avoids(job, other.c.host, other.c.worker, now)),
+        not_(is_barred(job, other.c.host, other.c.worker)),
         not_(in_quarantine(other.c.host, other.c.worker)),
         not_(held_by_lost(other.c.host, other.c.worker)),
     )
@@ -403,3 +404,9 @@ def avoids(job: FromClause, host: Value[str], worker: Value[str], now: Value[flo
     slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
     here = or_(slot, AVOIDED.c.gpu.in_(gpus_of(host, worker)))
     return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)
+
+
+def is_barred(job: FromClause, host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a worker is kept from a job's run, whoever else there is: it was tried, and finished nothing of it."""
+    its = exists().where(BARRED.c.run_id == job.c.run_id, BARRED.c.host == host, BARRED.c.worker == worker)
+    return its.correlate_except(BARRED)

@@ -20,10 +20,13 @@ from gpuwarden.queue.records import Job, UnknownJobError, to_job
 from gpuwarden.queue.runs import Runs
 from gpuwarden.queue.sweeps import Sweeps
 from gpuwarden.queue.trips import Trips
+from gpuwarden.queue.wrangling import Wrangling
 from gpuwarden.schema import JOBS, QUEUE
 
 
-class JobStore(Claims, Runs, Gangs, Items, Trips, People, Queues, Hosts, Gpus, Sweeps, Events, Lists, Counts):
+class JobStore(
+    Claims, Runs, Gangs, Items, Wrangling, Trips, People, Queues, Hosts, Gpus, Sweeps, Events, Lists, Counts
+):
     """The queue in one database. Safe to share between threads."""
 
     @classmethod

@@ -20,7 +20,7 @@ from gpuwarden.queue import JobStore, QueueSettings, Submission
 from gpuwarden.schema import QUEUE
 from tests.waiting import eventually
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 NEWEST = REVISIONS[-1]
 NOW = 1000.0
 
@@ -68,6 +68,7 @@ def fill(engine: Engine) -> None:
                     if not number:
                         row[column.name] = f"{column.name} {n}"
                 row |= {name: value for name, value in KNOWN.items() if name in row and table.name == "jobs"}
+                row |= {"wrangled": True} if "wrangled" in row else {}
                 row |= {"state": "running"} if table.name == "runs" else {}
                 row |= {"state": "done"} if table.name == "items" else {}
                 row |= {"kind": "failed"} if table.name == "dispatch_events" else {}
@@ -147,7 +148,7 @@ def test_the_tables_can_be_removed_and_made_again(empty_url: str, engine: Engine
 
     with pytest.raises(WouldLoseError, match="all 2 jobs"):
         go(empty_url, "none", losing=False)
-    assert go(empty_url, "none") == "the queue was of revision 0005 and is of none now"
+    assert go(empty_url, "none") == "the queue was of revision 0006 and is of none now"
     assert rows(engine) == {}
     assert go(empty_url, "none") == "the queue is of revision none: nothing to do"
 
@@ -211,6 +212,28 @@ def test_going_down_names_what_would_be_lost_and_loses_nothing_until_it_is_agree
     again = JobStore.open(empty_url)
     assert again.run_state("r1") == "completed"
     again.close()
+
+
+def test_going_down_names_the_runs_that_nobody_judges_any_more_and_the_bars_that_fall(
+    used: JobStore, empty_url: str, engine: Engine
+) -> None:
+    assert used.ask_wrangling("r1", wrangled=True)
+    assert used.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is not None
+    assert used.migrate_run("r1", host="box1", worker="w1", still=lambda _: True, who="ann", because="", now=NOW)
+    before = rows(engine)
+
+    with pytest.raises(WouldLoseError) as refused:
+        go(empty_url, "0005", losing=False)
+
+    assert str(refused.value).splitlines()[:-1] == [
+        "the queue going down to 0005 would lose:",
+        "  that 1 runs are wrangled: nobody judges them",
+        "  1 bars of workers from runs: they claim them again",
+    ]
+    assert rows(engine) == before
+    go(empty_url, "0005")
+    go(empty_url)
+    assert used.wrangled_runs() == []
 
 
 def test_what_an_older_version_could_not_live_with_keeps_the_tables_up(
@@ -293,7 +316,7 @@ def test_a_program_that_is_open_is_refused_by_the_older_tables_and_goes_on_once_
     for ask in (lambda: store.job(1), lambda: store.submit(Submission(queue="gpu"), now=NOW)):
         with pytest.raises(DatabaseError, match=r"no such (column|table)|no column named|does not exist"):
             ask()
-    with pytest.raises(DatabaseError, match=r"tables of another version \(revision 0004; this one knows 0005\)"):
+    with pytest.raises(DatabaseError, match=r"tables of another version \(revision 0004; this one knows 0006\)"):
         JobStore.open(empty_url, migrate=False)
 
     go(empty_url)
@@ -337,12 +360,12 @@ def test_the_command_goes_up_and_down_and_says_what_it_did(empty_url: str, capsy
         return code, said.out, said.err
 
     assert run("--to", "0002") == (0, "the queue was of revision none and is of 0002 now\n", "")
-    assert run() == (0, "the queue was of revision 0002 and is of 0005 now\n", "")
-    assert run() == (0, "the queue is of revision 0005: nothing to do\n", "")
+    assert run() == (0, "the queue was of revision 0002 and is of 0006 now\n", "")
+    assert run() == (0, "the queue is of revision 0006: nothing to do\n", "")
     code, out, err = run("--to", "0004")
     assert (code, out) == (1, "")
     assert err.startswith("gpuwarden queue: the queue going down to 0004 would lose:\n  nothing that is there\n")
-    assert run("--to", "0004", "--yes") == (0, "the queue was of revision 0005 and is of 0004 now\n", "")
+    assert run("--to", "0004", "--yes") == (0, "the queue was of revision 0006 and is of 0004 now\n", "")
     assert run("--to", "7")[2] == (
-        "gpuwarden queue: the queue has no revision '7': there are none, 0001, 0002, 0003, 0004, 0005\n"
+        "gpuwarden queue: the queue has no revision '7': there are none, 0001, 0002, 0003, 0004, 0005, 0006\n"
     )

@@ -31,6 +31,7 @@ LEGAL: dict[str, dict[str, str]] = {
         "lose": "node_lost",
         "finish": "finished",
         "recall": "queued",
+        "halt": "blocked",
         "cancel": "cancelled",
     },
     "finished": {"close": "completed", "recall": "queued", "exhaust": "failed", "cancel": "cancelled"},

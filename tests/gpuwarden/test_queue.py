@@ -1066,7 +1066,7 @@ def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobS
 
     back = store.job(job.job_id)
     assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, 1, 0)
-    assert back.because == "stall: fenced, and nobody settled it in time"
+    assert back.because == "stall: fenced, and its fence ran out"
     assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
 

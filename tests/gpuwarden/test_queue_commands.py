@@ -86,7 +86,7 @@ def test_who_only_asks_changes_no_older_tables(store: JobStore, cli: Cli, url: s
     code, out, err = cli(*asks)
 
     assert (code, out) == (1, "")
-    assert "has tables of another version (revision 0004; this one knows 0005)" in err
+    assert "has tables of another version (revision 0004; this one knows 0006)" in err
     assert history.migrate(url, QUEUE, to="0004", losing=False) == "the queue is of revision 0004: nothing to do"
     assert store
 
