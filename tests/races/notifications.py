@@ -9,6 +9,7 @@ A door is killed at any of its commits. Whatever comes of that, the rules of `Do
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -285,11 +286,11 @@ class Notifications(Races):
     token_file: ClassVar[Path]
     alone: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stack.enter_context(patch("remediator.app.time", fake_time(self.clocks)))
-        self._stack.enter_context(patch("remediator.reconcile.REST_S", 0.0))
-        self._stack.enter_context(patch("remediator.reconcile._ask", self._ask))
+    def _set_up(self, stack: ExitStack) -> None:
+        super()._set_up(stack)
+        stack.enter_context(patch("remediator.app.time", fake_time(self.clocks)))
+        stack.enter_context(patch("remediator.reconcile.REST_S", 0.0))
+        stack.enter_context(patch("remediator.reconcile._ask", self._ask))
         self._ending = False
         if self.alone:
             for remediator in self.remediators.values():
