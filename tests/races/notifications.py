@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from remediator.alert import Alert
+from remediator.answers import AnswerError
 from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
@@ -117,7 +118,7 @@ class Alertmanager:
     async def listed(self, url: str, _receiver: str) -> bytes:
         """What `GET /api/v2/alerts` answers."""
         if not self.answers:
-            raise httpx.ConnectError(f"played: {url} does not answer")
+            raise AnswerError(f"played: {url} does not answer")
         return json.dumps([{**each, "status": {"state": "active"}} for each in self.active.values()]).encode()
 
 

@@ -106,7 +106,8 @@ def test_a_history_that_cannot_be_begun_leaves_nothing_in_place_of_what_others_u
 
 
 def in_place() -> list[object]:
-    return [app.time, execute.time, reconcile._ask, DatabaseClock.now, database.straight]
+    its = [vars(app)["time"], vars(execute)["time"], reconcile._ask]
+    return [*its, DatabaseClock.now, database.straight]
 
 
 @pytest.mark.parametrize("bug", MUTANTS)
