@@ -151,7 +151,7 @@ def test_who_may_not_kill_says_so(systemd: Systemd, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as no_root:  # which is what may ask this systemd
         no_root.setattr("signal.pidfd_send_signal", refused)
-        with pytest.raises(ActuatorError, match="of stubborn.service may not be killed: run the executor as root"):
+        with pytest.raises(ActuatorError, match=r"of stubborn\.service may not be killed: run the executor as root"):
             hands.stop("stubborn.service", grace_s=0.0)
 
     assert look(hands, "stubborn.service").running
