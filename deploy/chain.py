@@ -11,6 +11,7 @@ killed. Layout of the work folder:
 `Chain` starts and stops; what becomes of a part that ends by itself is for its caller (`deploy.supervise`).
 """
 
+import argparse
 import json
 import os
 import secrets
@@ -32,6 +33,7 @@ import httpx
 from deploy import parts, shipped
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden import cgroup, clock
+from gpuwarden.settings import services
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S: Final = 30.0
@@ -63,7 +65,8 @@ class Plan:
 
     Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
     `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
-    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them.
+    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. `prometheus_policy` is what
+    the second opinion of the chain's own Prometheus may do; with `None` it is not asked.
     """
 
     work: Path
@@ -73,6 +76,7 @@ class Plan:
     simulate_gpu: Path | None
     processes: Path | None = None
     systemd_units: tuple[str, ...] = ()
+    prometheus_policy: str | None = None
     armed: bool = False
     pace: Pace = field(default_factory=Pace)
     ram_delta_mib: int = 5120
@@ -93,6 +97,25 @@ class Plan:
     metrics_bytes: int = 2 * 2**30
     parts_dir: Path = parts.PARTS_DIR
     fetch: bool = True
+
+
+def add_units(parser: argparse.ArgumentParser) -> None:
+    """Have a command take `--systemd-unit`, a list of patterns."""
+    parser.add_argument(
+        "--systemd-unit",
+        type=_units,
+        action="extend",
+        default=[],
+        help="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by commas "
+        "or each with an option of its own; no other is ever touched (default: none)",
+    )
+
+
+def _units(given: str) -> list[str]:
+    try:
+        return list(services(given))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class Chain:
@@ -189,6 +212,7 @@ class Chain:
         plan = self.plan
         armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
+        asked = ["--prometheus", self.prometheus_url, "--prometheus-policy", plan.prometheus_policy or ""]
         return [
             *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
             *("--queue", self.queue_url, "--exporter", self.exporter_url),
@@ -201,6 +225,7 @@ class Chain:
             "--armed" if armed else "--no-armed",
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
             *processes,
+            *(asked if plan.prometheus_policy else []),
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:

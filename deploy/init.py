@@ -19,7 +19,7 @@ from string import Template
 from typing import Final
 
 from deploy import place, shipped
-from deploy.chain import PORTS, keep_token, replace
+from deploy.chain import PORTS, add_units, keep_token, replace
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import check_name
@@ -30,6 +30,7 @@ HOST: Final = "gpuwarden/host"
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
 """Paths that mean the same in a unit, a tmpfiles line, a URL and YAML."""
+_PLAIN_UNITS: Final = re.compile(r"[A-Za-z0-9:_.@*?\[!\],-]+")
 
 _DESCRIPTION: Final = """\
 Write into DIR the files for running gpuwarden beside a Prometheus, an Alertmanager and a systemd of your own: scrape
@@ -52,6 +53,8 @@ class Site:
     state: str
     run: str
     docker: str
+    podman: str
+    systemd_unit: str
     exporter_port: int
     remediator_port: int
     prometheus_port: int
@@ -70,6 +73,11 @@ def files(site: Site) -> dict[str, str]:
                 f"{what} {path!r} will not do: an absolute path of letters, digits and ._/@+- is wanted, which means "
                 "the same in a unit, a URL and YAML"
             )
+    if site.systemd_unit and not _PLAIN_UNITS.fullmatch(site.systemd_unit):
+        raise InitError(
+            f"systemd-unit {site.systemd_unit!r} will not do: letters, digits and :_.@*?[!]- are wanted, which mean "
+            "the same in a file of settings"
+        )
     etc = Path(site.etc)
     prometheus = prometheus_config(
         host=site.host,
@@ -143,7 +151,8 @@ def command(argv: list[str]) -> int:
     site = Site(
         host=check_name(arguments.host or (_read(kept) if kept.is_file() else socket.gethostname()), what="host"),
         command=arguments.command or _own_command(),
-        **{name: getattr(arguments, name) for name in ("etc", "state", "run", "docker")},
+        **{name: getattr(arguments, name) for name in ("etc", "state", "run", "docker", "podman")},
+        systemd_unit=",".join(arguments.systemd_unit),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
     wanted = files(site)
@@ -189,8 +198,10 @@ def _parser() -> argparse.ArgumentParser:
         ("state", str(place.SYSTEM_DATA), "where ledger and queue will lie"),
         ("run", str(place.SYSTEM_DIRECTORY), "$GPUWARDEN_DIR, where workers write their state"),
         ("docker", "unix:///var/run/docker.sock", "the Docker engine's socket, or 'none'"),
+        ("podman", "none", "Podman's socket, such as unix:///run/podman/podman.sock, or 'none'"),
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")
+    add_units(parser)
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
     return parser

@@ -23,12 +23,13 @@ from types import FrameType
 from typing import Final
 
 from deploy import parts, place, shipped
-from deploy.chain import PARTS, PORTS, Chain, ChainError, Plan
+from deploy.chain import PARTS, PORTS, Chain, ChainError, Plan, add_units
 from deploy.config import Pace
 from deploy.reachable import Engine, NoEngine, reachable_engine
 from deploy.rotation import rotate
 from deploy.supervise import Supervisor
 from gpuwarden.errors import GpuwardenError
+from remediator.opinion import Policy
 
 CHECK_S: Final = 0.5
 """Time between two looks at the parts, seconds."""
@@ -169,7 +170,10 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         host=place.host_of(data, directory, arguments.host),
         docker=engine.base_url if isinstance(engine, Engine) else None,
         simulate_gpu=arguments.simulate_gpu and arguments.simulate_gpu.resolve(),
+        podman=None if arguments.podman == "none" else arguments.podman,
         processes=arguments.processes and arguments.processes.resolve(),
+        systemd_units=tuple(arguments.systemd_unit),
+        prometheus_policy=arguments.prometheus_policy,
         armed=arguments.armed,
         pace=Pace(),
         metrics_days=arguments.metrics_days,
@@ -203,6 +207,10 @@ def _announce(chain: Chain, engine: Engine | NoEngine, voice: _Voice) -> None:
     voice(f"host {plan.host}, {where}; {_mode(plan)}")
     if isinstance(engine, Engine) and os.geteuid() != 0:
         voice("not root: the I/O of other users' containers is unknown, and their loads are never judged")
+    if plan.podman is not None:
+        voice(f"Podman        {plan.podman}")
+    if plan.systemd_units:
+        voice(f"services      {', '.join(plan.systemd_units)}")
     if plan.simulate_gpu is None:
         voice("GPUs          the NVIDIA driver's; without its library none, and nothing can be confirmed")
     for name, text in (
@@ -254,6 +262,19 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="the Docker engine's socket, unix:///path; 'none'; 'auto': $DOCKER_HOST or the system's, also one that is "
         "started later (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--podman",
+        default="none",
+        help="Podman's socket, such as unix:///run/podman/podman.sock, or 'none' (default: %(default)s)",
+    )
+    add_units(parser)
+    parser.add_argument(
+        "--prometheus-policy",
+        choices=[policy.value for policy in Policy],
+        default=Policy.HEED.value,
+        help="what the second opinion of its Prometheus may do, right before anything is done: docs/second-opinion.md "
+        "(default: %(default)s)",
     )
     parser.add_argument("--processes", type=Path, help="TOML file of supervised workers that run in no container")
     parser.add_argument("--simulate-gpu", type=Path, help="read GPUs from this file (docs/simulated-gpu.md)")

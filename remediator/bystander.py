@@ -230,9 +230,9 @@ def _file_log(path: Path, out: _Out) -> bool:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 out.say("note", text=f"no last lines of {path}: it is no file")
                 return True
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - LOG_MAX_BYTES))
-            _say_lines(str(path), log.read(LOG_MAX_BYTES), 0, out)
+            before = max(0, log.seek(0, os.SEEK_END) - LOG_MAX_BYTES - 1)
+            log.seek(before)
+            _say_lines(str(path), log.read(LOG_MAX_BYTES + 1), out)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -255,20 +255,40 @@ def _container_log(url: str, container: str, out: _Out) -> None:
     if not url.startswith("unix://"):
         out.say("note", text=f"no last lines of the container: its engine at {url} has no socket here")
         return
-    with contextlib.closing(_Socket(url.removeprefix("unix://"))) as engine:
+    because = ""
+    for lines in (LOG_LINES_MAX, 1):  # one of a hundred may be of any length
         try:
-            engine.request("GET", f"/containers/{container}/logs?stdout=1&stderr=1&tail={LOG_LINES_MAX}")
-            answer = engine.getresponse()
-            data = answer.read(LOG_READ_MAX_BYTES)
+            data = _engine_says(url, f"/containers/{container}/logs?stdout=1&stderr=1&tail={lines}")
+        except _TooMuchError as error:
+            because = f"the last {lines} have more than {error}" if lines > 1 else f"the last one has more than {error}"
+        except TimeoutError as error:
+            because = _why(error)
         except (OSError, http.client.HTTPException) as error:
-            out.say("note", text=f"no last lines of the container: {_why(error)}")
+            because = _why(error)
+            break
+        else:
+            _say_lines("the container's log", b"".join(_unframed(data)), out)
+            if because:
+                out.say("note", text=f"of the container's last lines there is only the last: {because}")
             return
+    out.say("note", text=f"no last lines of the container: {because}")
+
+
+class _TooMuchError(Exception):
+    """An answer has more than is read of one. The message says how much that is."""
+
+
+def _engine_says(url: str, path: str) -> bytes:
+    with contextlib.closing(_Socket(url.removeprefix("unix://"))) as engine:
+        engine.request("GET", path)
+        answer = engine.getresponse()
+        data = answer.read(LOG_READ_MAX_BYTES + 1)
     if answer.status != http.client.OK:
         said = data.decode("utf-8", "backslashreplace").strip()[:200]
-        out.say("note", text=f"no last lines of the container: its engine says {answer.status}: {said}")
-        return
-    kept = b"".join(_unframed(data))
-    _say_lines("the container's log", kept[-LOG_MAX_BYTES:], max(0, len(kept) - LOG_MAX_BYTES), out)
+        raise http.client.HTTPException(f"its engine says {answer.status}: {said}")
+    if len(data) > LOG_READ_MAX_BYTES:
+        raise _TooMuchError(f"{LOG_READ_MAX_BYTES} bytes")
+    return data
 
 
 def _unframed(data: bytes) -> Iterator[bytes]:
@@ -283,10 +303,17 @@ def _unframed(data: bytes) -> Iterator[bytes]:
         at += 8 + size
 
 
-def _say_lines(source: str, data: bytes, cut_bytes: int, out: _Out) -> None:
-    lines = data.decode("utf-8", "backslashreplace").splitlines()
+def _say_lines(source: str, data: bytes, out: _Out) -> None:
+    """The last lines of `data`, each whole but for one that is longer than what is kept: of that one its end."""
+    kept = data[-LOG_MAX_BYTES:]
+    if len(data) > len(kept) and data[-LOG_MAX_BYTES - 1 : -LOG_MAX_BYTES] != b"\n":
+        rest = kept.partition(b"\n")[2]
+        if not rest:
+            out.say("note", text=f"the last line of {source} is longer than {LOG_MAX_BYTES} bytes: its end is kept")
+        kept = rest or kept
+    lines = kept.decode("utf-8", "backslashreplace").splitlines()
     last = lines[-LOG_LINES_MAX:]
-    cut_bytes += sum(len(line.encode()) + 1 for line in lines[: len(lines) - len(last)])
+    cut_bytes = len(data) - len(kept) + sum(len(line.encode()) + 1 for line in lines[: len(lines) - len(last)])
     out.say("log", source=source, lines=last, cut_bytes=cut_bytes)
 
 

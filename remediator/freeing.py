@@ -81,6 +81,11 @@ def _see_up(facts: Facts, free: Intent) -> Step:
     """It was told to start. What runs for a moment and ends was not mended."""
     container, seen_s = facts.container, facts.limits.start_seen_s
     if container is not None and container.running:
+        if container.starting and late(facts, facts.free_for_s):
+            because = f"{container.name} was started, and its start does not come to an end: a person must look"
+            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+        if container.starting:
+            return Wait(reason="starting", because=f"{container.name} was started, and is not up yet")
         if facts.runs_for_s < seen_s:
             return Wait(
                 reason="started", because=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on"

@@ -117,6 +117,7 @@ class ContainerState:
 
     `vanishes` is set where its engine removes it as soon as it ends: one that is stopped is never started again.
     `left_down` is set where its engine restarts it however it ends, and leaves it down: it was told to stop.
+    `starting` is set while its engine waits for it to come up, and may yet give it up.
     `log_file` is where its output goes, where that is a file of its own; `session` the one its processes are of, where
     no cgroup holds them.
     """
@@ -132,6 +133,7 @@ class ContainerState:
     paused: bool = False
     vanishes: bool = False
     left_down: bool = False
+    starting: bool = False
     log_file: str | None = None
     session: int | None = None
 

@@ -8,15 +8,15 @@ delivered, and is one more piece of evidence for an open episode.
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import httpx
 import structlog
 from anyio import to_thread
 from prometheus_client import CollectorRegistry, Counter
 
 from gpuwarden.errors import GpuwardenError
 from remediator import alert as alerts
+from remediator import answers
 from remediator.inbox import Inbox
 from remediator.ledger_metrics import SERIES
 
@@ -38,10 +38,6 @@ ATTEMPTS_MAX: Final = 10
 """How often one Alertmanager is asked in vain for one receiver's before it is left to the next call."""
 
 _ACTIVE: Final = {"active": "true", "silenced": "false", "inhibited": "false"}
-
-
-class AnswerError(GpuwardenError):
-    """An Alertmanager's answer cannot be used."""
 
 
 class Reconciler:
@@ -100,19 +96,19 @@ class Reconciler:
             await asyncio.sleep(REST_S)
 
     async def _reconcile(self, url: str, receiver: str) -> bool:
-        asked = httpx.URL(url).copy_with(userinfo=b"")  # as it is told: without its password
+        asked = answers.shown(url)
         try:
             # Let go of at an end of the process: whatever is not durable by then is asked for at the next call.
             newest = await to_thread.run_sync(self._inbox.newest, abandon_on_cancel=True)
             body = await _ask(url, receiver)
             accepted, refused = await to_thread.run_sync(self._take, body, newest, abandon_on_cancel=True)
-        except (httpx.HTTPError, TimeoutError, ValueError, RecursionError, GpuwardenError) as error:
+        except (ValueError, RecursionError, GpuwardenError) as error:
             self._done.labels("failed").inc()
-            because = str(error)[:300] or type(error).__name__
-            log.error("alerts left out of a call not found", alertmanager=str(asked), because=because)  # noqa: TRY400
+            because = str(error)[:300]
+            log.error("alerts left out of a call not found", alertmanager=asked, because=because)  # noqa: TRY400
             return False
         self._done.labels("done").inc()
-        log.info("alerts asked for taken in", alertmanager=str(asked), accepted=accepted, refused=refused)
+        log.info("alerts asked for taken in", alertmanager=asked, accepted=accepted, refused=refused)
         return True
 
     def _take(self, body: bytes, asked_after: int) -> tuple[int, int]:
@@ -126,19 +122,6 @@ class Reconciler:
 
 async def _ask(url: str, receiver: str) -> bytes:
     """The alerts that fire and go to this receiver, as Alertmanager's API tells them."""
-    params: dict[str, Any] = {**_ACTIVE, "receiver": receiver} if receiver else dict(_ACTIVE)
-    body = bytearray()
-    # Nothing compressed: what is read is bounded.
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    async with (
-        asyncio.timeout(ANSWER_S),
-        httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=headers) as client,
-        client.stream("GET", f"{url.rstrip('/')}/api/v2/alerts", params=params) as answer,
-    ):
-        if answer.status_code != httpx.codes.OK:
-            raise AnswerError(f"it says {answer.status_code}")
-        async for part in answer.aiter_raw():
-            body += part
-            if len(body) > ANSWER_MAX_BYTES:
-                raise AnswerError(f"it has more than {ANSWER_MAX_BYTES} bytes of alerts")
-    return bytes(body)
+    params = {**_ACTIVE, "receiver": receiver} if receiver else _ACTIVE
+    async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
+        return await asking.get(f"{url.rstrip('/')}/api/v2/alerts", params)

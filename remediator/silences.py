@@ -5,21 +5,22 @@ own judgement: its list of alerts has it for each. An episode is silenced where 
 silences them all; an alert that Alertmanager does not have any more is no longer its to silence.
 """
 
+import asyncio
 import json
 import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-import httpx
-
-from gpuwarden.errors import GpuwardenError
+from remediator import answers
+from remediator.answers import AnswerError, Asking
 from remediator.safety import Silence
 
 ANSWER_S: Final = 2.0
-"""How long one Alertmanager may take to answer, seconds: what is about to begin waits for it."""
+"""How long one Alertmanager may take to answer, seconds: what is about to begin waits for it. All are asked at once."""
 
 ANSWER_MAX_BYTES: Final = 16 * 2**20
 """The largest answer that is read, bytes."""
@@ -40,10 +41,6 @@ TEXT_MAX: Final = 300
 """How much is told of who made a silence, and of the comment, characters."""
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
-
-
-class _AnswerError(GpuwardenError):
-    """An Alertmanager did not answer, or not what can be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,78 +71,74 @@ class Silences:
     def __init__(self, urls: Sequence[str], *, host: str) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._host = host
-        self._client = httpx.Client(
-            timeout=ANSWER_S, trust_env=False, headers={"Accept": "application/json", "Accept-Encoding": "identity"}
-        )
+        self._loop = answers.Loop("silences")
         self._answers: dict[str, _Answer] = {}
         self._texts: dict[tuple[str, str], tuple[float, Silence]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of the connections."""
-        self._client.close()
+        """Let go of the thread."""
+        self._loop.close()
 
     def of(self, fingerprints: frozenset[str]) -> Heard:
         """What silences the alerts with these fingerprints, in whichever Alertmanager."""
-        silences, unknown = list[Silence](), list[str]()
         with self._lock:
-            for url in self._urls:
-                answer = self._answer(url)
-                if answer.failed:
-                    unknown.append(answer.failed)
-                has = [answer.silenced_by[each] for each in sorted(fingerprints) if each in answer.silenced_by]
-                if has and all(has):
-                    silences += [self._told(url, each) for each in sorted({ids[0] for ids in has})]
+            return self._loop.run(self._of(fingerprints))
+
+    async def _of(self, fingerprints: frozenset[str]) -> Heard:
+        silences, unknown = list[Silence](), list[str]()
+        for url, answer in zip(self._urls, await asyncio.gather(*map(self._answer, self._urls)), strict=True):
+            if answer.failed:
+                unknown.append(answer.failed)
+            has = [answer.silenced_by[each] for each in sorted(fingerprints) if each in answer.silenced_by]
+            if has and all(has):
+                silences += await self._told(url, sorted({ids[0] for ids in has}))
         return Heard(silences=silences, unknown="; ".join(unknown))
 
-    def _answer(self, url: str) -> _Answer:
+    async def _answer(self, url: str) -> _Answer:
         known = self._answers.get(url)
         began_s = time.monotonic()
         if known is None or began_s >= known.until_s:
             try:
-                found = _silenced_by(self._get(url, "alerts", {"filter": f"host={_quoted(self._host)}"}))
+                async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
+                    found = _silenced_by(await _get(asking, url, "alerts", {"filter": f"host={_quoted(self._host)}"}))
                 known = _Answer(until_s=time.monotonic() + FRESH_S, silenced_by=found)
-            except _AnswerError as error:
-                failed = f"{_shown(url)} does not tell: {error}"
-                # To look up a name that nobody answers for takes as long as the system likes: then it is asked seldom.
+            except AnswerError as error:
+                failed = f"{answers.shown(url)} does not tell: {error}"
+                # Whoever takes long to fail is asked seldom, for what is about to begin waits for it each time.
                 pause_s = max(FAILED_S, PAUSE_OVER_TOOK * (time.monotonic() - began_s))
                 known = _Answer(until_s=time.monotonic() + pause_s, silenced_by={}, failed=failed)
             self._answers[url] = known
         return known
 
-    def _told(self, url: str, silence_id: str) -> Silence:
-        """Who made a silence and why; that it is there is known, whether this can be told or not."""
+    async def _told(self, url: str, silence_ids: Sequence[str]) -> list[Silence]:
+        """Who made each silence and why; that it is there is known, whether this can be told in time or not."""
         now_s = time.monotonic()
         self._texts = {key: known for key, known in self._texts.items() if known[0] > now_s}
-        if (url, silence_id) not in self._texts:
-            self._texts[url, silence_id] = (now_s + TOLD_S, self._text(url, silence_id))
-        return self._texts[url, silence_id][1]
+        wanted = [each for each in silence_ids if (url, each) not in self._texts]
+        self._texts |= {(url, each): (now_s + TOLD_S, Silence(silence_id=each)) for each in wanted}
+        asked = [each for each in wanted if _ID.fullmatch(each)]
+        with suppress(AnswerError):
+            async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
+                for each in asked:
+                    self._texts[url, each] = (now_s + TOLD_S, await _text(asking, url, each))
+        return [self._texts[url, each][1] for each in silence_ids]
 
-    def _text(self, url: str, silence_id: str) -> Silence:
-        try:
-            if not _ID.fullmatch(silence_id):
-                return Silence(silence_id=silence_id)
-            found = self._get(url, f"silence/{silence_id}", {})
-            by, comment = str(found["createdBy"])[:TEXT_MAX], str(found["comment"])[:TEXT_MAX]
-            return Silence(silence_id=silence_id, by=by, comment=comment)
-        except (_AnswerError, KeyError, TypeError):
-            return Silence(silence_id=silence_id)
 
-    def _get(self, url: str, path: str, params: Mapping[str, str]) -> Any:
-        body, until_s = bytearray(), time.monotonic() + ANSWER_S
-        try:
-            with self._client.stream("GET", f"{url}/api/v2/{path}", params=dict(params)) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    raise _AnswerError(f"it says {answer.status_code}")
-                for part in answer.iter_raw():
-                    body += part
-                    if len(body) > ANSWER_MAX_BYTES:
-                        raise _AnswerError(f"its answer has more than {ANSWER_MAX_BYTES} bytes")
-                    if time.monotonic() > until_s:
-                        raise _AnswerError(f"its answer takes more than {ANSWER_S:g} s")
-            return json.loads(body)
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
-            raise _AnswerError(str(error)[:300] or type(error).__name__) from None
+async def _text(asking: Asking, url: str, silence_id: str) -> Silence:
+    try:
+        found = await _get(asking, url, f"silence/{silence_id}", {})
+        by, comment = str(found["createdBy"])[:TEXT_MAX], str(found["comment"])[:TEXT_MAX]
+    except (AnswerError, KeyError, TypeError):
+        return Silence(silence_id=silence_id)
+    return Silence(silence_id=silence_id, by=by, comment=comment)
+
+
+async def _get(asking: Asking, url: str, path: str, asked: Mapping[str, str]) -> Any:
+    try:
+        return json.loads(await asking.get(f"{url}/api/v2/{path}", asked))
+    except (ValueError, RecursionError) as error:
+        raise AnswerError(str(error)[:300]) from None
 
 
 def _silenced_by(alerts: Any) -> dict[str, Sequence[str]]:
@@ -153,12 +146,7 @@ def _silenced_by(alerts: Any) -> dict[str, Sequence[str]]:
     try:
         return {str(each["fingerprint"]): [str(found) for found in each["status"]["silencedBy"]] for each in alerts}
     except (KeyError, TypeError):
-        raise _AnswerError("its answer is no list of alerts") from None
-
-
-def _shown(url: str) -> str:
-    """An address without its password."""
-    return str(httpx.URL(url).copy_with(userinfo=b""))
+        raise AnswerError("its answer is no list of alerts") from None
 
 
 def _quoted(value: str) -> str:

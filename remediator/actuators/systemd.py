@@ -11,13 +11,16 @@ remediator itself runs in. What is read of a unit (org.freedesktop.systemd1(5), 
     Restart          `always`, and down without having failed: somebody told it to stop
     Transient        made by systemd-run and the like: gone once it is down
     FreezerState     `frozen`: it runs, and gets no time
+    Type             `oneshot`: it does what it is there for while it counts as activating
+    Job              what systemd has yet to do about it
 """
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -29,12 +32,16 @@ from remediator.plan import ContainerState
 TIMEOUT_S: Final = 10.0
 """How long systemd may take to answer, and a service that was told to start to be seen starting, seconds."""
 
+RUNS_FOR_S: Final = 0.5
+"""For how long one life is seen after a start, seconds: a program that cannot be executed has failed by then, though
+systemd calls a simple service active before."""
+
 KILL_WAIT_S: Final = 5.0
 POLL_S: Final = 0.05
 
 _PROPERTIES: Final = (
     *("Id", "LoadState", "ActiveState", "SubState", "InvocationID", "ControlGroup", "Restart", "Transient"),
-    *("FreezerState", "Result"),
+    *("FreezerState", "Result", "Type", "Job"),
 )
 _UP: Final = frozenset({"active", "activating", "deactivating", "reloading", "refreshing"})
 _WITHOUT_PROCESSES: Final = frozenset({"auto-restart", "auto-restart-queued", "exited"})
@@ -73,12 +80,14 @@ class SystemdActuator:
             paused=shown["FreezerState"] == "frozen",
             vanishes=shown["Transient"] == "yes" or shown["LoadState"] == "not-found",
             left_down=shown["ActiveState"] == "inactive" and shown["Restart"] == "always",
+            starting=_starts(shown),
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
         """See `Actuator.stop`. After `grace_s` SIGKILL to all of its processes, whatever its own timeout and KillMode.
 
-        systemd restarts nothing that it was told to stop, whatever `Restart` says.
+        To those of the life that was to be stopped: one that somebody begins meanwhile is left alone. systemd
+        restarts nothing that it was told to stop, whatever `Restart` says.
         """
         self._check(handle)
         before = self._show(handle)
@@ -96,8 +105,7 @@ class SystemdActuator:
             if late_s >= KILL_WAIT_S:
                 raise ActuatorError(f"{handle} does not die")
             if late_s >= 0:
-                with suppress(ActuatorError):  # it ended meanwhile; or it is told above
-                    self._ask("kill", "--signal=SIGKILL", "--", handle)
+                self._kill(handle, group, life)
             time.sleep(POLL_S)
 
     def start(self, handle: str) -> None:
@@ -107,11 +115,47 @@ class SystemdActuator:
             return
         self._ask("start", "--no-block", "--", handle)
         deadline_s = time.monotonic() + TIMEOUT_S
-        while not _runs(shown := self._show(handle)):
-            if shown["ActiveState"] == "failed" or time.monotonic() >= deadline_s:
+        life, since_s = "", 0.0
+        while True:
+            shown, now_s = self._show(handle), time.monotonic()
+            if not _runs(shown):
+                life = ""
+            elif shown["InvocationID"] != life:
+                life, since_s = shown["InvocationID"], now_s
+            elif now_s - since_s >= RUNS_FOR_S:
+                return
+            is_over = (
+                shown["ActiveState"] not in _UP and not shown["Job"]
+            )  # what it was before its start is not counted
+            if is_over or now_s >= deadline_s:
                 state = f"{shown['ActiveState']}, {shown['Result']}"
                 raise ActuatorError(f"{handle} does not start ({state}): journalctl --unit={handle} says why")
             time.sleep(POLL_S)
+
+    def _kill(self, handle: str, group: Path | None, life: str) -> None:
+        """SIGKILL to the processes of one life, unless it is over.
+
+        Each is held by a descriptor before it is asked whose life this is: what is held then is of no later one.
+        """
+        with ExitStack() as stack:
+            held: dict[int, int] = {}
+            for pid in _processes(handle, group):
+                with suppress(ProcessLookupError):
+                    held[pid] = os.pidfd_open(pid)
+                    stack.callback(os.close, held[pid])
+            # A pid that ended before it was held may be somebody else's by now.
+            ours = _processes(handle, group)
+            if self._show(handle)["InvocationID"] not in ("", life):
+                return
+            for pid in ours & held.keys():
+                try:
+                    signal.pidfd_send_signal(held[pid], signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                except PermissionError:
+                    raise ActuatorError(
+                        f"process {pid} of {handle} may not be killed: run the executor as root"
+                    ) from None
 
     def _is_managed(self, handle: str) -> bool:
         """Whether its name was opted in. Nobody can opt in what the remediator itself runs in: it would stop itself."""
@@ -158,6 +202,11 @@ class SystemdActuator:
 
 def _runs(shown: dict[str, str]) -> bool:
     return shown["ActiveState"] in _UP and shown["SubState"] not in _WITHOUT_PROCESSES
+
+
+def _starts(shown: dict[str, str]) -> bool:
+    does_its_work = shown["Type"] == "oneshot" and shown["SubState"] == "start"
+    return shown["ActiveState"] == "activating" and _runs(shown) and not does_its_work
 
 
 def _group(told: str) -> Path | None:

@@ -10,11 +10,15 @@ import pytest
 from deploy import init
 from deploy.check import run_part
 from deploy.init import InitError, Site, files
+from exporter.settings import Settings as WatchSettings
 from gpuwarden.errors import GpuwardenError
+from remediator.opinion import Policy
+from remediator.settings import ExecuteSettings
 
 SITE = Site(
     host="box1", command="/usr/bin/gpuwarden", etc="/etc/gpuwarden", state="/var/lib/gpuwarden", run="/run/gpuwarden",
-    docker="none", exporter_port=1, remediator_port=2, prometheus_port=3, alertmanager_port=4,
+    docker="none", podman="none", systemd_unit="",
+    exporter_port=1, remediator_port=2, prometheus_port=3, alertmanager_port=4,
 )  # fmt: skip
 
 
@@ -81,6 +85,56 @@ def test_a_path_that_systemd_would_read_otherwise_is_refused(tmp_path: Path, pat
 def test_a_host_key_that_cannot_be_a_label_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GpuwardenError, match="host"):
         init.command([str(tmp_path), "--host", "a b"])
+
+
+@pytest.mark.parametrize(
+    ("options", "podman", "units"),
+    [
+        ([], "none", ()),
+        (
+            [
+                "--podman",
+                "unix:///run/p.sock",
+                "--systemd-unit",
+                "a@*.service,b.service",
+                "--systemd-unit=c[0-9].service",
+            ],
+            "unix:///run/p.sock",
+            ("a@*.service", "b.service", "c[0-9].service"),
+        ),
+    ],
+    ids=["by default", "told of Podman and services"],
+)
+def test_exporter_and_executor_read_the_settings_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], podman: str, units: tuple[str, ...]
+) -> None:
+    env = written(tmp_path, "--prometheus-port", "7777", *options)["gpuwarden/gpuwarden.env"]
+    for line in env.splitlines():
+        if line and not line.startswith("#"):
+            monkeypatch.setenv(*line.split("=", 1))
+
+    watches, acts = WatchSettings(), ExecuteSettings()
+
+    assert (watches.podman, watches.systemd_unit) == (podman, units)
+    assert (acts.podman, acts.systemd_unit) == (podman, units)
+    assert (acts.prometheus, acts.second_opinion) == (("http://127.0.0.1:7777",), Policy.HEED)
+
+
+@pytest.mark.parametrize(
+    ("unit", "says"), [("*", "names no services"), ("gpu", "names no services"), ("a.service,*.service", "no services")]
+)
+def test_a_pattern_that_names_every_service_or_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str, says: str
+) -> None:
+    with pytest.raises(SystemExit):
+        init.command([str(tmp_path), "--systemd-unit", unit])
+
+    assert says in capsys.readouterr().err
+
+
+def test_a_pattern_that_a_file_of_settings_would_read_otherwise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InitError, match=r"systemd-unit .* will not do"):
+        init.command([str(tmp_path), "--systemd-unit", r"a\x2d*.service"])
 
 
 @pytest.mark.needs_parts

@@ -327,6 +327,7 @@ class Host(Site):
             stages = [row.stage for row in connection.execute(mine)]
         assert (story.outcome, story.job_id, stages) == (Outcome.MENDED, job_id, ["done", "done"])
         assert {each.outcome for each in earlier} <= {Outcome.UNCONFIRMED}, "what was unknown was let go, and is over"
+        assert "saw prometheus" in self.acts(worker), "its own Prometheus was asked for a second opinion"
 
 
 @contextmanager

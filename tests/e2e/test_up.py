@@ -51,6 +51,29 @@ def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_pa
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
+def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Path) -> None:
+    podman = f"unix://{tmp_path}/podman.sock"
+    told = ("--podman", podman, "--systemd-unit", "gpu@*.service,other.service", "--systemd-unit", "third.service")
+    with up(tmp_path, free_ports(), "--host", "box1", *told) as run:
+        run.ready()
+
+        assert f"Podman        {podman}" in run.said()
+        assert "services      gpu@*.service, other.service, third.service" in run.said()
+        log = (run.data / "log" / "execute.log").read_text()
+        (ready,) = [json.loads(line) for line in log.splitlines() if "executor ready" in line]
+        assert ready["hands"] == ["podman", "systemd"]
+        looks = r'gpuwarden_collector_success\{collector="source_podman"\} 0.0'
+        eventually(lambda: re.search(looks, run.get("exporter", "/metrics")), "it looks for Podman")
+        assert run.stop() == 0
+
+
+def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
+    with up(tmp_path, free_ports(), "--systemd-unit", "*.service") as run:
+        assert run.process.wait(timeout=30) == 2
+
+    assert "'*.service' names no services: wanted are names as 'gpu-worker@*.service'" in run.said()
+
+
 def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:
     with up(tmp_path, free_ports()) as run:
         eventually((run.data / "parts.json").exists, "the first part is started", log=run.said)

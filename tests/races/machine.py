@@ -58,23 +58,29 @@ class Races(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        with ExitStack() as stack:  # nothing is left in place of a history that cannot be begun: it has no teardown
+            self._set_up(stack)
+            self._stack = stack.pop_all()
+
+    def _set_up(self, stack: ExitStack) -> None:
+        """Make the world; what it puts in place of something else `stack` takes back."""
         self.databases.empty()
         self.clocks = Clocks()
         self.world = World(self.clocks)
         self.points = Points(self._meanwhile)
         self.judge = self.judged_by(world=self.world, databases=self.databases, limits=LIMITS)
         self.sent: list[Alert] = []
-        processes, self._stack = Processes(), ExitStack()
+        processes = Processes()
         for module in ("remediator.execute", "remediator.queues.builtin"):
-            self._stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
-        self._stack.enter_context(patch("remediator.holder.cgroup", processes))
-        self._stack.enter_context(patch("remediator.execute.Holder", processes))
-        self._stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
+            stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
+        stack.enter_context(patch("remediator.holder.cgroup", processes))
+        stack.enter_context(patch("remediator.execute.Holder", processes))
+        stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
         for engine, told in (
             (self.databases.ledger, self.judge.promised),
             (self.databases.queue, self.judge.committed),
         ):
-            self._stack.callback(watch_commits(engine, self.points, told))
+            stack.callback(watch_commits(engine, self.points, told))
         self.store = JobStore(self.databases.queue)
         self.inbox = Ledger(self.databases.ledger)
         self.workers = Workers(self.world, self.store, self.judge, self.points)

@@ -9,6 +9,7 @@ A door is killed at any of its commits. Whatever comes of that, the rules of `Do
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from remediator.alert import Alert
+from remediator.answers import AnswerError
 from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
@@ -116,7 +118,7 @@ class Alertmanager:
     async def listed(self, url: str, _receiver: str) -> bytes:
         """What `GET /api/v2/alerts` answers."""
         if not self.answers:
-            raise httpx.ConnectError(f"played: {url} does not answer")
+            raise AnswerError(f"played: {url} does not answer")
         return json.dumps([{**each, "status": {"state": "active"}} for each in self.active.values()]).encode()
 
 
@@ -285,11 +287,11 @@ class Notifications(Races):
     token_file: ClassVar[Path]
     alone: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stack.enter_context(patch("remediator.app.time", fake_time(self.clocks)))
-        self._stack.enter_context(patch("remediator.reconcile.REST_S", 0.0))
-        self._stack.enter_context(patch("remediator.reconcile._ask", self._ask))
+    def _set_up(self, stack: ExitStack) -> None:
+        super()._set_up(stack)
+        stack.enter_context(patch("remediator.app.time", fake_time(self.clocks)))
+        stack.enter_context(patch("remediator.reconcile.REST_S", 0.0))
+        stack.enter_context(patch("remediator.reconcile._ask", self._ask))
         self._ending = False
         if self.alone:
             for remediator in self.remediators.values():

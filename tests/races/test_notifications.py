@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from deploy.postgres import Postgres
+from gpuwarden import database
+from gpuwarden.database import DatabaseClock
+from remediator import app, execute, reconcile
 from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import BrokenError, totals
@@ -84,6 +87,27 @@ def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, token_fi
 
     happened = totals(machine.seen)
     assert [what for what in ("accepted", "tied", "stop", "start") if not happened.get(what)] == []
+
+
+def test_a_history_that_cannot_be_begun_leaves_nothing_in_place_of_what_others_use(
+    sqlite: Databases, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = in_place()
+    machine = machine_on(sqlite, token_file, ends=False)
+    begun = machine()
+    assert not any(now is was for now, was in zip(in_place(), before, strict=True)), "the control"
+    begun.teardown()
+    monkeypatch.setattr(machine, "_door", lambda *_: pytest.fail("played: no door can be made"))
+
+    with pytest.raises(pytest.fail.Exception, match="played"):
+        machine()
+
+    assert in_place() == before
+
+
+def in_place() -> list[object]:
+    its = [vars(app)["time"], vars(execute)["time"], reconcile._ask]
+    return [*its, DatabaseClock.now, database.straight]
 
 
 @pytest.mark.parametrize("bug", MUTANTS)

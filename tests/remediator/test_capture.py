@@ -397,8 +397,31 @@ def test_of_long_lines_so_many_bytes_are_kept_as_may_be_and_no_byte_of_them_is_r
 
     (kept,) = logs(log_file=str(log)).document["logs"]
 
-    assert sum(map(len, kept["lines"])) < bystander.LOG_MAX_BYTES + 100
-    assert kept["lines"][1:] == ["\\x00\\xff\x1b[2J", "last"]
+    assert kept["lines"] == ["\\x00\\xff\x1b[2J", "last"]
+    assert kept["cut_bytes"] > 0
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_of_a_last_line_that_is_longer_than_that_the_end_is_kept_and_told_to_be_one(tmp_path: Path, end: str) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text(f"before\n{'x' * 5 * 2**20}last{end}", encoding="ascii")
+
+    document = logs(log_file=str(log)).document
+
+    ((line,),) = [each["lines"] for each in document["logs"]]
+    assert (len(line + end), line[-6:]) == (bystander.LOG_MAX_BYTES, "xxlast")
+    assert f"the last line of {log} is longer than 16384 bytes: its end is kept" in document["notes"]
+
+
+@pytest.mark.parametrize(("length", "lines"), [(16378, ["x" * 16378, "last"]), (16379, ["last"])])
+def test_a_line_is_kept_whole_or_not_at_all(tmp_path: Path, length: int, lines: list[str]) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text(f"before\n{'x' * length}\nlast\n", encoding="ascii")
+
+    document = logs(log_file=str(log)).document
+
+    assert [each["lines"] for each in document["logs"]] == [lines]
+    assert not any("last" in note for note in document["notes"])
 
 
 def test_a_jobs_own_log_is_read_rather_than_its_workers(tmp_path: Path) -> None:

@@ -5,22 +5,26 @@ nothing at all does not keep it from ending.
 """
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from deploy.postgres import Postgres
+from deploy.postgres import NoPostgres, Postgres
+from deploy.postgres import postgres as postgres_server
+from remediator.ledger import Ledger
 from remediator.serving import END_S
-from tests.e2e.faulty import small_disk
+from tests.e2e.faulty import Disk, small_disk
 from tests.remediator.alertmanager import alertmanager, tell
 from tests.remediator.builders import HOST, LABELS, payload, sent
-from tests.remediator.test_app import ALERTS, TOKEN, Served, serving, shared
+from tests.remediator.test_app import ALERTS, TOKEN, Served, served_here, serving, shared
 from tests.waiting import eventually
 
 __all__ = ["shared"]
@@ -94,6 +98,55 @@ def test_on_a_full_disk_it_says_503_and_why_it_is_not_ready_and_with_room_again_
         assert served.kept() == kept + 1
         eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
         assert process.poll() is None
+
+
+@pytest.fixture
+def on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Postgres, Disk]]:
+    """A PostgreSQL that keeps all it has on a disk of its own, which it shares with nobody."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-disk-"))  # where its user may go
+    try:
+        with small_disk(folder / "disk", size="96m") as disk:
+            folder.chmod(0o711)
+            disk.at.chmod(0o711)
+            monkeypatch.setattr(tempfile, "tempdir", str(disk.at))
+            with postgres_server(tmp_path / "postgres") as found:
+                monkeypatch.undo()
+                if isinstance(found, NoPostgres):
+                    pytest.skip(found.because)
+                yield found, disk
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")
+def test_on_postgresqls_own_full_disk_it_says_503_and_with_room_again_all_that_is_sent_again_is_there(
+    on_small_disk: tuple[Postgres, Disk], ledger_file: Path
+) -> None:
+    server, disk = on_small_disk
+    server.create("ledger")
+    calls = [payload(*(sent(f"{call}-{each}", worker=f"w{call}-{each}") for each in range(20))) for call in range(20)]
+    with (
+        closing(Ledger.open(server.url("ledger"), host=HOST)) as ledger,
+        served_here(ledger, ledger_file) as served,
+    ):
+        assert served.post(payload(sent("before", worker="before"))).status_code == 202
+        disk.fill()
+
+        # What its tables have had room for before, they may still take.
+        answers = [served.post(call) for call in calls]
+
+        assert (answers[-1].status_code, answers[-1].json()) == UNAVAILABLE
+        assert {answer.status_code for answer in answers} <= {202, 503}
+        accepted = [number for number, answer in enumerate(answers) if answer.status_code == 202]
+        assert served.count("alerts_total", outcome="accepted", reason="") == 1 + 20 * len(accepted)
+        assert served.asked("healthy") == (200, "healthy\n")
+
+        disk.free()
+        assert {served.post(call).status_code for number, call in enumerate(calls) if number not in accepted} == {202}
+        wanted = ["before", *(f"w{call}-{each}" for call in range(20) for each in range(20))]
+        assert taken(served) == sorted(wanted)
+        assert "No space left on device" in (ledger_file.parent / "postgres" / "postgres.log").read_text()
 
 
 # --- a database that has gone silent

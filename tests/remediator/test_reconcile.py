@@ -251,7 +251,7 @@ USELESS: dict[str, tuple[tuple[int, bytes], str]] = {
     "no text": ((200, b"\xff\xfe\xfd"), "codec can't decode"),
     "another API": ((200, b'{"data": []}'), "Alertmanager's list of alerts was wanted"),
     "too deep": ((200, b"[" * 100_000), "recursion"),
-    "too much": ((200, b" " * 2000), "it has more than 1000 bytes of alerts"),
+    "too much": ((200, b" " * 2000), "its answer is larger than 1000 bytes"),
 }
 
 

@@ -1497,6 +1497,8 @@ def test_what_cannot_be_killed_gives_its_job_back_at_the_bound_and_is_closed_as_
     assert closes == Close(outcome=Outcome.PARTLY, because="free abandoned, settle done")
 
 
+COMING_UP = container(incarnation=REBORN, starting=True)
+
 BACK_UP: dict[str, tuple[Facts, Step]] = {
     "it does not start before its job is settled": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=None, job_known=False, container=stopped(), unknown="locked"),
@@ -1569,6 +1571,18 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
     "the executor was killed before the start, and comes back late: it starts it": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(), free_for_s=600),
         Start(because="it does not run yet"),
+    ),
+    "its engine still waits for it to come up": (
+        facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=COMING_UP, runs_for_s=9.0, free_for_s=119.0),
+        Wait(reason="starting", because="c1 was started, and is not up yet"),
+    ),
+    "its engine waits for ever for it to come up": (
+        facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=COMING_UP, runs_for_s=9.0, free_for_s=120.0),
+        Advance(
+            kind=Kind.FREE,
+            stage=Stage.ABANDONED,
+            because="c1 was started, and its start does not come to an end: a person must look",
+        ),
     ),
     "it does not start, try after try": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=120),

@@ -10,6 +10,7 @@ import pytest
 from deploy.private_systemd import NoSystemd, Systemd, private_systemd
 from gpuwarden import cgroup
 from remediator.actuators import ActuatorError
+from remediator.actuators import systemd as module
 from remediator.actuators.systemd import SystemdActuator
 from remediator.plan import ContainerState
 from tests.waiting import eventually
@@ -104,6 +105,59 @@ def test_what_kill_mode_spares_is_killed_after_the_grace(systemd: Systemd) -> No
     assert not any(Path(f"/proc/{pid}").exists() for pid in up.pids)
 
 
+STUBBORN = f"{UNIT}TimeoutStopSec=infinity\nExecStart=/bin/sh -c 'trap true TERM; while :; do sleep 0.1; done'\n"
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize("looks", [2, 3, 4])
+def test_a_life_that_somebody_begins_during_the_kill_is_left_alone(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    systemd.write("stubborn.service", STUBBORN)
+    hands = actuator(systemd)
+    hands.start("stubborn.service")
+    before = look(hands, "stubborn.service")
+    seen: list[str] = []
+
+    def show(handle: str) -> dict[str, str]:
+        """After so many looks somebody has ended it, and begun it again."""
+        shown = SystemdActuator._show(hands, handle)
+        seen.append(shown["InvocationID"])
+        if len(seen) == looks:
+            systemctl(systemd, "kill", "--signal=SIGKILL", handle)
+            systemctl(systemd, "stop", handle)
+            systemctl(systemd, "start", handle)
+        return shown
+
+    with monkeypatch.context() as raced:
+        raced.setattr(hands, "_show", show)
+        hands.stop("stubborn.service", grace_s=0.0)
+
+    after = look(hands, "stubborn.service")
+    assert len(seen) > looks
+    assert (after.running, after.incarnation != before.incarnation) == (True, True)
+    hands.stop("stubborn.service", grace_s=0.0)
+    assert not look(hands, "stubborn.service").running, "the control"
+
+
+@pytest.mark.needs_systemd
+def test_who_may_not_kill_says_so(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd.write("stubborn.service", STUBBORN)
+    hands = actuator(systemd)
+    hands.start("stubborn.service")
+
+    def refused(*_: int) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as no_root:  # which is what may ask this systemd
+        no_root.setattr("signal.pidfd_send_signal", refused)
+        with pytest.raises(ActuatorError, match=r"of stubborn\.service may not be killed: run the executor as root"):
+            hands.stop("stubborn.service", grace_s=0.0)
+
+    assert look(hands, "stubborn.service").running
+    hands.stop("stubborn.service", grace_s=0.0)
+
+
 @pytest.mark.needs_systemd
 @pytest.mark.parametrize(("restart", "left_down"), [("always", True), ("on-failure", False), ("no", False)])
 def test_what_systemd_restarts_whenever_it_ends_is_left_down_once_it_was_told_to_stop(
@@ -148,6 +202,54 @@ def test_a_service_that_systemd_does_not_start_any_more_is_an_error_that_says_wh
         ActuatorError, match=r"broken.service does not start \(failed, .*journalctl --unit=broken.service"
     ):
         actuator(systemd).start("broken.service")
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize(
+    ("start", "state"),
+    [("ExecStart=/bin/sh -c 'sleep 0.2; exit 3'", "failed, exit-code"), ("ExecStart=/bin/true", "inactive, success")],
+    ids=["it fails once it counts as active", "it has ended well"],
+)
+def test_what_ends_a_moment_after_its_start_is_not_told_to_have_started(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, start: str, state: str
+) -> None:
+    monkeypatch.setattr(module, "RUNS_FOR_S", 5.0)
+    systemd.write("brief.service", f"{UNIT}{start}\n")
+
+    with pytest.raises(ActuatorError, match=rf"brief\.service does not start \({state}\): journalctl"):
+        actuator(systemd).start("brief.service")
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize(("kind", "starting"), [("notify", True), ("oneshot", False), ("simple", False)])
+def test_what_systemd_waits_for_still_is_starting(systemd: Systemd, kind: str, *, starting: bool) -> None:
+    systemd.write("slow.service", f"{PATIENT}Type={kind}\nTimeoutStartSec=infinity\n")
+    hands = actuator(systemd)
+
+    hands.start("slow.service")
+
+    found = look(hands, "slow.service")
+    assert (found.running, found.starting) == (True, starting)
+    hands.stop("slow.service", grace_s=5.0)
+
+
+@pytest.mark.needs_systemd
+def test_what_failed_before_it_was_started_does_not_count_against_its_start(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd.write(
+        "late.service", f"{UNIT}ExecStartPre=/bin/sh -c 'sleep 0.3; test -e /run/may'\nExecStart=/bin/sleep 9\n"
+    )
+    hands = actuator(systemd)
+    with monkeypatch.context() as patient:
+        patient.setattr(module, "RUNS_FOR_S", 5.0)
+        with pytest.raises(ActuatorError, match=r"does not start \(failed, exit-code\)"):
+            hands.start("late.service")
+    (systemd.root / "run/may").touch()
+
+    hands.start("late.service")
+
+    assert look(hands, "late.service").running
 
 
 @pytest.mark.needs_systemd
