@@ -51,6 +51,7 @@ def serve(settings: ServeSettings) -> None:
             alerts_max=settings.alerts_max,
             alertmanagers=settings.alertmanager,
             queue=queue,
+            node_lost_after_s=settings.node_lost_after_s,
         )
         server = _Server(
             uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **encrypted)
