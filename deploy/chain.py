@@ -89,6 +89,7 @@ class Plan:
     storm_targets: int = 3
     capture_s: float = 5.0
     storm_frees: int = 6
+    node_lost_after_s: float = 180.0
     database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
     rules: Sequence[Path] = field(default_factory=shipped.rules)
@@ -200,6 +201,7 @@ class Chain:
                 *_gpuwarden("remediator", "serve", "--dir", str(self.directory), "--ledger", self.ledger_url),
                 *("--token-file", str(self.token_file), "--queue", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
+                *("--node-lost-after-s", str(self.plan.node_lost_after_s)),
             ],
         )
 
@@ -221,6 +223,7 @@ class Chain:
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
             *("--capture-s", str(plan.capture_s)),
+            *("--node-lost-after-s", str(plan.node_lost_after_s)),
             *("--storm-frees", str(plan.storm_frees), "--alertmanager", self.alertmanager_url),
             "--armed" if armed else "--no-armed",
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),

@@ -108,6 +108,7 @@ def stage(
     storm_targets: int = 1000,
     capture_s: float = 20.0,
     storm_frees: int = 1000,
+    node_lost_after_s: float = 180.0,
     dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
     unmanaged: Sequence[str] = (),
@@ -133,6 +134,7 @@ def stage(
         storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
         capture_s: how long a look at what is about to be stopped may take, seconds; a slow machine needs longer.
         storm_frees: and more frees within an hour than this.
+        node_lost_after_s: when a host of which nobody has heard is lost, seconds.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
         unmanaged: workers whose containers or services do not opt in.
@@ -168,6 +170,7 @@ def stage(
             capture_s=capture_s,
             storm_frees=storm_frees,
             dead_after_s=dead_after_s,
+            node_lost_after_s=node_lost_after_s,
             database=None if database is None else database.url,
         )
         chain = Chain(plan)

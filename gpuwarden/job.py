@@ -300,13 +300,14 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt, or a server; told apart in logs, metrics and the ledger (A18)."""
+    """Which condition ended an attempt or a server, or has a host's jobs held; told apart in logs and ledger (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"
     HEALTH = "health"
     DEAD_WORKER = "dead_worker"
     SERVER = "server"
+    NODE_LOST = "node_lost"
 
     @property
     def exit_code(self) -> int:

@@ -176,6 +176,21 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
+    """What was lost with its host cannot be reached: that it was cancelled is no word of its process (D7)."""
+    lost = list(store.newest(states=frozenset({State.NODE_LOST})))
+    code = _cancel_them(store, arguments)
+    stands = store.states_of(job.job_id for job in lost)
+    for job in lost:
+        if stands[job.job_id] is State.CANCELLED:
+            print(
+                f"gpuwarden job: job {job.job_id} is lost with host {plain(job.host or '')}: its process may run "
+                "still, and stops within a second of the queue being heard of there again",
+                file=sys.stderr,
+            )
+    return code
+
+
+def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
     because = _told("cancelled", arguments.because)
     if arguments.run is not None:
         ids = store.cancel_run(arguments.run, because=because, now=store.now())

@@ -49,7 +49,7 @@ class Admits(Protocol):
 
     @property
     def subject(self) -> Subject:
-        """A worker, or a server."""
+        """A worker, a server, or a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +130,11 @@ def is_beat(alert: Alert) -> bool:
 
 
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
-    """What an admitted alert is about, and its name: the worker it names, and where it names none the container."""
-    worker = labels.get("worker")
-    return (Subject.WORKER, worker) if worker else (Subject.SERVER, labels.get("container", ""))
+    """What an admitted alert is about, and its name: the worker it names, else the container, else the host."""
+    for kind, label in ((Subject.WORKER, "worker"), (Subject.SERVER, "container")):
+        if name := labels.get(label):
+            return kind, name
+    return Subject.HOST, labels.get("host", "")
 
 
 def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits]) -> Refusal | None:
@@ -161,6 +163,8 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
         )
     elif remedies[remedy].subject is Subject.SERVER:
         return _admit_server(alert, remedy)
+    elif remedies[remedy].subject is Subject.HOST:
+        return _admit_host(alert, remedy)
     elif not is_text(labels.get("worker", "")):
         because = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
         reason = "no_worker"
@@ -182,6 +186,15 @@ def _admit_server(alert: Alert, remedy: str) -> Refusal | None:
     else:
         return None
     return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
+    """A host is told from what lives on it by the labels that are missing."""
+    labels = alert.labels
+    if not labels.get("worker") and not labels.get("container"):
+        return None
+    because = f"remedy {remedy} is for a whole host, and the alert names a worker or a container on it"
+    return Refusal(reason="no_host_alone", because=because, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _one(found: Any) -> Alert | str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
@@ -26,6 +26,7 @@ from remediator.credentials import Credentials
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
 from remediator.ledger_metrics import SERIES, LedgerCollector
+from remediator.plan import Limits
 from remediator.readiness import Readiness
 from remediator.reconcile import Reconciler
 from remediator.watchdog import Watchdog
@@ -48,6 +49,7 @@ def create_app(
     alerts_max: int = alerts.ALERTS_MAX,
     alertmanagers: Sequence[str] = (),
     queue: Collector | None = None,
+    node_lost_after_s: float = Limits.node_lost_after_s,
 ) -> FastAPI:
     """The application.
 
@@ -59,6 +61,7 @@ def create_app(
         alerts_max: bodies with more alerts are refused with 413 too.
         alertmanagers: the Alertmanagers that are asked for the alerts that a call left out.
         queue: the queue's numbers, where it is to be told of too.
+        node_lost_after_s: what the rule about silent hosts is told, seconds.
     """
     registry = _registry(ledger, host, queue)
     rejected = Counter(
@@ -69,6 +72,8 @@ def create_app(
     )
     for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
+    lost_after = "gpuwarden_remediator_node_lost_after_seconds"
+    Gauge(lost_after, SERIES[lost_after].meaning, registry=registry).set(node_lost_after_s)
     inbox = Inbox(ledger, host=host)
     watchdog = Watchdog()
     registry.register(watchdog)

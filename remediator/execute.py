@@ -2,7 +2,8 @@
 
 One per host, in a process of its own, under a lock. It holds nothing in memory that matters but its patience: killed
 anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also settles what another
-host's executor has fenced and left, once that one has shown no life for the bound.
+host's executor has fenced and left, once that one has shown no life for the bound, and holds the jobs of a host that
+is lost.
 """
 
 import os
@@ -33,6 +34,7 @@ from remediator.plan import (
     ContainerState,
     Episode,
     Facts,
+    HostFacts,
     Intent,
     JobFacts,
     Kind,
@@ -84,6 +86,12 @@ OPINION_S: Final = 15.0
 CLOCK_STEP_S: Final = 3600.0
 CLOCK_BELIEVED_S: Final = 600.0
 """A clock that was set, or that was just come upon, makes nothing old before it has gone on for so long, seconds."""
+
+ALIVE_S: Final = 15.0
+"""A host whose executor gave its newest sign of life within this time shows life, seconds; one is given each second."""
+
+_LOSE: Final = "lose"
+"""What the account calls it that a host's jobs are taken for lost."""
 
 _HELD: Final = frozenset(
     {"approval", "brake", "declined", "dry_run", "maintenance", "paused", "silenced", "silences_unknown", "warned"}
@@ -202,6 +210,7 @@ class Executor:
         self._waits: dict[int, str] = {}
         self._watches: dict[int, _Watch] = {}
         self._signs: dict[str, tuple[float, float]] = {}
+        self._heard_s: dict[str, float] = {}
         self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
         self._workers: int | None = None
@@ -297,12 +306,13 @@ class Executor:
         self._collect()
         while self._ledger.take_new(self._host, now=self._ledger.now()):
             pass
-        episodes = self._ledger.open_episodes(self._host)
+        episodes = [each for each in self._ledger.open_episodes(self._host) if each.subject is not Subject.HOST]
         left = self._ledger.unsettled_elsewhere(self._host) if self._ledger.shared else []
-        if left:
+        silent = self._ledger.silent_hosts()
+        if self._ledger.shared:
             self._see_executors(time.monotonic())
         self._keep_fences(episodes, left)
-        known = {each.episode_id for each in (*episodes, *left)}
+        known = {each.episode_id for each in (*episodes, *left, *silent)}
         for closed in (set(self._waits) | set(self._watches)) - known:
             self._waits.pop(closed, None)
             self._watches.pop(closed, None)
@@ -312,12 +322,23 @@ class Executor:
         for episode in left:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
+        accused = sum(each.firing for each in silent)
+        for episode in silent:
+            if episode.episode_id not in self._at_work:
+                self._at_work[episode.episode_id] = pool.submit(self._look_for, episode, accused)
 
     def _see_executors(self, now_s: float) -> None:
         """Since when each host's executor has shown the same sign of life, by our own clock and not by theirs."""
         for host, beat_at in self._ledger.executors().items():
-            if self._signs.get(host, (None, 0.0))[0] != beat_at:
+            before = self._signs.get(host)
+            if before is None or before[0] != beat_at:
                 self._signs[host] = (beat_at, now_s)
+            if before is not None and before[0] != beat_at:  # the first that is seen of it may be old
+                self._heard_s[host] = now_s
+
+    def _shows_life(self, host: str, now_s: float) -> bool:
+        """Whether a host's executor, or we ourselves, gave a sign of life while we looked on, and lately."""
+        return host == self._host or now_s - self._heard_s.get(host, -ALIVE_S) < ALIVE_S
 
     def _keep_fences(self, ours: list[Episode], left: list[Episode]) -> None:
         """While somebody is about to settle a fenced job, no sweep of the queue gives it away.
@@ -604,7 +625,65 @@ class Executor:
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
-    def _wait(self, episode: Episode, step: plan.Wait) -> None:
+    def _look_for(self, episode: Episode, accused: int) -> None:
+        """Decide about a host that is said to be silent, as every host's executor does. Only its jobs are moved."""
+        read_at_s = clock.boottime_s()
+        try:
+            facts = self._facts_of_host(episode, accused)
+            step = self._held_for_host(facts, REMEDIES[episode.remedy].decide(facts))
+            if isinstance(step, plan.Wait):
+                self._wait(episode, step, once=True)
+            elif clock.boottime_s() - read_at_s <= FACTS_S:
+                self._waits[episode.episode_id] = ""
+                if isinstance(step, plan.Lose | plan.Return):
+                    self._move_jobs(episode, step)
+                else:
+                    self._perform(episode, step)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
+
+    def _held_for_host(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that an order or a silence puts before it; what is given back is not held."""
+        if not isinstance(step, plan.Lose):
+            return step
+        safeguards, now = self._pace.safeguards, self._ledger.now()
+        wanted = safety.wish(facts.episode, step)
+        orders, recent = self._ledger.standing(wanted, safeguards, now=now)
+        held = safety.may_hold(wanted, orders, recent, now=now)
+        if held is None and self._hands.silences is not None:
+            heard = self._hands.silences.of(facts.episode.fingerprints)
+            held = safety.heed(heard.silences, heard.unknown, safeguards)
+        return held or step
+
+    def _facts_of_host(self, episode: Episode, accused: int) -> Facts:
+        """A host acts for another where both are armed for it: whoever disarmed either wants nothing moved."""
+        orders, queue, unknown, host = self._ledger.orders(), self._hands.queue, "", None
+        now_s = time.monotonic()
+        try:
+            host = HostFacts(
+                jobs=queue.jobs_on(episode.host, now=queue.now()),
+                shows_life=self._shows_life(episode.host, now_s),
+                silent_for_s=self._silent_s(episode.host, now_s),
+                accused=accused,
+                alive=sum(self._shows_life(each, now_s) for each in {*self._heard_s, self._host}),
+                taken=self._ledger.has_decided(episode.episode_id, _LOSE),
+            )
+        except GpuwardenError as error:
+            unknown = str(error)
+        return Facts(
+            armed=all(orders.armed(host=each, remedy=episode.remedy) for each in (self._host, episode.host)),
+            limits=self._pace.limits,
+            episode=episode,
+            evidence=None,
+            container=None,
+            container_known=False,
+            job=None,
+            job_known=host is not None,
+            host=host,
+            unknown=unknown,
+        )
+
+    def _wait(self, episode: Episode, step: plan.Wait, *, once: bool = False) -> None:
         """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation.
 
         What is only promised and held, by whatever it is, loses none of the patience with its confirmation by that.
@@ -615,7 +694,7 @@ class Executor:
         if self._waits.get(episode.episode_id) != told:
             self._waits[episode.episode_id] = told
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
-            self._ledger.wait(episode.episode_id, step, now=self._ledger.now())
+            self._ledger.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
 
     # --- facts
 
@@ -766,8 +845,8 @@ class Executor:
                 self._free(episode, step)
             case plan.Quarantine(because=because):
                 self._quarantine(episode, because)
-            case plan.Wait():
-                raise AssertionError("a wait is not performed")
+            case plan.Wait() | plan.Lose() | plan.Return():
+                raise AssertionError("it is not performed here")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
         safeguards = self._safeguards(episode.remedy)
@@ -865,6 +944,21 @@ class Executor:
         queue.quarantine(gpus, host=self._host, worker=slot, because=because, now=queue.now())
         log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
         self._advance(episode, intent, intent.stage, "quarantine", because, data={"quarantined": True})
+
+    def _move_jobs(self, episode: Episode, step: plan.Lose | plan.Return) -> None:
+        """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
+        losing, queue = isinstance(step, plan.Lose), self._hands.queue
+        name, move = (_LOSE, queue.lose) if losing else ("return", queue.find)
+        if not self._ledger.announce(
+            episode.episode_id, name, step.because, now=self._ledger.now(), for_s=SETTLE_HELD_S
+        ):
+            return  # another host is at it
+        for job in step.jobs:
+            if move(job.job_id, attempt=job.attempt, now=queue.now()):
+                because = f"job {job.job_id}, attempt {job.attempt}, of {episode.host}"
+                self._ledger.record(episode.episode_id, "did", name, because, now=self._ledger.now())
+                if losing:
+                    log.error("node lost: a person must look", host=episode.host, job_id=job.job_id)
 
     def _act_s(self, kind: Kind) -> float:
         """For how long an intent is held while something is done for it, seconds.

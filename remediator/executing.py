@@ -109,6 +109,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
             free_bound_s=settings.free_bound_s,
             retries_max=settings.retries_max,
             avoid_s=settings.avoid_s,
+            node_lost_after_s=settings.node_lost_after_s,
         ),
         safeguards=Safeguards(
             cooldown_s=settings.cooldown_s,

@@ -277,14 +277,16 @@ class Ledger:
         """
         tally = Tally()
         with writing(self._engine) as connection:
-            new = select(ALERTS).where(ALERTS.c.state == "new", ALERTS.c.host == host).order_by(ALERTS.c.alert_id)
+            # Of no host are those about a host that is silent: whoever comes first takes them up.
+            its = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))
+            new = select(ALERTS).where(ALERTS.c.state == "new", its).order_by(ALERTS.c.alert_id)
             rows = connection.execute(new.limit(TAKE_MAX).with_for_update(skip_locked=True)).all()
             for row in rows:
                 episode_id = _open_episode_of(connection, row.labels)
-                if row.firing and episode_id is not None:
-                    tally.duplicate(host)
-                elif row.firing:
+                if row.firing and episode_id is None:
                     episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
+                elif row.firing:
+                    tally.duplicate(host)
                 state = "idle" if episode_id is None else "linked"
                 connection.execute(
                     update(ALERTS)
@@ -322,6 +324,13 @@ class Ledger:
         found = select(EPISODES).where(EPISODES.c.episode_id.in_(select(INTENTS.c.episode_id).where(owed)))
         with reading(self._engine) as connection:
             return [_episode(connection, row) for row in connection.execute(found.order_by(EPISODES.c.episode_id))]
+
+    def silent_hosts(self) -> list[Episode]:
+        """The open episodes about hosts that are said to be silent, whoever's, oldest first."""
+        its = EPISODES.c.closed_at.is_(None), EPISODES.c.subject == Subject.HOST
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id)).all()
+            return [_episode(connection, row) for row in rows]
 
     def episode(self, episode_id: int) -> Episode | None:
         """One open episode; `None` once it is closed."""
@@ -579,13 +588,45 @@ class Ledger:
             self._write(connection, episode_id, act, step, because, now, tally)
             tally.keep(connection)
 
-    def wait(self, episode_id: int, step: Wait, *, now: float) -> None:
-        """What an episode waits for; where a person is asked, also about which incarnation."""
+    def announce(self, episode_id: int, step: str, because: str, *, now: float, for_s: float) -> bool:
+        """Write ahead what is to be done for an episode that any host may work on, as whoever comes first.
+
+        False, and nothing is written, where another host announced the same within `for_s` seconds, or it is closed.
+        """
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            this = and_(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
+            if connection.scalar(select(EPISODES.c.episode_id).where(this).with_for_update()) is None:
+                return False
+            theirs = and_(
+                JOURNAL.c.episode_id == episode_id,
+                JOURNAL.c.act == "decided",
+                JOURNAL.c.step == step,
+                JOURNAL.c.host != self._host,
+                JOURNAL.c.at > now - for_s,
+            )
+            if connection.scalar(select(JOURNAL.c.entry_id).where(theirs).limit(1)) is not None:
+                return False
+            self._write(connection, episode_id, "decided", step, because, now)
+            return True
+
+    def has_decided(self, episode_id: int, step: str) -> bool:
+        """Whether an episode's account has that something was to be done."""
+        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == "decided", JOURNAL.c.step == step
+        with reading(self._engine) as connection:
+            return connection.scalar(select(JOURNAL.c.entry_id).where(*its).limit(1)) is not None
+
+    def wait(self, episode_id: int, step: Wait, *, now: float, once: bool = False) -> None:
+        """What an episode waits for; where a person is asked, also about which incarnation.
+
+        With `once` nothing is told where it waits for that already: each of the hosts that look at it would tell it.
+        """
         with writing(self._engine) as connection:
             if step.asks is not None:
                 its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
                 connection.execute(its.values(asked=step.asks))
-            self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.because, now)
+            if not (once and _waits_for(connection, episode_id) == step.reason):
+                self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.because, now)
 
     def would_act(self, episode_id: int, because: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
@@ -939,9 +980,19 @@ def _frees(connection: Connection, *, since: float) -> Sequence[Row[Any]]:
     return connection.execute(found.order_by(INTENTS.c.entered_at)).all()
 
 
+_TOLD: Final = and_(JOURNAL.c.act != "ordered", not_(JOURNAL.c.step.startswith("alert ")))
+"""The lines of an account that are neither an alert nor an order."""
+
+
+def _waits_for(connection: Connection, episode_id: int) -> str:
+    """What an episode waits for by its account; "" while it is at work."""
+    its = select(JOURNAL.c.step).where(JOURNAL.c.episode_id == episode_id, _TOLD)
+    newest = connection.scalar(its.order_by(JOURNAL.c.entry_id.desc()).limit(1)) or ""
+    return newest.removeprefix("wait: ") if newest.startswith("wait: ") else ""
+
+
 def _held(connection: Connection, host: str | None) -> list[Held]:
-    told = and_(JOURNAL.c.act != "ordered", not_(JOURNAL.c.step.startswith("alert ")))
-    newest = select(func.max(JOURNAL.c.entry_id)).where(JOURNAL.c.episode_id == EPISODES.c.episode_id, told)
+    newest = select(func.max(JOURNAL.c.entry_id)).where(JOURNAL.c.episode_id == EPISODES.c.episode_id, _TOLD)
     found = (
         select(EPISODES, JOURNAL.c.at, JOURNAL.c.step, JOURNAL.c.because.label("said"))
         .outerjoin(JOURNAL, JOURNAL.c.entry_id == newest.correlate(EPISODES).scalar_subquery())
@@ -970,7 +1021,7 @@ def _held(connection: Connection, host: str | None) -> list[Held]:
 def _row(alert: Alert, now: float) -> dict[str, Any]:
     return {
         "received_at": now,
-        "host": alert.labels["host"],
+        "host": None if subject(alert.labels)[0] is Subject.HOST else alert.labels["host"],
         "fingerprint": alert.fingerprint,
         "firing": alert.firing,
         "labels": dict(alert.labels),
@@ -991,9 +1042,10 @@ def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int |
 
 
 def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_at: float, now: float) -> int | None:
+    """The episode that is opened, or that another host has opened at this moment."""
     kind, name = subject(labels)
     opened: int | None = connection.scalar(
-        insert(EPISODES)
+        upsert(connection, EPISODES)
         .values(
             remedy=labels["remedy"],
             trip=labels["trip"],
@@ -1005,9 +1057,10 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_
             opened_at=now,
             would_act=False,
         )
+        .on_conflict_do_nothing()
         .returning(EPISODES.c.episode_id)
     )
-    return opened
+    return opened if opened is not None else _open_episode_of(connection, labels)
 
 
 def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:

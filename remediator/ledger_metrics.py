@@ -153,6 +153,13 @@ SERIES: Final[Mapping[str, Series]] = {
         meaning="Unexpected errors in the executor since it started.",
         absent=_NO_EXECUTOR,
     ),
+    "gpuwarden_remediator_node_lost_after_seconds": Series(
+        kind="gauge",
+        labels=(),
+        unit="seconds",
+        meaning="For how long nobody has heard of a host that is taken for lost: the setting node_lost_after_s.",
+        absent="never",
+    ),
     "gpuwarden_remediator_watchdog_timestamp_seconds": Series(
         kind="gauge",
         labels=(),

@@ -14,10 +14,14 @@ from gpuwarden.job import State, Trip
 
 
 class Subject(StrEnum):
-    """What an episode is about: a worker, with the job it runs, or a container that is a server and has no job."""
+    """What an episode is about: a worker, with the job it runs, a container that is a server and has no job, or a host.
+
+    A host that is silent is nobody's own: whoever shares its ledger works on such an episode.
+    """
 
     WORKER = "worker"
     SERVER = "server"
+    HOST = "host"
 
 
 class Kind(StrEnum):
@@ -88,8 +92,8 @@ class Episode:
     Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by;
     `fingerprints` are what Alertmanager knows them by.
     `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server the
-    container's name and the container's incarnation. `rules` are the names of the rules that accused it, also of those
-    whose alert has ended since.
+    container's name and the container's incarnation, of a host its key and none. `rules` are the names of the rules
+    that accused it, also of those whose alert has ended since.
     """
 
     episode_id: int
@@ -151,6 +155,38 @@ class JobFacts:
     retried: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldJob:
+    """One job that a host has, by its queue: it runs there, or that host was taken for lost.
+
+    `heard_s_ago` is how long ago the worker that holds it was last heard of, by the queue's own clock, seconds; `None`
+    where it never was.
+    """
+
+    job_id: int
+    attempt: int
+    state: State
+    heard_s_ago: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What is known elsewhere of a host that is accused of being silent.
+
+    `shows_life` is set where its own remediator gave a sign of life that was new to this one, and did so lately;
+    `silent_for_s` is for how long this one has looked on, without a break, while it gave none. Of all hosts `accused`
+    are said to be silent now, it among them, and `alive` show life, ours among them. `taken` is set where the ledger
+    has that its jobs were taken for lost in this episode.
+    """
+
+    jobs: tuple[HeldJob, ...]
+    shows_life: bool
+    silent_for_s: float
+    accused: int
+    alive: int
+    taken: bool
+
+
 class Unconfirmed(StrEnum):
     """What becomes of a fenced job whose process was not seen dead within the bound."""
 
@@ -168,6 +204,7 @@ class Limits:
     start_seen_s: float = 2.0
     retries_max: int = 3
     avoid_s: float = 600.0
+    node_lost_after_s: float = 180.0
     unconfirmed: Unconfirmed = Unconfirmed.REQUEUE
     warn_signal: str | None = None
     warn_grace_s: float = 30.0
@@ -192,8 +229,8 @@ class Facts:
     episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is set where the
     exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files away, while
     one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is about a worker,
-    `server` about a server: an episode has the one or the other. `listener` is whom a warning would reach, or `None`
-    with why in `deaf`; `warned_for_s` is for how long this executor has known that it was warned.
+    `server` about a server, `host` about a host: an episode has one of them. `listener` is whom a warning would reach,
+    or `None` with why in `deaf`; `warned_for_s` is for how long this executor has known that it was warned.
     """
 
     armed: bool
@@ -205,6 +242,7 @@ class Facts:
     job: JobFacts | None
     job_known: bool
     server: ServerFacts | None = None
+    host: HostFacts | None = None
     worker_ended: bool = False
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
@@ -331,6 +369,22 @@ class Fail:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lose:
+    """Mark these jobs as a lost host's, each only if it runs still: nobody else gets them, nor their GPUs."""
+
+    because: str
+    jobs: tuple[HeldJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Return:
+    """Have these jobs of a host that is back run again, for as long as a lease, each only if it is still lost."""
+
+    because: str
+    jobs: tuple[HeldJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Advance:
     """Record that an intent has come to a stage by itself, or is given up."""
 
@@ -339,4 +393,20 @@ class Advance:
     because: str
 
 
-Step = Wait | Close | WouldAct | Begin | Withdraw | Warn | Fence | Stop | Start | Quarantine | Requeue | Fail | Advance
+Step = (
+    Wait
+    | Close
+    | WouldAct
+    | Begin
+    | Withdraw
+    | Warn
+    | Fence
+    | Stop
+    | Start
+    | Quarantine
+    | Requeue
+    | Fail
+    | Lose
+    | Return
+    | Advance
+)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Advance, Begin, Episode, Facts, Fence, Kind, Stage, Step, Stop, Wait, Warn
+from remediator.plan import Advance, Begin, Episode, Facts, Fence, Kind, Lose, Stage, Step, Stop, Wait, Warn
 
 
 class Act(StrEnum):
@@ -246,11 +246,13 @@ class Latch:
 
 
 def wish(episode: Episode, step: Step) -> Wish:
-    """What a step would begin; of one that was promised, what the promise was."""
+    """What a step would begin; of one that was promised, what the promise was. The key of a silent host is its own."""
     free = episode.free
     handle, key = ("", "") if free is None else (free.data["handle"], free.key)
     if isinstance(step, Begin):
         handle, key = step.container_handle, step.free_key
+    elif isinstance(step, Lose):
+        key = episode.host
     return Wish(
         episode_id=episode.episode_id,
         host=episode.host,
@@ -320,6 +322,14 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
         )
         return Wait(reason="maintenance", because=because)
     return None
+
+
+def may_hold(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wait | None:
+    """Whether the jobs of a silent host may be taken for lost: `None`, or why not.
+
+    Nothing is freed by that, so that it neither cools down nor counts as a storm.
+    """
+    return may_go_on(orders, host=wish.host, now=now) or is_approved(wish, orders, recent, now=now)
 
 
 def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun: bool = False) -> Wait | None:

@@ -29,8 +29,8 @@ EPISODES = Table(
     Column("remedy", String, nullable=False),
     Column("trip", String, nullable=False),
     Column("host", String, nullable=False),
-    Column("subject", String, nullable=False, server_default="worker"),  # worker | server
-    Column("worker", String, nullable=False),  # its name: the worker's; of a server the container's
+    Column("subject", String, nullable=False, server_default="worker"),  # worker | server | host
+    Column("worker", String, nullable=False),  # its name: the worker's; of a server the container's; the host's
     Column("incarnation", String),  # what was accused: the worker's incarnation; of a server the container's
     Column("job_id", ID),
     Column("attempt", ID),
@@ -59,7 +59,7 @@ ALERTS = Table(
     METADATA,
     Column("alert_id", ID, primary_key=True),
     Column("received_at", Float, nullable=False),
-    Column("host", String),  # whose remediator takes it up; of a refused one, whose received it
+    Column("host", String),  # whose remediator takes it up, none: anybody's; of a refused one, whose received it
     Column("fingerprint", String, nullable=False),
     Column("firing", Boolean, nullable=False),
     Column("labels", JSON, nullable=False),

@@ -62,6 +62,7 @@ def serve(settings: ServeSettings) -> None:
             alerts_max=settings.alerts_max,
             alertmanagers=settings.alertmanager,
             queue=queue,
+            node_lost_after_s=settings.node_lost_after_s,
         )
         server = _Server(
             uvicorn.Config(

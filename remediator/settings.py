@@ -51,6 +51,13 @@ class _Common(BaseSettings):
         description="the ledger's database URL: sqlite:////var/lib/gpuwarden/ledger.db on one box, "
         "postgresql://user@server/database where hosts share one"
     )
+    node_lost_after_s: float = Field(
+        default=180.0,
+        ge=10,
+        le=3000,
+        description="a host of which nobody has heard for this long is lost, and its jobs are held for it, seconds; "
+        "the same for `serve`, which tells the rule, and `execute`, which decides; where they differ the longest",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",

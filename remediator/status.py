@@ -50,7 +50,10 @@ LONG_S: Final = 900.0
 """An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
 
 _PASSES: Final = frozenset(
-    {"dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance", "silenced", "warned"}
+    {
+        *("dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance", "silenced", "warned"),
+        *("heard", "looking_on", "jobs_heard", "nothing_held"),
+    }
 )
 """Waits that are told by themselves, or end by themselves."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from gpuwarden.database import upsert
 from remediator.plan import OVER, Kind, Outcome, Stage
@@ -118,7 +118,9 @@ class Tally:
 def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orders: Orders, now: float) -> Totals:
     """Count what is open, and read what is over."""
     over = _over(connection, host)
-    new = select(func.count(), func.min(ALERTS.c.received_at)).where(ALERTS.c.state == "new", ALERTS.c.host == host)
+    its = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # what anybody may take up waits for this host too
+    # It counts those that have a host: of the others only whoever takes them.
+    new = select(func.count(ALERTS.c.host), func.min(ALERTS.c.received_at)).where(ALERTS.c.state == "new", its)
     waiting, oldest_new_at = connection.execute(new).one()
     alerts = {pair: count for pair, (count, _) in over["alerts"].items()}
     if waiting:

@@ -3,14 +3,36 @@
 from sqlalchemy import and_, select
 
 from gpuwarden.database import reading, writing
-from gpuwarden.job import JobId, Move
+from gpuwarden.job import LEASE_S, JobId, Move, State
 from gpuwarden.queue import statements
+from gpuwarden.queue.records import HostsJob
 from gpuwarden.queue.room import Room
-from gpuwarden.schema import JOBS, QUEUES
+from gpuwarden.schema import JOBS, QUEUES, WORKERS
 
 
 class Hosts(Room):
     """Node lost, which is not failed."""
+
+    def jobs_on(self, host: str) -> list[HostsJob]:
+        """What runs on a host or is lost with it, and when the worker that holds it was last heard of; by job."""
+        slot = and_(WORKERS.c.host == JOBS.c.host, WORKERS.c.worker == JOBS.c.worker)
+        its = and_(slot, WORKERS.c.incarnation == JOBS.c.claimed_by)
+        held = statements.is_in({State.RUNNING, State.NODE_LOST})
+        found = (
+            select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.state, WORKERS.c.last_seen_at)
+            .select_from(JOBS.outerjoin(WORKERS, its))
+            .where(JOBS.c.host == host, held)
+        )
+        with reading(self._engine) as connection:
+            return [
+                HostsJob(
+                    job_id=JobId(row.job_id),
+                    attempt=row.attempt,
+                    state=State(row.state),
+                    heard_at=row.last_seen_at,
+                )
+                for row in connection.execute(found.order_by(JOBS.c.job_id))
+            ]
 
     def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Mark a job that runs as one whose host is lost; false unless it runs, as this attempt.
@@ -23,6 +45,16 @@ class Hosts(Room):
         lost = statements.transition(Move.LOSE, this, lease_expires_at=now + hold_s)
         with writing(self._engine) as connection:
             return connection.execute(lost).rowcount == 1
+
+    def find(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Have a job of a host that is back run again, for a lease; false unless it is lost, as this attempt.
+
+        Its worker renews that lease, if it is there; if it is not, the job is given away as any that nobody renews.
+        """
+        this = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
+        found = statements.transition(Move.RETURN, this, lease_expires_at=now + LEASE_S)
+        with writing(self._engine) as connection:
+            return connection.execute(found).rowcount == 1
 
     def lose_host(self, host: str, *, now: float) -> list[JobId]:
         """As `lose`, for all that runs on a host; the ids.

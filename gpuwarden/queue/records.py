@@ -238,6 +238,19 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostsJob:
+    """A job that runs on a host, or is lost with it. `heard_at` is when its worker was last heard of, Unix seconds.
+
+    It is `None` where that worker's row is another incarnation's by now, or there is none.
+    """
+
+    job_id: JobId
+    attempt: int
+    state: State
+    heard_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeadWorker:
     """A worker that was found dead while it held a job, since when, and when that was last seen, Unix seconds."""
 

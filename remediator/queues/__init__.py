@@ -5,7 +5,7 @@ from typing import Protocol
 
 from gpuwarden.job import Trip
 from gpuwarden.queue import Slot
-from remediator.plan import JobFacts
+from remediator.plan import HeldJob, JobFacts
 
 
 class Queue(Protocol):
@@ -37,6 +37,15 @@ class Queue(Protocol):
 
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
         """Nothing is run on these GPUs, nor by that worker, until a person releases them."""
+
+    def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
+        """What runs on a host or is lost with it, and how long ago its workers were heard of."""
+
+    def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """The job's host is lost: nobody else gets it, nor its GPU; false unless it runs, as this attempt."""
+
+    def find(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """The job's host is back: it runs again, for a lease; false unless it is lost, as this attempt."""
 
     def tend(self, *, now: float) -> None:
         """What runs on a timer: expired leases, unread events."""

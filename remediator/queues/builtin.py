@@ -6,7 +6,7 @@ from typing import Final
 
 from gpuwarden.job import HEARTBEAT_S, JobId, Trip
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
-from remediator.plan import JobFacts
+from remediator.plan import HeldJob, JobFacts
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S
 """How long a lease must have been seen expired before its job is reclaimed, seconds."""
@@ -62,6 +62,26 @@ class BuiltinQueue:
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
         """The GPUs' workers claim nothing."""
         self._store.quarantine(gpus, host=host, worker=worker, because=because, now=now)
+
+    def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
+        """By the rows of its workers; one that was heard of in time to come was heard of now."""
+        return tuple(
+            HeldJob(
+                job_id=each.job_id,
+                attempt=each.attempt,
+                state=each.state,
+                heard_s_ago=None if each.heard_at is None else max(0.0, now - each.heard_at),
+            )
+            for each in self._store.jobs_on(host)
+        )
+
+    def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Running to node lost."""
+        return self._store.lose(job_id, attempt=attempt, now=now)
+
+    def find(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Node lost to running."""
+        return self._store.find(job_id, attempt=attempt, now=now)
 
     def tend(self, *, now: float) -> None:
         """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.

@@ -14,8 +14,9 @@ HEALTH: Final = "health.rules.yaml"
 SERVER: Final = "server.rules.yaml"
 CHAIN: Final = "chain.rules.yaml"
 REMEDIATOR: Final = "remediator.rules.yaml"
+NODE: Final = "node.rules.yaml"
 RULES: Final = {
-    name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR)
+    name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE)
 }
 
 FIRST: Final = {
@@ -51,6 +52,11 @@ FIRST: Final = {
     ),
     CHAIN: ("fires with no series at all",),
     REMEDIATOR: ("fires while the brake is latched",),
+    NODE: (
+        "fires for the host that is silent",
+        "does not fire while more hosts are missed",
+        "a Prometheus that was down",
+    ),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -913,6 +919,91 @@ REMEDIATOR_MUTANTS: Final = [
     *of(REMEDIATOR, RULES[REMEDIATOR], ("all: nobody is called", "severity: critical", "severity: warning")),
 ]  # fmt: skip
 
+# The rule about silent hosts.
+
+BOUND = "(max(gpuwarden_remediator_node_lost_after_seconds) + 10)"
+SILENCE = """\
+              time()
+                -
+              max by (host) (max_over_time((max by (host) (gpuwarden_exporter_info) * 0 + time())[1h:10s]))
+            )
+              >= on () group_left ()
+            (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
+          )
+"""
+BLIND = """\
+          unless on () (
+            time()
+              -
+            max_over_time((absent(gpuwarden_exporter_info) * 0 + time())[1h:10s])
+              < on ()
+            (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
+          )
+"""
+FEWER = """\
+          unless on () (
+            count(max by (host) (max_over_time(gpuwarden_exporter_info[1h])) unless on (host) gpuwarden_exporter_info)
+              > on ()
+            count(max by (host) (gpuwarden_exporter_info))
+          )
+"""
+
+NODE_MUTANTS: Final = [
+    *of(
+        NODE,
+        SILENCE,
+        ("a step early", "+ 10", "+ 0"),
+        ("a step late", "+ 10", "+ 20"),
+        ("only past the bound", ">= on", "> on"),
+        ("the least bound counts", "max(gpuwarden_remediator", "min(gpuwarden_remediator"),
+        ("the bound is believed after it has vanished", "(gpuwarden_remediator_node_lost_after_seconds)",
+         "(last_over_time(gpuwarden_remediator_node_lost_after_seconds[5m]))"),
+        ("the bound is in the rule", BOUND, "vector(190)"),
+        ("hosts are not told apart", "by (host) ", ""),
+        ("each exporter of a host counts", "by (host)", "by (host, instance)"),
+        ("a host is told of for hours", "[1h:10s]", "[2h:10s]"),
+        ("a host is told of for minutes", "[1h:10s]", "[10m:10s]"),
+        ("hosts are looked up once a minute", "[1h:10s]", "[1h:1m]"),
+    ),
+    *of(
+        NODE,
+        BLIND,
+        ("blind or not", BLIND, ""),
+        ("it waits less after it was blind", "+ 10", "- 10"),
+        ("it waits longer after it was blind", "+ 10", "+ 30"),
+        ("it forgets when it was blind", "[1h:10s]", "[2m:10s]"),
+    ),
+    *of(
+        NODE,
+        FEWER,
+        ("most of the fleet may be missed", FEWER, ""),
+        ("as many seen as missed are too few", "> on", ">= on"),
+        ("who was missed is forgotten", "[1h]", "[5m]"),
+        ("all that ever were count as missed", " unless on (host) gpuwarden_exporter_info", ""),
+        ("each exporter of a host counts as seen", "count(max by (host) (gpuwarden_exporter_info))",
+         "count(gpuwarden_exporter_info)"),
+        ("each exporter of a host counts as missed", "count(max by (host) (max_over", "count((max_over"),
+    ),
+    *of(
+        NODE,
+        PATIENCE,
+        ("it waits a minute", "        labels:", "        for: 1m\n        labels:"),
+        ("it lingers a minute", "        labels:", "        keep_firing_for: 1m\n        labels:"),
+    ),
+    *of(
+        NODE,
+        """\
+          severity: critical
+          remedy: lose_node
+          trip: node_lost
+""",
+        ("it names another severity", "critical", "warning"),
+        ("it names another remedy", "lose_node", "restart_worker"),
+        ("it names another trip", "trip: node_lost", "trip: drill"),
+    ),
+    *of(NODE, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+]  # fmt: skip
+
 MUTANTS: Final = [
     *STALL_MUTANTS,
     *WORKER_MUTANTS,
@@ -922,4 +1013,5 @@ MUTANTS: Final = [
     *SERVER_MUTANTS,
     *CHAIN_MUTANTS,
     *REMEDIATOR_MUTANTS,
+    *NODE_MUTANTS,
 ]

@@ -393,6 +393,26 @@ def test_the_page_about_files_shows_one_that_will_do() -> None:
     assert needs["post"] == ["left", "right"]
 
 
+@pytest.mark.behaviour("D7")
+def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: JobStore, cli: Cli) -> None:
+    lost, other, kept = submit(store), submit(store), submit(store)
+    for number in (1, 2, 3):
+        assert store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
+    assert store.lose(lost, attempt=1, now=NOW)
+    assert store.lose(kept, attempt=1, now=NOW)
+
+    code, out, complaints = cli("job", "cancel", str(lost), str(other))
+
+    assert (code, out) == (0, "")
+    assert complaints.startswith(f"gpuwarden job: job {lost} is lost with host box1: its process may run still")
+    assert complaints.count("\n") == 1
+    assert [store.job(each).state for each in (lost, other, kept)] == [
+        State.CANCELLED,
+        State.CANCELLED,
+        State.NODE_LOST,
+    ]
+
+
 def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Path) -> None:
     cli("run", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
 

@@ -420,6 +420,37 @@ def test_it_comes_back_by_itself_with_the_first_that_is_heard_of_it(store: JobSt
 
 
 @pytest.mark.behaviour("D6")
+def test_it_comes_back_with_its_host_and_has_a_lease_to_be_heard_of(store: JobStore) -> None:
+    job = lost(store)
+
+    assert not store.find(job.job_id, attempt=2, now=NOW)
+    assert store.find(job.job_id, attempt=1, now=NOW)
+    assert not store.find(job.job_id, attempt=1, now=NOW)
+
+    assert store.job(job.job_id).state is State.RUNNING
+    assert store.reclaim_expired(now=NOW + LEASE_S - 1) == []
+    assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
+
+
+def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobStore) -> None:
+    first, second, third, elsewhere = submit(store), submit(store), submit(store), submit(store)
+    claim(store, 1)
+    claim(store, 2)
+    claim(store, 3)
+    assert store.claim("gpu", host="box2", worker="w1", incarnation="j1", now=NOW)
+    store.lose(second, attempt=1, now=NOW)
+    store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW + 7)
+    store.complete(third, attempt=1, incarnation="i3", now=NOW)
+
+    assert [(each.job_id, each.attempt, each.state, each.heard_at) for each in store.jobs_on("box1")] == [
+        (first, 1, State.RUNNING, NOW + 7),
+        (second, 1, State.NODE_LOST, NOW),
+    ]
+    assert [each.job_id for each in store.jobs_on("box2")] == [elsewhere]
+    assert store.jobs_on("box3") == []
+
+
+@pytest.mark.behaviour("D6")
 def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
     job = lost(store)
 

@@ -9,7 +9,19 @@ from typing import Any
 from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
 from remediator.alert import Alert
-from remediator.plan import ContainerState, Episode, Facts, Intent, JobFacts, Kind, Limits, Stage, Subject
+from remediator.plan import (
+    ContainerState,
+    Episode,
+    Facts,
+    HeldJob,
+    HostFacts,
+    Intent,
+    JobFacts,
+    Kind,
+    Limits,
+    Stage,
+    Subject,
+)
 from remediator.safety import Wish
 
 HOST = "box1"
@@ -53,6 +65,15 @@ def server_alert(fingerprint: str = "s1", *, firing: bool = True, **labels: str 
         "worker": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_server, **labels})
+
+
+def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | None) -> Alert:
+    """An alert about host box1, which is silent."""
+    of_host: dict[str, Any] = {
+        "alertname": "GpuwardenNodeLost", "remedy": "lose_node", "trip": "node_lost",
+        "worker": None, "container": None, "incarnation": None, "job_id": None, "attempt": None,
+    }  # fmt: skip
+    return alert(fingerprint, firing=firing, **{**of_host, **labels})
 
 
 def sent(fingerprint: str = "f1", *, status: str = "firing", **labels: str) -> dict[str, Any]:
@@ -190,6 +211,30 @@ def server_facts(free: Intent | None = None, **changed: Any) -> Facts:
     """As `facts`, before a server that is confirmed to be silent."""
     default = facts(episode=server_episode(free), evidence=None, server=server(), job=None)
     return replace(default, **changed)
+
+
+def held_job(**changed: Any) -> HeldJob:
+    """Job 7 of box1 as its queue has it: by default it runs, and was last heard of 200 s ago."""
+    return replace(HeldJob(job_id=7, attempt=1, state=State.RUNNING, heard_s_ago=200.0), **changed)
+
+
+def host(*jobs: HeldJob, **changed: Any) -> HostFacts:
+    """What is known of box1: by default it has been silent for 200 s of 180, and one other host shows life."""
+    default = HostFacts(jobs=jobs, shows_life=False, silent_for_s=200.0, accused=1, alive=1, taken=False)
+    return replace(default, **changed)
+
+
+def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **changed: Any) -> Facts:
+    """As `facts`, of a silent host; what is no fact of its own is one of the host's."""
+    its = {name: changed.pop(name) for name in ("armed", "host", "unknown") if name in changed}
+    about = episode(
+        remedy="lose_node", trip=Trip.NODE_LOST, trips=frozenset({Trip.NODE_LOST}), subject=Subject.HOST, worker=HOST,
+        incarnation=None, job_id=None, attempt=None, firing=firing, would_act=would_act,
+    )  # fmt: skip
+    default = facts(
+        episode=about, evidence=None, container=None, container_known=False, job=None, host=host(*jobs, **changed)
+    )
+    return replace(default, **its)
 
 
 def facts(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Facts:

@@ -26,7 +26,7 @@ from remediator.alert import (
 )
 from remediator.plan import Subject
 from remediator.remedies import REMEDIES
-from tests.remediator.builders import HOST, LABELS, alert, payload, sent, server_alert
+from tests.remediator.builders import HOST, LABELS, alert, host_alert, payload, sent, server_alert
 
 ONE = {"restart_worker": REMEDIES["restart_worker"]}
 HOSTILE = {
@@ -309,10 +309,30 @@ def test_which_server_is_admitted(found: Any, reason: str | None) -> None:
     assert refusal is None or refusal.because.isprintable()
 
 
-def test_an_alert_is_about_the_worker_it_names_and_else_about_its_container() -> None:
+ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
+    "a host that is silent": (host_alert(), None),
+    "another host's, which is where it is read": (host_alert(host="box2"), "other_host"),
+    "it names no host": (host_alert(host=None), "no_host"),
+    "it names a worker on it": (host_alert(worker="w1"), "no_host_alone"),
+    "it names a container on it": (host_alert(container="c1"), "no_host_alone"),
+    "another remedy's trip": (host_alert(trip="stall"), "unknown_trip"),
+    "its trip for a worker": (alert(trip="node_lost"), "unknown_trip"),
+}
+
+
+@pytest.mark.parametrize(("found", "reason"), ADMIT_HOST.values(), ids=ADMIT_HOST)
+def test_which_host_is_admitted(found: Any, reason: str | None) -> None:
+    refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
+
+    assert (refusal.reason if refusal else None) == reason
+    assert refusal is None or refusal.because.isprintable()
+
+
+def test_an_alert_is_about_the_worker_it_names_else_its_container_else_its_host() -> None:
     assert subject(alert(worker="w1", container="c1").labels) == (Subject.WORKER, "w1")
     assert subject(server_alert(container="c1").labels) == (Subject.SERVER, "c1")
-    assert subject({}) == (Subject.SERVER, "")
+    assert subject(host_alert().labels) == (Subject.HOST, HOST)
+    assert subject({}) == (Subject.HOST, "")
 
 
 def test_a_refusal_says_what_was_found_and_what_is_known() -> None:

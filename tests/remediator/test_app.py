@@ -238,6 +238,10 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
 WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
 
 
+def test_the_rule_about_silent_hosts_is_told_its_bound(webhook: Served) -> None:
+    assert webhook.count("node_lost_after_seconds") == 180
+
+
 def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:
     served = in_process
     assert served.count("watchdog_timestamp_seconds") is None

@@ -7,7 +7,7 @@ import pytest
 
 from gpuwarden.job import State
 from remediator import plan, safety
-from remediator.plan import Advance, Begin, Facts, Fence, Kind, Listener, Stage, Start, Step, Stop, Wait, Warn
+from remediator.plan import Advance, Begin, Facts, Fence, Kind, Listener, Lose, Stage, Start, Step, Stop, Wait, Warn
 from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
@@ -340,6 +340,34 @@ def test_what_is_held_by_a_silence(
     found = safety.heed(silences, unknown, Safeguards(unknown_holds=holds))
 
     assert (None if found is None else found.reason) == held
+
+
+YES_TO_HOST = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=HOST)
+HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
+    "armed": ((ARM,), Recent(), None),
+    "paused": ((ARM, PAUSE), Recent(), "paused"),
+    "under maintenance": ((ARM, WINDOW), Recent(), "maintenance"),
+    "the brake is latched": ((ARM, BRAKE), Recent(), "brake"),
+    "nobody has approved it": ((ASK,), Recent(), "approval"),
+    "somebody approved it": ((ASK,), Recent(answer=YES_TO_HOST), None),
+    "somebody approved a container on it": ((ASK,), Recent(answer=YES), "approval"),
+    "a storm of others, and it cools down": (
+        (ARM,),
+        Recent(targets=frozenset("abcdef"), frees=99, freed_s_ago=1),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "recent", "reason"), HOLD.values(), ids=HOLD)
+def test_when_a_silent_hosts_jobs_may_be_held(given: tuple[Order, ...], recent: Recent, reason: str | None) -> None:
+    step = Lose(because="no word of it", jobs=(build.held_job(),))
+    wanted = safety.wish(build.host_facts().episode, step)
+
+    held = safety.may_hold(wanted, orders(*given), recent, now=NOW)
+
+    assert (wanted.handle, wanted.key, wanted.because) == ("", HOST, "no word of it")
+    assert (None if held is None else held.reason) == reason
 
 
 def test_a_silence_is_named_with_who_made_it_and_why() -> None:

@@ -1,0 +1,192 @@
+"""The remedy for silent hosts as truth tables: what it decides from which facts, with a sentence a row."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.job import State, Trip
+from remediator.plan import Close, Facts, HeldJob, Lose, Outcome, Return, Step, Subject, Wait, WouldAct
+from remediator.remedies import REMEDIES
+from remediator.remedies.lose_node import TRIPS, adopt, decide
+from tests.remediator.builders import LIMITS, held_job, host, host_facts
+
+RUNS = held_job()
+LOST = held_job(state=State.NODE_LOST)
+HEARD = held_job(job_id=8, heard_s_ago=9.0)
+UNHEARD = held_job(job_id=9, heard_s_ago=None)
+BOUND_S = LIMITS.node_lost_after_s
+
+
+def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_hosts() -> None:
+    remedy = REMEDIES["lose_node"]
+
+    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.HOST)
+    assert {Trip.NODE_LOST} == TRIPS
+
+
+WAITS: dict[str, tuple[Facts, str, str]] = {
+    "the queue does not answer": (host_facts(host=None, unknown="no answer"), "queue_silent", "no answer"),
+    "its own remediator shows life": (host_facts(RUNS, shows_life=True), "heard", "its own remediator shows life"),
+    "its remediator was heard within the bound": (
+        host_facts(RUNS, silent_for_s=BOUND_S - 0.001),
+        "looking_on",
+        "to be silent for 180 s as well",
+    ),
+    "this one has only begun to look": (host_facts(RUNS, silent_for_s=0.0), "looking_on", "while this one looks on"),
+    "two of three hosts are said to be silent": (
+        host_facts(RUNS, accused=2, alive=1),
+        "watcher_blind",
+        "2 hosts are said to be silent and 1 show life",
+    ),
+    "the queue heard of its job within the bound": (
+        host_facts(held_job(heard_s_ago=BOUND_S - 0.001)),
+        "jobs_heard",
+        "job 7 (attempt 1, heard of 180 s ago)",
+    ),
+    "its job was never heard of": (host_facts(UNHEARD), "jobs_heard", "job 9 (attempt 1, never heard of)"),
+    "it has no job": (host_facts(), "nothing_held", "it has no job"),
+    "its jobs are held already": (host_facts(LOST, taken=True), "node_lost", "gpuwarden job cancel"),
+    "one is held and the other was heard of": (host_facts(LOST, HEARD, taken=True), "jobs_heard", "job 8"),
+    "a dry run that has said so": (host_facts(RUNS, armed=False, would_act=True), "dry_run", "does nothing"),
+    "the alert ended and nobody heard of it": (
+        host_facts(LOST, firing=False, taken=True),
+        "node_lost",
+        "held until they are heard of",
+    ),
+    "it is back and nobody is armed": (
+        host_facts(LOST, firing=False, shows_life=True, silent_for_s=0.0, armed=False),
+        "dry_run",
+        "once armed its jobs run again",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "reason", "says"), WAITS.values(), ids=WAITS)
+def test_it_waits_when(given: Facts, reason: str, says: str) -> None:
+    step = decide(given)
+
+    assert isinstance(step, Wait)
+    assert step.reason == reason
+    assert says in step.because
+
+
+ACTS: dict[str, tuple[Facts, Step]] = {
+    "nobody heard of it for the bound": (
+        host_facts(RUNS),
+        Lose(
+            jobs=(RUNS,),
+            because="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 200 s ago); held for it, for they "
+            "may run still",
+        ),
+    ),
+    "to the second": (
+        host_facts(replace(RUNS, heard_s_ago=BOUND_S), silent_for_s=BOUND_S),
+        Lose(
+            jobs=(replace(RUNS, heard_s_ago=BOUND_S),),
+            because="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 180 s ago); held for it, for they "
+            "may run still",
+        ),
+    ),
+    "one of two hosts is silent, and only the job that is silent too": (
+        host_facts(HEARD, RUNS, UNHEARD, LOST, accused=1, alive=1),
+        Lose(
+            jobs=(RUNS,),
+            because="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 200 s ago); held for it, for they "
+            "may run still",
+        ),
+    ),
+    "in a dry run": (
+        host_facts(RUNS, armed=False),
+        WouldAct(
+            because="would hold its jobs as those of a lost node: no word of box1 for 180 s or longer: job 7 "
+            "(attempt 1, heard of 200 s ago)"
+        ),
+    ),
+    "it is back, and a job of it was not heard of": (
+        host_facts(LOST, HEARD, firing=False, shows_life=True, taken=True),
+        Return(
+            jobs=(LOST,),
+            because="box1 is back: job 7 (attempt 1, heard of 200 s ago); each has the time of a lease to be heard of",
+        ),
+    ),
+    "it is back with its jobs": (
+        host_facts(RUNS, firing=False, shows_life=True, taken=True),
+        Close(outcome=Outcome.MENDED, because="none of its jobs is lost any more"),
+    ),
+    "it stays away, and a person gave its jobs up": (
+        host_facts(firing=False, taken=True),
+        Close(outcome=Outcome.MENDED, because="none of its jobs is lost any more"),
+    ),
+    "the alert ended before anything was done": (
+        host_facts(RUNS, firing=False),
+        Close(outcome=Outcome.UNCONFIRMED, because="the alert ended, and none of its jobs was taken for lost"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "step"), ACTS.values(), ids=ACTS)
+def test_what_it_does_when(given: Facts, step: Step) -> None:
+    assert decide(given) == step
+
+
+def test_nothing_is_owed_for_another_host() -> None:
+    step = adopt(host_facts(RUNS))
+
+    assert isinstance(step, Wait)
+    assert step.reason == "settled"
+
+
+JOBS = st.builds(
+    HeldJob,
+    job_id=st.integers(1, 9),
+    attempt=st.integers(1, 3),
+    state=st.sampled_from([State.RUNNING, State.NODE_LOST]),
+    heard_s_ago=st.none() | st.floats(0, 1000),
+)
+
+
+@given(
+    jobs=st.lists(JOBS, max_size=4),
+    armed=st.booleans(),
+    firing=st.booleans(),
+    shows_life=st.booleans(),
+    silent_for_s=st.floats(0, 1000),
+    accused=st.integers(1, 5),
+    alive=st.integers(1, 5),
+    taken=st.booleans(),
+)
+def test_whatever_is_known_a_job_is_taken_for_lost_only_where_nobody_heard_of_it_or_its_host(
+    jobs: list[HeldJob],
+    armed: bool,
+    firing: bool,
+    shows_life: bool,
+    silent_for_s: float,
+    accused: int,
+    alive: int,
+    taken: bool,
+) -> None:
+    seen = host(
+        *jobs, shows_life=shows_life, silent_for_s=silent_for_s, accused=accused, alive=alive, taken=taken
+    )  # fmt: skip
+
+    step = decide(host_facts(host=seen, armed=armed, firing=firing))
+
+    assert isinstance(step, Wait | Close | WouldAct | Lose | Return)
+    if isinstance(step, Lose):
+        assert armed
+        assert firing
+        assert not shows_life
+        assert silent_for_s >= BOUND_S
+        assert accused <= alive
+        assert step.jobs
+        assert all(each.state is State.RUNNING and (each.heard_s_ago or 0) >= BOUND_S for each in step.jobs)
+    if isinstance(step, Return):
+        assert armed
+        assert shows_life
+        assert not firing
+        assert all(each.state is State.NODE_LOST for each in step.jobs)
+    if isinstance(step, Close):
+        assert not firing
+        assert State.NODE_LOST not in {each.state for each in jobs}
