@@ -297,13 +297,14 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt, or a server; told apart in logs, metrics and the ledger (A18)."""
+    """Which condition ended an attempt, a server or a tenant; told apart in logs, metrics and the ledger (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"
     HEALTH = "health"
     DEAD_WORKER = "dead_worker"
     SERVER = "server"
+    VRAM = "vram"
 
     @property
     def exit_code(self) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpuwarden.job import Trip
 from remediator.plan import Facts, Step, Subject
-from remediator.remedies import restart_container, restart_worker
+from remediator.remedies import recycle_container, restart_container, restart_worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,5 +33,11 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         adopt=restart_container.adopt,
         trips=restart_container.TRIPS,
         subject=Subject.SERVER,
+    ),
+    "recycle_container": Remedy(
+        decide=recycle_container.decide,
+        adopt=recycle_container.adopt,
+        trips=recycle_container.TRIPS,
+        subject=Subject.TENANT,
     ),
 }
