@@ -36,7 +36,8 @@ class SimulatedGpus:
 
     `unreadable` names GPUs whose processes the simulated driver will not list: unknown, not idle. `stuck` names GPUs
     with a process that the driver goes on listing whatever becomes of it, as of one that hangs in the kernel. `busy`
-    names GPUs on which a process computes that is no worker's.
+    names GPUs on which a process computes that is no worker's. `held` names GPUs, and how much memory of each processes
+    hold that are no workers', bytes by pid, for as long as they live.
     """
 
     def __init__(self, path: Path, *, directory: Path, slots: Sequence[Slot]) -> None:
@@ -44,6 +45,7 @@ class SimulatedGpus:
         self.unreadable: frozenset[str] = frozenset()
         self.stuck: Mapping[str, int] = {}
         self.busy: Mapping[str, int] = {}
+        self.held: Mapping[str, Mapping[int, int]] = {}
         self._directory = directory
         self._slots = slots
         self._uuids = list(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
@@ -78,6 +80,12 @@ class SimulatedGpus:
                 on_gpu[gpu].append({"pid": pid, "utilization_ratio": 0.0, "memory_bytes": 0})
         for gpu, pid in self.busy.items():
             on_gpu[gpu].append({"pid": pid, "utilization_ratio": BUSY_RATIO, "memory_bytes": 2**30})
+        for gpu, holders in self.held.items():
+            on_gpu[gpu] += [
+                {"pid": pid, "utilization_ratio": 0.0, "memory_bytes": size}
+                for pid, size in holders.items()
+                if Path("/proc", str(pid)).is_dir()
+            ]
         found = {"gpus": [self._gpu(index, uuid, on_gpu[uuid]) for index, uuid in enumerate(self._uuids)]}
         scratch = self.path.with_suffix(".new")
         scratch.write_text(json.dumps(found), encoding="ascii")

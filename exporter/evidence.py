@@ -8,7 +8,7 @@ seconds.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.readings import (
@@ -41,6 +41,8 @@ class Thresholds:
             process, seconds (A14).
         health_window_s: a GPU job whose container shows no sign of life for so long is wedged, seconds (A7).
         health_grace_s: time from the start of an attempt that GPU health leaves to its load, seconds (A7).
+        vram_floor_bytes: a GPU with less free memory than this has too little (C3).
+        vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
     """
 
     idle_ratio: float = 0.05
@@ -52,6 +54,8 @@ class Thresholds:
     dead_after_s: float = 30.0
     health_window_s: float = 300.0
     health_grace_s: float = 360.0
+    vram_floor_bytes: int = 1536 * 2**20
+    vram_tie_bytes: int = 256 * 2**20
 
 
 NO_GPU: Final = "no_gpu"
@@ -113,7 +117,8 @@ def gpu_use(
     by CUDA than by the driver, and work seen on another GPU is no idleness.
     """
     if container.gpu_request is None:
-        return _unknown_use((), NO_GPU, "no GPU is assigned")
+        use = _unknown_use((), NO_GPU, "no GPU is assigned")
+        return replace(use, shares=_uninvited(pids or frozenset(), readings))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(container.gpu_request, pids or frozenset(), readings.gpus)
@@ -130,6 +135,12 @@ def gpu_use(
     )
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
+
+
+def _uninvited(pids: frozenset[int], readings: GpuReadings | None) -> tuple[GpuShare, ...]:
+    """The part in each GPU of a container that was given none by its engine, and is on it all the same (C8)."""
+    found = () if readings is None else readings.gpus
+    return tuple(_share(gpu, pids) for gpu in found if any(each.pid in pids for each in gpu.processes or ()))
 
 
 def unattributed_ratio(gpu: Gpu) -> float | None:
@@ -227,6 +238,12 @@ def may_hold_others(container: Container, workers: WorkerReadings, containers: I
     return False
 
 
+def workers_of(container: Container, workers: WorkerReadings, running: Iterable[Container]) -> int | None:
+    """How many workers are its own, dead ones included; `None` where there may be others than those that are known."""
+    count = sum(each.container_id == container.id for each in workers.workers)
+    return count if count or not may_hold_others(container, workers, running) else None
+
+
 class DeathHistory:
     """Of one dead worker: since when its lock has been seen free, in one incarnation of its container, without a gap.
 
@@ -281,6 +298,7 @@ class ContainerHistory:
         self._idle_since_s: float | None = None
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
+        self._peak_bytes: dict[str, int] = {}
         self._work: Mapping[int, ProcessWork] | None = None
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
@@ -301,6 +319,8 @@ class ContainerHistory:
             if share.utilization_ratio is not None:
                 # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
                 self._busy_s[share.gpu] = self._busy_s.get(share.gpu, 0.0) + gap_s * share.utilization_ratio
+            if share.memory_bytes is not None:
+                self._peak_bytes[share.gpu] = max(self._peak_bytes.get(share.gpu, 0), share.memory_bytes)
         unknown = PAUSED if container.paused else None
         idle_s = self._idle(None if unknown else gpu.utilization_ratio, now_s)
         still_s = None
@@ -325,6 +345,7 @@ class ContainerHistory:
             fault_still_s=fault_still_s,
             cpu_still_s=cpu_still_s,
             work_unknown=work.unknown or unknown,
+            peak_bytes=dict(self._peak_bytes),
         )
 
     def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:

@@ -63,6 +63,8 @@ def serve(settings: Settings) -> None:
         dead_after_s=settings.dead_after_s,
         health_window_s=settings.health_window_s,
         health_grace_s=settings.health_grace_s,
+        vram_floor_bytes=settings.vram_floor_mib * 2**20,
+        vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )
     gpus = _gpu_source(settings)
     engines = {

@@ -39,6 +39,8 @@ class Gpu:
     memory_size_bytes: int | None
     processes: tuple[GpuProcess, ...] | None
     unknown: str | None = None
+    memory_free_bytes: int | None = None
+    """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,18 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tenancy:
+    """What a container may hold of each of its GPUs' memory, bytes, `None` where nobody says.
+
+    `recyclable`: its owner lets it be stopped for that memory's sake. `invalid`: a budget is meant and cannot be read.
+    """
+
+    budget_bytes: int | None = None
+    recyclable: bool = False
+    invalid: Unknown | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Container:
     """One place where managed work lives: an engine's container, a systemd service, or a worker's own process tree.
 
@@ -107,6 +121,7 @@ class Container:
     folders: tuple[str, ...] = ()
     server: Server | None = None
     paused: bool = False
+    tenancy: Tenancy = field(default_factory=Tenancy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +206,8 @@ class ContainerEvidence:
     fault_still_s: float | None = None
     cpu_still_s: float | None = None
     work_unknown: Unknown | None = None
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    """The most memory that it was seen to hold on each GPU, in this incarnation."""
 
     @property
     def work_still_s(self) -> float | None:
@@ -241,6 +258,10 @@ class Snapshot:
     health_window_s: float = 300.0
     """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
     health_grace_s: float = 360.0
+    vram_floor_bytes: int = 1536 * 2**20
+    """A GPU with less free memory than this has too little (C3)."""
+    vram_tie_bytes: int = 256 * 2**20
+    """Two who are over their VRAM budgets by amounts this close are level."""
     ended: tuple[ContainerEvidence, ...] = ()
     """Where dead workers were, as far as that does not run any more: identity, and no figures."""
     dead_s: Mapping[str, float] = field(default_factory=dict)

@@ -28,6 +28,7 @@ NO_WORK_READ: Final = "its processes cannot be listed or read"
 DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 NOT_MEASURED: Final = "the driver does not say"
+NO_BUDGET: Final = "the container has no label with a VRAM budget, or one that cannot be read"
 NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
 
 ABSENT: Final[Mapping[str, str]] = {
@@ -69,7 +70,11 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
-    "gpuwarden_container_gpu_memory_bytes": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
+    "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
+    "gpuwarden_container_recyclable": NO_BUDGET,
+    "gpuwarden_container_gpu_memory_budget_invalid": "its budget can be read, or it has none",
     "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
@@ -81,6 +86,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
+    "gpuwarden_gpu_memory_free_bytes": NOT_MEASURED,
+    "gpuwarden_gpu_memory_floor_bytes": NO_GPUS,
+    "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
     "gpuwarden_exporter_info": "never",

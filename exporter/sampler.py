@@ -146,6 +146,8 @@ class Sampler:
             dead_after_s=self._thresholds.dead_after_s,
             health_window_s=self._thresholds.health_window_s,
             health_grace_s=self._thresholds.health_grace_s,
+            vram_floor_bytes=self._thresholds.vram_floor_bytes,
+            vram_tie_bytes=self._thresholds.vram_tie_bytes,
             ended=tuple(evidence.without_figures(each) for each in ended.values()),
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,

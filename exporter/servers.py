@@ -6,7 +6,7 @@ from typing import Final
 import structlog
 
 from exporter.answering import HealthWatch
-from exporter.evidence import PAUSED, may_hold_others
+from exporter.evidence import PAUSED, workers_of
 from exporter.readings import Container, Probe, Server, ServerEvidence, Unknown, WorkerReadings
 from exporter.sources.probes import Prober
 
@@ -40,7 +40,7 @@ class Servers:
         servers = [(each, each.server) for each in running if each.server is not None]
         self._prober.tend(each for each, _ in servers if _kind(each) == "http")
         found = tuple(
-            self._evidence(each, server, None if workers is None else _workers_of(each, workers, running), now_s)
+            self._evidence(each, server, None if workers is None else workers_of(each, workers, running), now_s)
             for each, server in servers
         )
         incarnations = [each.incarnation for each, _ in servers]
@@ -100,9 +100,3 @@ class Servers:
 def _kind(container: Container) -> str | None:
     server = container.server
     return server.probe.kind if server is not None and isinstance(server.probe, Probe) else None
-
-
-def _workers_of(container: Container, workers: WorkerReadings, running: Iterable[Container]) -> int | None:
-    """How many workers are its own, dead ones included; `None` where there may be others than those that are known."""
-    count = sum(each.container_id == container.id for each in workers.workers)
-    return count if count or not may_hold_others(container, workers, running) else None

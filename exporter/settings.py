@@ -83,6 +83,15 @@ class Settings(BaseSettings):
     health_grace_s: float = Field(
         default=360.0, ge=0, le=86400, description="time from an attempt's start that is left to its load, seconds"
     )
+    vram_floor_mib: int = Field(
+        default=1536,
+        ge=0,
+        description="a GPU with less free memory than this has too little, MiB: the container most over its budget is "
+        "then in question (docs/vram.md); 0 is never",
+    )
+    vram_tie_mib: int = Field(
+        default=256, ge=0, description="two containers over their VRAM budgets by amounts this close are level, MiB"
+    )
     probe_interval_s: float = Field(
         default=5.0, ge=1, le=60, description="time between two askings of a server with a probe URL, seconds"
     )

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from exporter.evidence import may_hold_others
+from exporter import tenancy
+from exporter.evidence import may_hold_others, workers_of
 from exporter.readings import ContainerEvidence, Probe, Snapshot, Unknown, WorkerReadings, WorkerSighting
 from gpuwarden.facts import ServerFacts, WorkerFacts
 from gpuwarden.statefile import Stamp
@@ -63,14 +64,18 @@ def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | 
     place = next((each for each in snapshot.containers if each.container.name == name), None)
     server = next((each for each in snapshot.servers if each.container.name == name), None)
     probe = server.probe if server and isinstance(server.probe, Probe) else None
+    workers = None
+    if place is not None and snapshot.workers is not None:
+        workers = workers_of(place.container, snapshot.workers, (each.container for each in snapshot.containers))
     return ServerFacts(
         **{**_container_facts(snapshot, place, sample_age_s), "container": name},
         probe=probe.kind if probe else None,
-        workers=server.workers if server else None,
+        workers=workers,
         answered=server.answered if server else None,
         unanswered_s=server.unanswered_s if server else None,
         silence_allowed_s=probe.silence_s if probe else None,
         probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
+        cards=tenancy.cards(snapshot, name),
     )
 
 

@@ -91,8 +91,39 @@ class WorkerFacts(ContainerFacts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TenantFacts:
+    """One container's part in one GPU's memory, at one moment."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)
+
+    container: str
+    incarnation: str
+    # Null is unknown; and null for a container that was given no budget.
+    used_bytes: int | None
+    budget_bytes: int | None
+    # Whether its owner lets it be stopped for its memory's sake: it opted in, and is not protected.
+    recyclable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """One GPU's memory, at one moment, and every container that has a part in it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)
+
+    gpu: str
+    # Null where the driver does not say.
+    size_bytes: int | None
+    free_bytes: int | None
+    # Free memory under the floor is too little; two who are over their budgets by amounts this close are level.
+    floor_bytes: int
+    tie_bytes: int
+    tenants: list[TenantFacts]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerFacts(ContainerFacts):
-    """One container by its name, and what came of asking the server in it, at one moment.
+    """One container by its name, what came of asking the server in it, and its GPUs' memory, at one moment.
 
     `container` is the name that was asked for; its id and incarnation are null when no container of that name runs.
     """
@@ -108,6 +139,9 @@ class ServerFacts(ContainerFacts):
     unanswered_s: float | None
     silence_allowed_s: float | None
     probe_unknown: str | None
+    # The memory of every GPU that it has a part in; null where no GPU is read, and an exporter of before this field
+    # tells none.
+    cards: list[CardFacts] | None = None
 
 
 _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)

@@ -300,7 +300,7 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt or a server, or has a host's jobs held; told apart in logs and ledger (A18)."""
+    """Which condition ended an attempt, a server or a tenant, or has a host's jobs held; told apart everywhere (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"
@@ -308,6 +308,7 @@ class Trip(StrEnum):
     DEAD_WORKER = "dead_worker"
     SERVER = "server"
     NODE_LOST = "node_lost"
+    VRAM = "vram"
 
     @property
     def exit_code(self) -> int:

@@ -49,7 +49,7 @@ class Admits(Protocol):
 
     @property
     def subject(self) -> Subject:
-        """A worker, a server, or a host."""
+        """A worker, a server, a tenant or a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +130,14 @@ def is_beat(alert: Alert) -> bool:
 
 
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
-    """What an admitted alert is about, and its name: the worker it names, else the container, else the host."""
-    for kind, label in ((Subject.WORKER, "worker"), (Subject.SERVER, "container")):
-        if name := labels.get(label):
-            return kind, name
+    """What an admitted alert is about, and its name: the worker it names, else the container, else the host.
+
+    Of one container a silence and a use of memory are two matters, each with an episode of its own.
+    """
+    if worker := labels.get("worker"):
+        return Subject.WORKER, worker
+    if container := labels.get("container"):
+        return Subject.TENANT if labels.get("trip") == Trip.VRAM else Subject.SERVER, container
     return Subject.HOST, labels.get("host", "")
 
 
@@ -161,10 +165,10 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
             "unknown_trip",
             f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
         )
-    elif remedies[remedy].subject is Subject.SERVER:
-        return _admit_server(alert, remedy)
     elif remedies[remedy].subject is Subject.HOST:
         return _admit_host(alert, remedy)
+    elif remedies[remedy].subject is not Subject.WORKER:
+        return _admit_container(alert, remedy)
     elif not is_text(labels.get("worker", "")):
         because = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
         reason = "no_worker"
@@ -173,8 +177,8 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
 
 
-def _admit_server(alert: Alert, remedy: str) -> Refusal | None:
-    """A server is told from a worker by the label that is missing, and from its next life by its incarnation."""
+def _admit_container(alert: Alert, remedy: str) -> Refusal | None:
+    """A container is told from a worker by the label that is missing, and from its next life by its incarnation."""
     labels = alert.labels
     if labels.get("worker"):
         reason, because = "no_server", f"remedy {remedy} is for a container without workers, and it names one"

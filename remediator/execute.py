@@ -754,7 +754,7 @@ class Executor:
             return None, False
 
     def _server(self, episode: Episode, unknown: list[str]) -> ServerFacts | None:
-        if episode.subject is not Subject.SERVER:
+        if episode.subject is Subject.WORKER:
             return None
         try:
             return self._hands.witness.about_server(episode.worker, host=self._host)
@@ -767,7 +767,7 @@ class Executor:
     ) -> tuple[ContainerState | None, bool]:
         """The container promised to, once an intent names it; before that the one the evidence points at.
 
-        A server that the exporter does not list may only be missing from one listing: its engine is asked about the
+        A container that the exporter does not list may only be missing from one listing: its engine is asked about the
         container that was accused.
         """
         if episode.free is not None:
@@ -1051,8 +1051,8 @@ def _verdicts(said: Opinion) -> list[tuple[str, str]]:
 
 
 def _accused(episode: Episode) -> str | None:
-    """The full id of the container that a server's episode is about, where its alert named one."""
-    if episode.subject is not Subject.SERVER:
+    """The full id of the container that an episode without a worker is about, where its alert named one."""
+    if episode.subject is Subject.WORKER:
         return None
     found = _FULL_ID.match(episode.incarnation or "")
     return None if found is None else found[1]

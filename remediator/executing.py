@@ -117,6 +117,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
             storm_share=settings.storm_share,
             storm_window_s=settings.storm_window_s,
             storm_frees=settings.storm_frees,
+            vram_cooldown_s=settings.vram_cooldown_s,
             unknown_holds=settings.silences_unknown == "hold",
         ),
         look_again_s=settings.look_again_s,

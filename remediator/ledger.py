@@ -940,7 +940,7 @@ def _order(row: Row[Any]) -> Order:
 
 
 def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Safeguards, *, now: float) -> Recent:
-    longest_s = max(safeguards.storm_window_s, safeguards.cooldown_s, RATE_WINDOW_S)
+    longest_s = max(safeguards.storm_window_s, safeguards.cooldown_s, safeguards.vram_cooldown_s, RATE_WINDOW_S)
     frees = _frees(connection, since=now - longest_s)
     released_at = orders.released_at() or 0.0
     # A release that seems yet to come is one before the clock was set back: it excuses nothing.
@@ -955,6 +955,13 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
         for row in frees
         if (row.host, row.data["handle"]) == (wanted.host, wanted.handle) and row.stage not in _NOT_FREED
     ]
+    beside = [
+        row.entered_at if row.stage in OVER or row.stage == Stage.PLANNED else now
+        for row in frees
+        if row.host == wanted.host
+        and row.episode_id != wanted.episode_id
+        and not wanted.gpus.isdisjoint(row.data.get("gpus", ()))
+    ]
     answers = select(ORDERS).where(ORDERS.c.episode_id == wanted.episode_id).order_by(ORDERS.c.order_id.desc())
     answer = connection.execute(answers.limit(1)).one_or_none()
     fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
@@ -963,6 +970,7 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
         frees=sum(rate_since < row.created_at < rate_until for row in frees),
         # The nearest to now, either way: one that seems yet to come is of before the clock was set back.
         freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
+        gpu_freed_s_ago=min((now - at for at in beside), key=abs, default=None),
         fleet=connection.scalar(fleet),
         answer=None if answer is None else _order(answer),
     )

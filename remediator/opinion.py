@@ -26,8 +26,9 @@ RULES_MAX: Final = 10
 AGES: Final[Mapping[Subject, str]] = {
     Subject.WORKER: "time() - timestamp(gpuwarden_worker_info)",
     Subject.SERVER: "time() - timestamp(gpuwarden_server_info)",
+    Subject.TENANT: "time() - timestamp(gpuwarden_container_info)",
 }
-"""How old the newest sample of every worker, or of every server, is: seconds, by Prometheus's own clock."""
+"""How old the newest sample of every worker, server or container is: seconds, by Prometheus's own clock."""
 
 
 class OpinionError(GpuwardenError):
@@ -217,7 +218,7 @@ def _identity(episode: Episode) -> dict[str, str]:
 
 
 def _name(episode: Episode) -> str:
-    return "container" if episode.subject is Subject.SERVER else "worker"
+    return "worker" if episode.subject is Subject.WORKER else "container"
 
 
 def _series(answer: bytes) -> Sequence[_Sample]:

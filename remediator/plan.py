@@ -14,14 +14,16 @@ from gpuwarden.job import State, Trip
 
 
 class Subject(StrEnum):
-    """What an episode is about: a worker, with the job it runs, a container that is a server and has no job, or a host.
+    """What an episode is about: a worker, with the job it runs, a container without one, or a host.
 
-    A host that is silent is nobody's own: whoever shares its ledger works on such an episode.
+    A container is a server, which is asked and does not answer, or a tenant, which holds more of a GPU's memory than it
+    may. A host that is silent is nobody's own: whoever shares its ledger works on such an episode.
     """
 
     WORKER = "worker"
     SERVER = "server"
     HOST = "host"
+    TENANT = "tenant"
 
 
 class Kind(StrEnum):
@@ -91,8 +93,8 @@ class Episode:
 
     Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by;
     `fingerprints` are what Alertmanager knows them by.
-    `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server the
-    container's name and the container's incarnation, of a host its key and none. `rules` are the names of the rules
+    `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server or a tenant
+    the container's name and the container's incarnation, of a host its key and none. `rules` are the names of the rules
     that accused it, also of those whose alert has ended since.
     """
 
@@ -229,8 +231,9 @@ class Facts:
     episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is set where the
     exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files away, while
     one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is about a worker,
-    `server` about a server, `host` about a host: an episode has one of them. `listener` is whom a warning would reach,
-    or `None` with why in `deaf`; `warned_for_s` is for how long this executor has known that it was warned.
+    `server` about a container without one, `host` about a host: an episode has one of them. `listener` is whom a
+    warning would reach, or `None` with why in `deaf`; `warned_for_s` is for how long this executor has known that it
+    was warned.
     """
 
     armed: bool
@@ -257,7 +260,7 @@ class Facts:
     @property
     def place(self) -> ContainerFacts | None:
         """What the exporter says about the container and the host's GPUs, whoever the episode is about."""
-        return self.server if self.episode.subject is Subject.SERVER else self.evidence
+        return self.evidence if self.episode.subject is Subject.WORKER else self.server
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,9 @@
     cooldown_s = 60
     prometheus = "advise"
 
+    [recycle_container]        # nor has a tenant that holds too much of a GPU's memory
+    cooldown_s = 600
+
 What is not said is as the options have it. The file is looked at with every round, once a second at most, and read
 where it has changed; one that cannot be used then leaves everything as it was, and is complained of in the log. It is
 to be replaced whole, by rename: what is half written may be valid, and mean something else.
@@ -70,6 +73,7 @@ class Policies(BaseModel):
 
     restart_worker: JobRemedyPolicy = JobRemedyPolicy()
     restart_container: RemedyPolicy = RemedyPolicy()
+    recycle_container: RemedyPolicy = RemedyPolicy()
 
     def of(self, remedy: str) -> RemedyPolicy:
         """What is said of one remedy."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Advance, Begin, Episode, Facts, Fence, Kind, Lose, Stage, Step, Stop, Wait, Warn
+from remediator.plan import Advance, Begin, Episode, Facts, Fence, Kind, Lose, Stage, Step, Stop, Subject, Wait, Warn
 
 
 class Act(StrEnum):
@@ -163,7 +163,9 @@ RATE_WINDOW_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Safeguards:
-    """What bounds an armed remediator, from the settings; seconds. A `cooldown_s` of 0 is none.
+    """What bounds an armed remediator, from the settings; seconds. A cool-down of 0 is none.
+
+    `vram_cooldown_s` is a GPU's: so long after one container on it was freed, nobody else goes for its memory's sake.
 
     `unknown_holds`: nothing is begun while an Alertmanager does not tell whether it is silenced.
     """
@@ -173,6 +175,7 @@ class Safeguards:
     storm_share: float = 0.25
     storm_window_s: float = 600.0
     storm_frees: int = 6
+    vram_cooldown_s: float = 120.0
     unknown_holds: bool = False
 
     def storm_above(self, fleet: int | None) -> int:
@@ -196,7 +199,8 @@ class Safeguards:
 class Wish:
     """A free that a remedy wants to begin, or has promised and not begun in earnest.
 
-    `handle` is the container's, which survives a restart, `key` its incarnation's, which does not.
+    `handle` is the container's, which survives a restart, `key` its incarnation's, which does not. `gpus` are those
+    that it is to be freed for, where it is for their memory.
     """
 
     episode_id: int
@@ -205,6 +209,7 @@ class Wish:
     handle: str
     key: str
     because: str
+    gpus: frozenset[str] = frozenset()
 
     @property
     def target(self) -> str:
@@ -220,11 +225,13 @@ class Recent:
     `frees` how many frees were begun within `RATE_WINDOW_S`, and since then. `freed_s_ago` is how long ago the one at
     hand was last freed, by the wall clock; negative where that was set back. `fleet` is how many workers the executors
     see together, `None` while none has told. `answer` is what a person last said about the episode at hand.
+    `gpu_freed_s_ago` is how long ago another container was freed on one of the wish's GPUs, 0 while one is.
     """
 
     targets: frozenset[str] = frozenset()
     frees: int = 0
     freed_s_ago: float | None = None
+    gpu_freed_s_ago: float | None = None
     fleet: int | None = None
     answer: Order | None = None
 
@@ -260,7 +267,12 @@ def wish(episode: Episode, step: Step) -> Wish:
         handle=handle,
         key=key,
         because=step.because,
+        gpus=_gpus_freed_for(episode, step),
     )
+
+
+def _gpus_freed_for(episode: Episode, step: Step) -> frozenset[str]:
+    return frozenset(step.gpus if isinstance(step, Begin) and episode.subject is Subject.TENANT else ())
 
 
 def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards, *, now: float) -> Wait | Latch | None:
@@ -280,6 +292,13 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
             "what wedges again so soon is not mended by a restart; taken up again by itself afterwards"
         )
         return Wait(reason="cooldown", because=because)
+    ago_s = recent.gpu_freed_s_ago
+    if ago_s is not None and abs(ago_s) < safeguards.vram_cooldown_s:
+        because = (
+            f"another container on its GPU was freed {max(0.0, ago_s):.0f} s ago: one goes at a time, and what is free "
+            f"is measured anew after {safeguards.vram_cooldown_s:.0f} s"
+        )
+        return Wait(reason="gpu_cooldown", because=because)
     return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)
 
 

@@ -29,8 +29,8 @@ EPISODES = Table(
     Column("remedy", String, nullable=False),
     Column("trip", String, nullable=False),
     Column("host", String, nullable=False),
-    Column("subject", String, nullable=False, server_default="worker"),  # worker | server | host
-    Column("worker", String, nullable=False),  # its name: the worker's; of a server the container's; the host's
+    Column("subject", String, nullable=False, server_default="worker"),  # worker | server | tenant | host
+    Column("worker", String, nullable=False),  # its name: the worker, the container, the host
     Column("incarnation", String),  # what was accused: the worker's incarnation; of a server the container's
     Column("job_id", ID),
     Column("attempt", ID),

@@ -233,6 +233,13 @@ class ExecuteSettings(_Common):
         le=86400,
         description="a container is not freed again within this time after its last free, seconds; 0 is no cool-down",
     )
+    vram_cooldown_s: float = Field(
+        default=120.0,
+        ge=0,
+        le=86400,
+        description="after a container was freed on a GPU, nobody else goes for that GPU's memory within this time, "
+        "seconds; longer than Prometheus may lag behind; 0 is no cool-down",
+    )
     storm_targets: int = Field(
         default=3,
         ge=1,

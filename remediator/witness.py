@@ -18,8 +18,8 @@ _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 TIMEOUT_S: Final = 3.0
 """How long the exporter may take to answer, seconds."""
 
-_WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info"})
-"""The series of 1 for each worker that lives, and for each server."""
+_WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info", "gpuwarden_container_recyclable"})
+"""The series of 1 for each worker that lives, for each server, and for each tenant that may be recycled."""
 
 
 class WitnessError(GpuwardenError):
@@ -42,7 +42,7 @@ class Witness:
         self._client.close()
 
     def workers(self) -> int:
-        """How many containers with a live worker, or with a server, the exporter sees on this host.
+        """How many containers with a live worker, a server, or a VRAM budget to answer for the exporter sees.
 
         A tenant can write as many workers' files as it likes, and counts once for each container it has.
 

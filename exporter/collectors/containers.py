@@ -61,6 +61,13 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _ON_GPU,
         (((each.container.name, share.gpu), share.memory_bytes) for each in found for share in each.shares),
     )
+    yield gauge(
+        "gpuwarden_container_gpu_memory_peak_bytes",
+        "The most GPU memory that its processes were seen to hold, once a second, in this incarnation.",
+        _ON_GPU,
+        (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
+    )
+    yield from _tenancy(snapshot)
     busy = CounterMetricFamily(
         "gpuwarden_container_gpu_busy_seconds",
         "GPU time used by the container's processes since it was first seen, measured samples only.",
@@ -78,3 +85,27 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     for key, count in sorted(snapshot.unknown.items()):
         unknown.add_metric(key, count)
     yield unknown
+
+
+def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
+    """What each container may hold of a GPU's memory."""
+    found = [each.container for each in snapshot.containers]
+    yield gauge(
+        "gpuwarden_container_gpu_memory_budget_bytes",
+        "How much memory of each of its GPUs the container may hold, as its owner says.",
+        _NAME,
+        (((each.name,), each.tenancy.budget_bytes) for each in found),
+    )
+    yield gauge(
+        "gpuwarden_container_recyclable",
+        "1 for a container with a budget that may be stopped for its GPU memory's sake; 0 for a protected one, or one "
+        "that did not opt in.",
+        _NAME,
+        (((each.name,), float(each.tenancy.recyclable)) for each in found if each.tenancy.budget_bytes is not None),
+    )
+    yield gauge(
+        "gpuwarden_container_gpu_memory_budget_invalid",
+        "1 for a container whose budget cannot be read, by the reason: it has none.",
+        ("container", "reason"),
+        (((each.name, each.tenancy.invalid.reason), 1.0) for each in found if each.tenancy.invalid is not None),
+    )

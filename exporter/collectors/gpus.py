@@ -42,6 +42,24 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((gpu.uuid,), gpu.memory_size_bytes) for gpu in gpus),
     )
     yield gauge(
+        "gpuwarden_gpu_memory_free_bytes",
+        "GPU memory that anyone can still have, as the driver tells it.",
+        _GPU,
+        (((gpu.uuid,), gpu.memory_free_bytes) for gpu in gpus),
+    )
+    yield gauge(
+        "gpuwarden_gpu_memory_floor_bytes",
+        "Less free memory of a GPU than this is too little.",
+        _GPU,
+        (((gpu.uuid,), float(snapshot.vram_floor_bytes)) for gpu in gpus),
+    )
+    yield gauge(
+        "gpuwarden_gpu_memory_tie_bytes",
+        "Two containers over their budgets by amounts this close are level.",
+        _GPU,
+        (((gpu.uuid,), float(snapshot.vram_tie_bytes)) for gpu in gpus),
+    )
+    yield gauge(
         "gpuwarden_gpu_unattributed_utilization_ratio",
         "Share of the GPU's time used by no process on its list; over the idle ratio it vetoes idle.",
         _GPU,

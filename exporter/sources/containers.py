@@ -17,7 +17,7 @@ import docker
 from docker.constants import DEFAULT_DOCKER_API_VERSION
 from requests import RequestException
 
-from exporter import answering
+from exporter import answering, tenancy
 from exporter.readings import Container, Health, Probe, Server, Unknown
 from gpuwarden import cgroup
 
@@ -238,6 +238,7 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         folders=_folders(found, directory),
         server=_server(found),
         paused=bool(state.get("Paused")),
+        tenancy=tenancy.terms(found["Config"].get("Labels") or {}),
     )
 
 

@@ -148,6 +148,7 @@ class NvmlGpus:
             utilization_ratio=ratio,
             memory_used_bytes=None if memory is None else memory.used,
             memory_size_bytes=None if memory is None else memory.total,
+            memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
             unknown=unknown,
         )

@@ -73,6 +73,7 @@ def read(path: Path) -> GpuReadings:
 
 def _gpu(found: _Gpu) -> Gpu:
     processes = found.processes
+    used, size = found.memory_used_bytes, found.memory_size_bytes
     return Gpu(
         uuid=found.uuid,
         index=found.index,
@@ -80,6 +81,7 @@ def _gpu(found: _Gpu) -> Gpu:
         utilization_ratio=found.utilization_ratio,
         memory_used_bytes=found.memory_used_bytes,
         memory_size_bytes=found.memory_size_bytes,
+        memory_free_bytes=None if used is None or size is None else max(0, size - used),
         processes=None if processes is None else tuple(GpuProcess(**process.model_dump()) for process in processes),
         unknown="the simulated driver does not say" if processes is None or found.utilization_ratio is None else None,
     )

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpuwarden.job import Trip
 from remediator.plan import Facts, Step, Subject
-from remediator.remedies import lose_node, restart_container, restart_worker
+from remediator.remedies import lose_node, recycle_container, restart_container, restart_worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +35,10 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         subject=Subject.SERVER,
     ),
     "lose_node": Remedy(decide=lose_node.decide, adopt=lose_node.adopt, trips=lose_node.TRIPS, subject=Subject.HOST),
+    "recycle_container": Remedy(
+        decide=recycle_container.decide,
+        adopt=recycle_container.adopt,
+        trips=recycle_container.TRIPS,
+        subject=Subject.TENANT,
+    ),
 }

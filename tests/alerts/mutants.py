@@ -15,8 +15,10 @@ SERVER: Final = "server.rules.yaml"
 CHAIN: Final = "chain.rules.yaml"
 REMEDIATOR: Final = "remediator.rules.yaml"
 NODE: Final = "node.rules.yaml"
+VRAM: Final = "vram.rules.yaml"
 RULES: Final = {
-    name: (ALERTS / name).read_text() for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE)
+    name: (ALERTS / name).read_text()
+    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM)
 }
 
 FIRST: Final = {
@@ -57,6 +59,7 @@ FIRST: Final = {
         "does not fire while more hosts are missed",
         "a Prometheus that was down",
     ),
+    VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -956,8 +959,11 @@ NODE_MUTANTS: Final = [
         ("a step late", "+ 10", "+ 20"),
         ("only past the bound", ">= on", "> on"),
         ("the least bound counts", "max(gpuwarden_remediator", "min(gpuwarden_remediator"),
-        ("the bound is believed after it has vanished", "(gpuwarden_remediator_node_lost_after_seconds)",
-         "(last_over_time(gpuwarden_remediator_node_lost_after_seconds[5m]))"),
+        (
+            "the bound is believed after it has vanished",
+            "(gpuwarden_remediator_node_lost_after_seconds)",
+            "(last_over_time(gpuwarden_remediator_node_lost_after_seconds[5m]))",
+        ),
         ("the bound is in the rule", BOUND, "vector(190)"),
         ("hosts are not told apart", "by (host) ", ""),
         ("each exporter of a host counts", "by (host)", "by (host, instance)"),
@@ -980,8 +986,11 @@ NODE_MUTANTS: Final = [
         ("as many seen as missed are too few", "> on", ">= on"),
         ("who was missed is forgotten", "[1h]", "[5m]"),
         ("all that ever were count as missed", " unless on (host) gpuwarden_exporter_info", ""),
-        ("each exporter of a host counts as seen", "count(max by (host) (gpuwarden_exporter_info))",
-         "count(gpuwarden_exporter_info)"),
+        (
+            "each exporter of a host counts as seen",
+            "count(max by (host) (gpuwarden_exporter_info))",
+            "count(gpuwarden_exporter_info)",
+        ),
         ("each exporter of a host counts as missed", "count(max by (host) (max_over", "count((max_over"),
     ),
     *of(
@@ -1002,6 +1011,117 @@ NODE_MUTANTS: Final = [
         ("it names another trip", "trip: node_lost", "trip: drill"),
     ),
     *of(NODE, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+]
+
+# The rules about memory that is shared, their parts letter for letter.
+
+USED: Final = "gpuwarden_container_gpu_memory_bytes"
+VRAM_BUDGET: Final = "gpuwarden_container_gpu_memory_budget_bytes"
+MAY_GO: Final = "gpuwarden_container_recyclable"
+FREE_NOW: Final = "gpuwarden_gpu_memory_free_bytes"
+FLOOR: Final = "gpuwarden_gpu_memory_floor_bytes"
+TIE: Final = "gpuwarden_gpu_memory_tie_bytes"
+OVER: Final = "gpuwarden:vram_over_budget_while_short:bytes"
+VICTIM: Final = "gpuwarden:vram_victim:bytes"
+OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
+ONE_OF_EACH: Final = RULES[VRAM].partition("record: gpuwarden:vram_victim")[2].partition("- alert:")[0]
+VICTIM_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramVictim")[2].partition("# For a person.")[0]
+LOW_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramLow")[2].partition("# For a person:")[0]
+OVER_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramOverBudget")[2].partition("- alert:")[0]
+INVALID_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramBudgetInvalid")[2]
+
+VRAM_MUTANTS: Final = [
+    *of(
+        VRAM,
+        OVER_BUDGET,
+        ("over: at the budget already", ") > 0", ") >= 0"),
+        ("over: whoever holds anything", ") > 0", ") > -1e18"),
+        ("over: by what it holds", f"({VRAM_BUDGET})", f"({VRAM_BUDGET} * 0)"),
+        ("over: the more of two figures counts", f"min by (host, container, gpu) ({USED})",
+         f"max by (host, container, gpu) ({USED})"),
+        ("over: the less of two budgets counts", f"max by {PLACE} ({VRAM_BUDGET})", f"min by {PLACE} ({VRAM_BUDGET})"),
+        ("over: what it holds is believed after it has vanished", USED, f"last_over_time({USED}[5m])"),
+        ("over: the most it has held counts", USED, f"max_over_time({USED}[5m])"),
+        ("over: a budget is believed after it has vanished", VRAM_BUDGET, f"last_over_time({VRAM_BUDGET}[5m])"),
+        ("over: its GPUs are added up", f"min by (host, container, gpu) ({USED})", f"sum by {PLACE} ({USED})"),
+        ("over: whether it may go is not looked at", "== 1", ">= 0"),
+        ("over: one of two that lets it go is enough", f"min by {PLACE} ({MAY_GO})", f"max by {PLACE} ({MAY_GO})"),
+        ("over: whether it may go is believed after it has vanished", MAY_GO, f"last_over_time({MAY_GO}[5m])"),
+        ("over: only those that may not go", "== 1", "== 0"),
+        ("over: whether there is room is not looked at", "<\n", "< 1e18 +\n"),
+        ("over: only while there is room", "<\n", ">=\n"),
+        ("over: at the floor already", "<\n", "<=\n"),
+        ("over: the less of two free counts", f"max by (host, gpu) ({FREE_NOW})", f"min by (host, gpu) ({FREE_NOW})"),
+        ("over: the greater of two floors counts", f"min by (host, gpu) ({FLOOR})", f"max by (host, gpu) ({FLOOR})"),
+        ("over: free memory is believed after it has vanished", FREE_NOW, f"last_over_time({FREE_NOW}[5m])"),
+        ("over: the least that was free counts", FREE_NOW, f"min_over_time({FREE_NOW}[5m])"),
+        ("over: a floor is believed after it has vanished", FLOOR, f"last_over_time({FLOOR}[5m])"),
+        ("over: on any GPU of a host that is short on one", "and on (host, gpu)", "and on (host)"),
+        ("over: on any host whose namesake GPU is short", "and on (host, gpu)", "and on (gpu)"),
+    ),
+    *of(
+        VRAM,
+        ONE_OF_EACH,
+        ("victim: nobody stays picked", f"and on (host, container, gpu) {VICTIM}",
+         f"unless on (host, container, gpu) {OVER}"),
+        ("victim: whoever was picked stays so, whoever is ahead", f"max by (host, gpu) ({OVER})",
+         f"min by (host, gpu) ({OVER})"),
+        ("victim: a tie is no tie", f"min by (host, gpu) ({TIE})", f"0 * min by (host, gpu) ({TIE})"),
+        ("victim: a tie is a hair less", ">= on", "> on"),
+        ("victim: the wider of two ties counts", f"min by (host, gpu) ({TIE})", f"max by (host, gpu) ({TIE})"),
+        ("victim: the one least over goes", "topk by", "bottomk by"),
+        ("victim: two go", "topk by (host, gpu) (1,", "topk by (host, gpu) (2,"),
+        ("victim: one of a host", "topk by (host, gpu)", "topk by (host)"),
+        ("victim: one of all hosts' namesakes", "topk by (host, gpu)", "topk by (gpu)"),
+        ("victim: the picked and another", "or on (host, gpu)", "or on (host, container, gpu)"),
+    ),
+    *of(
+        VRAM,
+        VICTIM_ALERT,
+        ("no incarnation is joined", "(incarnation)", "()"),
+        ("the value is not by how much", "* on", "* 0 + on"),
+        ("a doubled identity fails the rule", f"topk by {PLACE} (1, gpuwarden_container_info)",
+         "gpuwarden_container_info"),
+        ("two identities are let through", "(1,", "(2,"),
+        ("the incarnation before is still named", "gpuwarden_container_info",
+         "last_over_time(gpuwarden_container_info[5m])"),
+        ("it waits a minute", "        labels:", "        for: 1m\n        labels:"),
+        ("it names another severity", "critical", "warning"),
+        ("it names another remedy", "recycle_container", "restart_container"),
+        ("it names another trip", "trip: vram", "trip: server"),
+        ("its summary has raw bytes", " | humanize1024 }}B more", " }}B more"),
+        ("its runbook goes by another name", "runbook:", "runbook_url:"),
+    ),
+    *of(
+        VRAM,
+        LOW_ALERT,
+        ("low: at the floor already", "<\n", "<=\n"),
+        ("low: at once", "        for: 1m\n", ""),
+        ("low: a little late", "1m", "90s"),
+        ("low: the less of two free counts", f"max by (host, gpu) ({FREE_NOW})", f"min by (host, gpu) ({FREE_NOW})"),
+        ("low: the greater of two floors counts", f"min by (host, gpu) ({FLOOR})", f"max by (host, gpu) ({FLOOR})"),
+        ("low: it has a remedy", "warning\n", "warning\n          remedy: recycle_container\n"),
+    ),
+    *of(
+        VRAM,
+        OVER_ALERT,
+        ("over budget: at the budget already", ") > 0", ") >= 0"),
+        ("over budget: at once", "        for: 10m\n", ""),
+        ("over budget: a little early", "10m", "9m"),
+        ("over budget: the more of two figures counts", f"min by (host, container, gpu) ({USED})",
+         f"max by (host, container, gpu) ({USED})"),
+        ("over budget: the less of two budgets counts", f"max by {PLACE} ({VRAM_BUDGET})",
+         f"min by {PLACE} ({VRAM_BUDGET})"),
+        ("over budget: it has a remedy", "warning\n", "warning\n          remedy: recycle_container\n"),
+    ),
+    *of(
+        VRAM,
+        INVALID_ALERT,
+        ("invalid: it never fires", "== 1", "== 0"),
+        ("invalid: it is believed after it was mended", "gpuwarden_container_gpu_memory_budget_invalid",
+         "last_over_time(gpuwarden_container_gpu_memory_budget_invalid[5m])"),
+        ("invalid: it has a remedy", "warning\n", "warning\n          remedy: recycle_container\n"),
+    ),
 ]  # fmt: skip
 
 MUTANTS: Final = [
@@ -1014,4 +1134,5 @@ MUTANTS: Final = [
     *CHAIN_MUTANTS,
     *REMEDIATOR_MUTANTS,
     *NODE_MUTANTS,
+    *VRAM_MUTANTS,
 ]

@@ -33,6 +33,7 @@ from exporter.readings import (
     ServerEvidence,
     Snapshot,
     SourceHealth,
+    Tenancy,
     Unknown,
     WorkerReadings,
     WorkerSighting,
@@ -76,15 +77,18 @@ def a_snapshot() -> Snapshot:
     process = GpuProcess(pid=42, utilization_ratio=0.5, memory_bytes=10)
     gpu = Gpu(
         uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=100,
-        processes=(process,),
+        processes=(process,), memory_free_bytes=80,
     )  # fmt: skip
+    tenancy = Tenancy(budget_bytes=9, recyclable=True, invalid=Unknown(reason="bad_budget", because="3 GB"))
     container = Container(
-        kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image"
-    )
+        kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image",
+        tenancy=tenancy,
+    )  # fmt: skip
     evidence = ContainerEvidence(
         container=container, shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10),), gpus=("GPU-0",),
         gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
+        peak_bytes={"GPU-0": 11},
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
     gone = WorkerSighting(

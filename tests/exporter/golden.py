@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
-from exporter.readings import GpuShare, Snapshot, SourceHealth, Unknown, WorkerReadings
+from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings
 from exporter.scrape import SnapshotCollector
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import Stamp
@@ -24,7 +24,8 @@ ENDED_ID = "ef" * 32
 
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
-        build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03),
+        build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03,
+                  memory_free_bytes=14000 * build.MIB),
         build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
     ),
     workers=WorkerReadings(
@@ -66,12 +67,16 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
+            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB),),
             gpu_idle_s=0.0,
             busy_s={"GPU-0": 61.5},
+            peak_bytes={"GPU-0": 2060 * build.MIB},
         ),
         build.evidence(
-            container=build.container(id=OTHER_ID, name="worker-1", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z"),
+            # What its label says of a budget cannot be read.
+            container=build.container(id=OTHER_ID, name="worker-1", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z",
+                                      tenancy=Tenancy(invalid=Unknown(reason="bad_budget", because="3 GB"))),
             shares=(
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
                 GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None),

@@ -19,7 +19,7 @@ import pytest
 from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.evidence import Thresholds
-from exporter.readings import ContainerEvidence, Health, Server, Unknown
+from exporter.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
 from exporter.sampler import Sampler
 from exporter.sources import containers
 from exporter.sources.containers import EngineContainers, Listing, _container, visible_devices
@@ -741,3 +741,13 @@ def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
             real.remove(force=True)
 
     assert first_s == (0.0,)
+
+
+def test_what_a_container_may_hold_of_a_gpus_memory_is_read_from_its_labels() -> None:
+    found = _container(inspected(labels={"gpuwarden.vram-budget-mib": "3000", "gpuwarden.managed": "true"}))
+    silent = _container(inspected())
+
+    assert found is not None
+    assert found.tenancy == Tenancy(budget_bytes=3000 * 2**20, recyclable=True)
+    assert silent is not None
+    assert silent.tenancy == Tenancy()

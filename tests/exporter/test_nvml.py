@@ -82,6 +82,7 @@ def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
                 utilization_ratio=0.93,
                 memory_used_bytes=41 * GIB,
                 memory_size_bytes=140 * GIB,
+                memory_free_bytes=99 * GIB,
                 processes=(GpuProcess(pid=7, utilization_ratio=0.91, memory_bytes=40 * GIB),),
                 unknown=None,
             ),

@@ -40,6 +40,7 @@ def test_a_whole_file_is_read_and_says_that_it_is_simulated(tmp_path: Path) -> N
                 utilization_ratio=0.93,
                 memory_used_bytes=2147483648,
                 memory_size_bytes=17179869184,
+                memory_free_bytes=15032385536,
                 processes=(GpuProcess(pid=4242, utilization_ratio=0.93, memory_bytes=2147483648),),
             ),
         ),
@@ -54,6 +55,7 @@ def test_what_the_file_leaves_out_is_unknown_not_zero(field: str, spelt: str, tm
     (found,) = simulated.read(write(tmp_path, fields | ({field: None} if spelt == "null" else {}))).gpus
 
     assert getattr(found, field) is None
+    assert (found.memory_free_bytes is None) == field.startswith("memory")
     assert found.unknown == (
         "the simulated driver does not say" if field in ("utilization_ratio", "processes") else None
     )

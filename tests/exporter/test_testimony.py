@@ -3,7 +3,7 @@
 import pytest
 
 from exporter import testimony
-from exporter.readings import Snapshot, Unknown
+from exporter.readings import GpuShare, Snapshot, Unknown, WorkerReadings
 from tests.exporter import builders as build
 
 OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
@@ -82,3 +82,19 @@ def test_without_gpu_readings_nothing_is_said_of_what_the_driver_lists() -> None
 
     assert found is not None
     assert (found.gpu_pids, found.gpu_simulated) == (None, None)
+
+
+def test_a_container_that_is_no_server_is_told_of_too_with_its_gpus_memory_and_the_workers_in_it() -> None:
+    share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=5)
+    place = build.evidence(container=build.container(folders=("w0",)), shares=(share,))
+
+    empty = testimony.about_server("worker-0", build.snapshot(containers=(place,)), now=build.ago(0))
+    taken = testimony.about_server("worker-0", build.snapshot(build.sighting(), containers=(place,)), now=build.ago(0))
+    unread = build.snapshot(containers=(place,), workers=WorkerReadings(workers=(), unread=frozenset({"w0"})))
+    doubtful = testimony.about_server("worker-0", unread, now=build.ago(0))
+    blind = testimony.about_server("worker-0", build.snapshot(containers=(place,), workers=None), now=build.ago(0))
+
+    counts = [None if found is None else found.workers for found in (empty, taken, doubtful, blind)]
+    assert counts == [0, 1, None, None]
+    assert empty is not None
+    assert [[tenant.used_bytes for tenant in card.tenants] for card in empty.cards or ()] == [[5]]

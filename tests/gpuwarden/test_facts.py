@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.facts import FactsError, ServerFacts, WorkerFacts, parse, parse_server, render
+from gpuwarden.facts import CardFacts, FactsError, ServerFacts, WorkerFacts, parse, parse_server, render
 
 _FIGURES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=30),
@@ -19,6 +19,7 @@ _FIGURES: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, list[int] | None]: st.dictionaries(
         st.text(max_size=10), st.none() | st.lists(st.integers(0, 2**31), max_size=3), max_size=3
     ),
+    list[CardFacts]: st.lists(st.builds(CardFacts), max_size=2),
     type(None): st.none(),
 }
 _HINTS = get_type_hints(WorkerFacts)
@@ -39,6 +40,9 @@ KNOWN: dict[str, Any] = {
     "dead_after_s": 30.0,
 }
 NOTHING_ELSE: dict[str, Any] = {field.name: None for field in fields(WorkerFacts)}
+SERVER: dict[str, Any] = {field.name: None for field in fields(ServerFacts)} | {
+    "host": "box1", "container": "c1", "sample_age_s": 0.5
+}  # fmt: skip
 NOTHING_KNOWN = WorkerFacts(**{**NOTHING_ELSE, **KNOWN})
 
 
@@ -58,6 +62,20 @@ def answer(**changed: object) -> str:
 )
 def test_facts_about_servers_read_back_as_they_were_written(written: ServerFacts) -> None:
     assert parse_server(render(written)) == written
+
+
+def test_an_exporter_of_before_the_cards_tells_of_none() -> None:
+    written = json.loads(render(ServerFacts(**SERVER)))
+    del written["cards"]
+
+    assert parse_server(json.dumps(written)).cards is None
+
+
+def test_a_card_that_lacks_its_floor_is_no_answer() -> None:
+    lacking = {"gpu": "GPU-0", "size_bytes": 1, "free_bytes": 1, "tie_bytes": 1, "tenants": []}
+
+    with pytest.raises(FactsError, match="lacks 'cards'"):
+        parse_server(json.dumps(asdict(ServerFacts(**SERVER)) | {"cards": [lacking]}))
 
 
 def test_facts_about_a_worker_are_none_about_a_server() -> None:

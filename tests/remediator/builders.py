@@ -6,7 +6,7 @@ The default is a wedge: worker w1 in container c1 on box1, attempt 1 of job 7, s
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.facts import ServerFacts, WorkerFacts
+from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.job import State, Trip
 from remediator.alert import Alert
 from remediator.plan import (
@@ -27,6 +27,7 @@ from remediator.safety import Wish
 HOST = "box1"
 NOW = 1_800_000_000.0
 HANDLE = "c" * 64
+MIB = 2**20
 KEY = f"{HANDLE}@2026-01-01T00:00:00Z"
 REBORN = f"{HANDLE}@2026-01-01T00:05:00Z"
 PIDS = frozenset({4001, 4002})
@@ -74,6 +75,14 @@ def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | 
         "worker": None, "container": None, "incarnation": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_host, **labels})
+
+
+def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str | None) -> Alert:
+    """An alert about the tenant in container c1, which holds too much of GPU-0's memory."""
+    of_tenant: dict[str, Any] = {
+        "alertname": "GpuwardenVramVictim", "remedy": "recycle_container", "trip": "vram", "gpu": "GPU-0",
+    }  # fmt: skip
+    return server_alert(fingerprint, firing=firing, **{**of_tenant, **labels})
 
 
 def sent(fingerprint: str = "f1", *, status: str = "firing", **labels: str) -> dict[str, Any]:
@@ -134,6 +143,37 @@ def server(**changed: Any) -> ServerFacts:
         gpu_pids={"GPU-0": sorted(PIDS)},
     )  # fmt: skip
     return replace(default, **changed)
+
+
+def tenant(
+    name: str = "c1", used_mib: int | None = 10_957, budget_mib: int | None = 2048, **changed: Any
+) -> TenantFacts:
+    """A container's part in a GPU's memory: by default c1, which holds 8909 MiB more than its budget."""
+    incarnation = KEY if name == "c1" else f"{name}@1"
+    default = TenantFacts(
+        container=name, incarnation=incarnation, recyclable=True,
+        used_bytes=None if used_mib is None else used_mib * MIB,
+        budget_bytes=None if budget_mib is None else budget_mib * MIB,
+    )  # fmt: skip
+    return replace(default, **changed)
+
+
+def card(*tenants: TenantFacts, free_mib: int | None = 400, gpu: str = "GPU-0") -> CardFacts:
+    """A GPU's memory: by default 400 MiB are free of a floor of 1536, and two within 256 MiB are level."""
+    return CardFacts(
+        gpu=gpu, size_bytes=16_384 * MIB, free_bytes=None if free_mib is None else free_mib * MIB,
+        floor_bytes=1536 * MIB, tie_bytes=256 * MIB, tenants=list(tenants),
+    )  # fmt: skip
+
+
+def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
+    """As `server_facts`, before c1, a tenant and no server, which is confirmed to be most over its budget."""
+    own = episode(
+        free, remedy="recycle_container", trip=Trip.VRAM, trips=frozenset({Trip.VRAM}), subject=Subject.TENANT,
+        worker="c1", incarnation=KEY, job_id=None, attempt=None,
+    )  # fmt: skip
+    seen = server(probe=None, answered=None, unanswered_s=None, silence_allowed_s=None, cards=[card(tenant())])
+    return replace(server_facts(), **{"episode": own, "server": seen, **changed})
 
 
 def wish(**changed: Any) -> Wish:

@@ -26,7 +26,7 @@ from remediator.alert import (
 )
 from remediator.plan import Subject
 from remediator.remedies import REMEDIES
-from tests.remediator.builders import HOST, LABELS, alert, host_alert, payload, sent, server_alert
+from tests.remediator.builders import HOST, LABELS, alert, host_alert, payload, sent, server_alert, tenant_alert
 
 ONE = {"restart_worker": REMEDIES["restart_worker"]}
 HOSTILE = {
@@ -298,6 +298,10 @@ ADMIT_SERVER = {
     "a worker's remedy without a worker": (server_alert(remedy="restart_worker", trip="stall"), "no_worker"),
     "a worker's remedy for a server's trip": (alert(trip="server"), "unknown_trip"),
     "another host's": (server_alert(host="box2"), "other_host"),
+    "a tenant that holds too much memory": (tenant_alert(), None),
+    "a tenant without an incarnation": (tenant_alert(incarnation=None), "no_container"),
+    "a tenant in which a worker lives: it is about that": (tenant_alert(worker="w1"), "no_server"),
+    "a server's trip for a tenant's remedy": (tenant_alert(trip="server"), "unknown_trip"),
 }
 
 
@@ -331,6 +335,7 @@ def test_which_host_is_admitted(found: Any, reason: str | None) -> None:
 def test_an_alert_is_about_the_worker_it_names_else_its_container_else_its_host() -> None:
     assert subject(alert(worker="w1", container="c1").labels) == (Subject.WORKER, "w1")
     assert subject(server_alert(container="c1").labels) == (Subject.SERVER, "c1")
+    assert subject(tenant_alert(container="c1").labels) == (Subject.TENANT, "c1")
     assert subject(host_alert().labels) == (Subject.HOST, HOST)
     assert subject({}) == (Subject.HOST, "")
 

@@ -24,10 +24,10 @@ from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.holder import Holder
 from remediator.ledger import TAKE_MAX, Ledger, Story, _row
-from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject
-from remediator.safety import Act, Order, Safeguards
+from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
+from remediator.safety import Act, Order, Safeguards, may_begin, wish
 from remediator.schema import METADATA
-from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert
+from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert, tenant_alert
 from tests.waiting import eventually
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -242,6 +242,54 @@ def test_a_server_and_a_worker_in_one_container_are_freed_once_between_them(ledg
     assert begins(ledger, worker, BEGIN, now=NOW)
     second = ledger.begin(server, replace(BEGIN, trip=Trip.SERVER, settle_key=None), safeguards=BOUNDLESS, now=NOW)
 
+    assert isinstance(second, Close)
+    assert second.outcome is Outcome.SUPERSEDED
+
+
+def of_gpu(container: str, *gpus: str) -> Begin:
+    """What frees a container for its GPUs' memory."""
+    key = f"{container}@1"
+    return replace(BEGIN, trip=Trip.VRAM, settle_key=None, free_key=key, container_handle=container, gpus=gpus)
+
+
+def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledger: Ledger) -> None:
+    armed(ledger)
+    names = ("c1", "c2", "c3")
+    accept(ledger, *(tenant_alert(name, container=name, incarnation=f"{name}@1") for name in names))
+    first, second, elsewhere = ledger.open_episodes()
+    cools = replace(BOUNDLESS, vram_cooldown_s=120.0)
+    assert ledger.begin(first, of_gpu("c1", "GPU-0"), safeguards=cools, now=NOW) is None
+
+    def tried(at_s: float) -> str | None:
+        wanted = wish(second, of_gpu("c2", "GPU-1", "GPU-0"))
+        orders, recent = ledger.standing(wanted, cools, now=NOW + at_s)
+        instead = may_begin(wanted, orders, recent, cools, now=NOW + at_s)
+        return instead.reason if isinstance(instead, Wait) else None
+
+    assert tried(1) == "gpu_cooldown"
+    promised = read(ledger, first).free
+    assert promised is not None
+    assert advance(ledger, promised, Stage.STOPPING, now=NOW + 1)
+    assert tried(1000) == "gpu_cooldown", "one that is not over is at it still, however long that takes"
+    stopping = read(ledger, first).free
+    assert stopping is not None
+    assert advance(ledger, stopping, Stage.DONE, now=NOW + 2)
+    assert (tried(121), tried(123)) == ("gpu_cooldown", None)
+    assert ledger.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
+
+
+def test_a_silent_server_and_a_greedy_tenant_of_one_container_have_an_episode_each_and_are_freed_once(
+    ledger: Ledger,
+) -> None:
+    armed(ledger)
+    accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
+    server, tenant = ledger.open_episodes()
+    freed = replace(BEGIN, trip=Trip.SERVER, settle_key=None)
+    assert ledger.begin(server, freed, safeguards=BOUNDLESS, now=NOW) is None
+
+    second = ledger.begin(tenant, replace(freed, trip=Trip.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW)
+
+    assert (tenant.subject, tenant.remedy, tenant.trip) == (Subject.TENANT, "recycle_container", Trip.VRAM)
     assert isinstance(second, Close)
     assert second.outcome is Outcome.SUPERSEDED
 

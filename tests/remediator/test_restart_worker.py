@@ -35,7 +35,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.remedies import REMEDIES, lose_node, restart_container, restart_worker
+from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker
 from remediator.remedies.restart_worker import adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
@@ -382,7 +382,8 @@ def test_once_promised_either_condition_still_confirms(promised: Intent) -> None
 def test_every_trip_has_local_evidence_of_its_own_and_what_has_none_confirms_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert set(Trip) - restart_container.TRIPS - lose_node.TRIPS == restart_worker.TRIPS
+    others = restart_container.TRIPS | recycle_container.TRIPS | lose_node.TRIPS
+    assert set(Trip) - others == restart_worker.TRIPS
     monkeypatch.setattr(restart_worker, "_CONDITIONS", {})
 
     assert confirm(evidence(), Trip.STALL) == (False, "no local evidence is defined for trip stall")

@@ -1,6 +1,7 @@
 """Whether something may be begun: who armed it, what is paused, the brake, cool-downs; a sentence a row."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,6 +197,16 @@ def others(count: int) -> frozenset[str]:
         pytest.param((ARM,), Recent(frees=16, fleet=16), "storm", id="but the seventeenth is"),
         pytest.param(
             (ARM,), Recent(targets=others(9), freed_s_ago=1.0), "cooldown", id="what cools down makes no storm"
+        ),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=0.0), "gpu_cooldown", id="another one on its GPU is being freed"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=119.9), "gpu_cooldown", id="another one was, a moment ago"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=-1.0), "gpu_cooldown", id="and the clock was set back since"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=120.0), None, id="its GPU has cooled down"),
+        pytest.param(
+            (ARM,),
+            Recent(targets=others(9), gpu_freed_s_ago=1.0),
+            "gpu_cooldown",
+            id="what waits for it is no storm",
         ),
     ],
 )
@@ -417,3 +428,11 @@ def test_an_orders_scope_reads_as_words() -> None:
     assert YES.scope == f"episode 1 on {HOST}"
     assert WINDOW.scope == "maintenance 4 on every host"
     assert order(Act.MAINTAINED, HOST, ends=4, order_id=9).scope == f"maintenance 4 on {HOST}"
+
+
+def test_only_what_is_freed_for_a_gpus_memory_waits_for_that_gpu() -> None:
+    begin = replace(BEGIN, gpus=("GPU-0", "GPU-1"))
+
+    assert safety.wish(build.tenant_facts().episode, begin).gpus == {"GPU-0", "GPU-1"}
+    assert safety.wish(build.episode(), begin).gpus == frozenset()
+    assert safety.wish(build.tenant_facts(build.free(Stage.PLANNED)).episode, STOP).gpus == frozenset()

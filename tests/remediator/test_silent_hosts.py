@@ -49,7 +49,7 @@ def other(ledger: Ledger, ledgers: Callable[[str], Ledger]) -> Ledger:
     arm(ledger)
     beat(ledger)
     found = ledgers("box2")
-    assert Inbox(found, host="box2").take([host_alert()], []) == (1, 0)
+    assert Inbox(found, host="box2").take([host_alert()], []).result(10) == (1, 0)
     return found
 
 
@@ -207,7 +207,7 @@ def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledg
 def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     other.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
-    Inbox(other, host="box2").take([host_alert("h3", host="box3")], [])
+    Inbox(other, host="box2").take([host_alert("h3", host="box3")], []).result(10)
     works = onlooker(other, store)
 
     with looked_on(works):

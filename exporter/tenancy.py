@@ -1,0 +1,77 @@
+"""Tenants: how much of a GPU's memory a container may hold, by its labels, and how much each of them holds (C2, C8).
+
+    gpuwarden.vram-budget-mib   its VRAM budget, whole MiB, on each GPU that it has; none is no offence, and no claim
+    gpuwarden.vram-protected    `true`: never stopped for its memory's sake. Whatever is not plainly `false` protects
+    gpuwarden.managed           `true`: it may be stopped and started at all
+
+A budget that cannot be read is none, and is told with its reason. Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from exporter.readings import ContainerEvidence, Gpu, Snapshot, Tenancy, Unknown
+from gpuwarden.facts import CardFacts, TenantFacts
+
+BUDGET_LABEL: Final = "gpuwarden.vram-budget-mib"
+PROTECTED_LABEL: Final = "gpuwarden.vram-protected"
+MANAGED_LABEL: Final = "gpuwarden.managed"
+
+_MIB = re.compile(r"[1-9][0-9]{0,7}")
+
+
+def terms(labels: Mapping[str, str]) -> Tenancy:
+    """What a container's labels say of its part in a GPU's memory."""
+    protected = labels.get(PROTECTED_LABEL, "false") != "false"
+    recyclable = labels.get(MANAGED_LABEL) == "true" and not protected
+    said = labels.get(BUDGET_LABEL)
+    if said is None:
+        return Tenancy(recyclable=recyclable)
+    if not _MIB.fullmatch(said):
+        because = f"{BUDGET_LABEL} is {ascii(said)[:40]}; wanted: whole MiB, 1 to 99999999"
+        return Tenancy(recyclable=recyclable, invalid=Unknown(reason="bad_budget", because=because))
+    return Tenancy(recyclable=recyclable, budget_bytes=int(said) * 2**20)
+
+
+def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
+    """The memory of every GPU that the container of a name has a part in; `None` where no GPU is read."""
+    if snapshot.gpus is None:
+        return None
+    every = (_card(gpu, snapshot) for gpu in snapshot.gpus.gpus)
+    return [card for card in every if any(tenant.container == container for tenant in card.tenants)]
+
+
+def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
+    tenants = (_tenant(place, gpu) for place in snapshot.containers)
+    return CardFacts(
+        gpu=gpu.uuid,
+        size_bytes=gpu.memory_size_bytes,
+        free_bytes=gpu.memory_free_bytes,
+        floor_bytes=snapshot.vram_floor_bytes,
+        tie_bytes=snapshot.vram_tie_bytes,
+        tenants=[each for each in tenants if each is not None],
+    )
+
+
+def _tenant(place: ContainerEvidence, gpu: Gpu) -> TenantFacts | None:
+    """A container's part in a GPU's memory; `None` for one that has none.
+
+    One with a budget may be on any GPU whose processes the driver does not list.
+    """
+    container = place.container
+    budget_bytes = container.tenancy.budget_bytes
+    share = next((each for each in place.shares if each.gpu == gpu.uuid), None)
+    may_be_on_it = gpu.uuid in place.gpus or (gpu.processes is None and budget_bytes is not None)
+    if share is None and not may_be_on_it:
+        return None
+    used_bytes = None if share is None else share.memory_bytes
+    if used_bytes == 0 and budget_bytes is None:
+        return None
+    return TenantFacts(
+        container=container.name,
+        incarnation=container.incarnation,
+        used_bytes=used_bytes,
+        budget_bytes=budget_bytes,
+        recyclable=container.tenancy.recyclable,
+    )

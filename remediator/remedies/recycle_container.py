@@ -1,0 +1,130 @@
+"""Remedy `recycle_container`: free the one container that is most over its VRAM budget, while its GPU is short of it.
+
+Time slicing shares turns, not memory, so the teeth are soft: whoever bursts into real slack is left alone, and only
+while a GPU's free memory is under its floor is one container stopped and started, so that what it held is had back.
+Whose turn it is follows from the budgets alone (C3, C4). A container without a budget, one that did not opt in and one
+that is protected is never recycled, and what is unknown is never guessed. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts
+from gpuwarden.job import Trip
+from remediator import jobless
+from remediator.plan import Advance, Facts, Stage, Step
+
+TRIPS: Final = frozenset({Trip.VRAM})
+"""The trips that `confirm` can confirm; an alert with another is refused at the door."""
+
+RANKED_MAX: Final = 24
+"""Containers of one GPU that a reason tells of; how many more there are, it says."""
+
+MIB: Final = 2**20
+
+adopt: Final = jobless.adopt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Whose container on one GPU is to be recycled, by incarnation, `None` for nobody's; and why, with the ranking."""
+
+    victim: str | None
+    because: str
+
+
+def decide(facts: Facts) -> Step:
+    """The next step of one episode."""
+    accused = facts.episode.incarnation
+    step = jobless.decide(facts, trip=Trip.VRAM, confirm=lambda seen: confirm(seen, accused))
+    if isinstance(step, Advance) and step.stage is Stage.DEAD and facts.server is not None and facts.server.cards:
+        return replace(step, because=f"{step.because}; {'; '.join(_room(card) for card in facts.server.cards)}")
+    return step
+
+
+def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
+    """Whether fresh local evidence makes the accused the one to be recycled on any GPU, and the sentence for it."""
+    if seen.cards is None:
+        return False, "the exporter tells of no GPU's memory"
+    held = [card for card in seen.cards if any(tenant.incarnation == accused for tenant in card.tenants)]
+    choices = [choose(card, accused=accused) for card in held]
+    confirmed = [choice.because for choice in choices if choice.victim == accused]
+    if confirmed:
+        simulated = ", simulated GPU" if seen.gpu_simulated else ""
+        return True, "; ".join(confirmed) + simulated
+    return False, "; ".join(choice.because for choice in choices) or "it holds no memory of any GPU"
+
+
+def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
+    """The one container of a GPU that is to be recycled now, or why there is none.
+
+    The greatest used − budget goes. Of those that are level with it, within `tie_bytes`, it is the one that the rule
+    has picked already, which keeps it from going to and fro between two, else the greatest, else the first by name.
+    """
+    if card.free_bytes is None:
+        return Choice(victim=None, because=f"how much memory of {card.gpu} is free is unknown: nothing is done")
+    short = f"{_room(card)}; {_ranking(card.tenants)}"
+    if card.free_bytes >= card.floor_bytes:
+        return Choice(victim=None, because=f"there is room: {short}")
+    unknown = [each.container for each in _candidates(card.tenants) if each.used_bytes is None]
+    if unknown:
+        because = f"what {', '.join(sorted(unknown)[:RANKED_MAX])} holds is unknown, so nobody is known to hold most"
+        return Choice(victim=None, because=f"{because}: {short}")
+    over = {each.incarnation: (_over(each) or 0, each) for each in _candidates(card.tenants)}
+    most = max((by for by, _ in over.values()), default=0)
+    if most <= 0:
+        return Choice(victim=None, because=f"nobody that may be recycled is over budget: {short}")
+    level = sorted(
+        (each.incarnation != accused, -by, each.container, each.incarnation)
+        for by, each in over.values()
+        if by > 0 and by >= most - card.tie_bytes
+    )
+    _, below, name, victim = level[0]
+    why = "is most over its budget" if len(level) == 1 else f"is one of {len(level)} level at most over their budgets"
+    return Choice(victim=victim, because=f"{name} {why}, by {_mib(-below)}: {short}")
+
+
+def _candidates(tenants: Sequence[TenantFacts]) -> list[TenantFacts]:
+    return [each for each in tenants if each.recyclable and each.budget_bytes is not None]
+
+
+def _over(tenant: TenantFacts) -> int | None:
+    """By how much it is over its budget, bytes, negative where it is under; `None` where either is not known."""
+    if tenant.used_bytes is None or tenant.budget_bytes is None:
+        return None
+    return tenant.used_bytes - tenant.budget_bytes
+
+
+def _room(card: CardFacts) -> str:
+    free = "an unknown amount" if card.free_bytes is None else _mib(card.free_bytes)
+    return f"{free} free on {card.gpu}, the floor is {_mib(card.floor_bytes)}"
+
+
+def _ranking(tenants: Sequence[TenantFacts]) -> str:
+    """Everybody on the GPU, whoever is most over first; those without a budget last, by what they hold."""
+
+    def order(tenant: TenantFacts) -> tuple[bool, int, int, str]:
+        over = _over(tenant)
+        return over is None, -(over or 0), -(tenant.used_bytes or 0), tenant.container
+
+    ranked = sorted(tenants, key=order)
+    told = [_standing(each) for each in ranked[:RANKED_MAX]]
+    if len(ranked) > RANKED_MAX:
+        told.append(f"and {len(ranked) - RANKED_MAX} more")
+    return ", ".join(told) or "no container is on it"
+
+
+def _standing(tenant: TenantFacts) -> str:
+    used = "an unknown amount" if tenant.used_bytes is None else _mib(tenant.used_bytes)
+    if tenant.budget_bytes is None:
+        return f"{tenant.container} {used} without a budget"
+    over = _over(tenant)
+    by = "" if over is None else f" ({over / MIB:+.0f})"
+    return f"{tenant.container} {used} of {_mib(tenant.budget_bytes)}{by}" + (
+        "" if tenant.recyclable else " not to be recycled"
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.0f} MiB"

@@ -1,0 +1,135 @@
+"""Tenants: what labels allow a container, and who has which part in each GPU's memory."""
+
+from typing import Any
+
+import pytest
+
+from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
+from exporter.readings import GpuShare, Tenancy
+from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, terms
+from gpuwarden.facts import CardFacts, TenantFacts
+from remediator.actuators.docker import LABEL
+from tests.exporter import builders as build
+
+MIB = build.MIB
+OTHER_ID = "cd" * 32
+
+TERMS: dict[str, tuple[dict[str, str], Tenancy]] = {
+    "nothing is said": ({}, Tenancy()),
+    "it opted in": ({MANAGED_LABEL: "true"}, Tenancy(recyclable=True)),
+    "a budget": ({BUDGET_LABEL: "3000", MANAGED_LABEL: "true"}, Tenancy(budget_bytes=3000 * MIB, recyclable=True)),
+    "a budget of one that did not opt in": ({BUDGET_LABEL: "3000"}, Tenancy(budget_bytes=3000 * MIB)),
+    "opted in by another word": ({BUDGET_LABEL: "1", MANAGED_LABEL: "yes"}, Tenancy(budget_bytes=MIB)),
+    "protected": (
+        {BUDGET_LABEL: "1", MANAGED_LABEL: "true", PROTECTED_LABEL: "true"},
+        Tenancy(budget_bytes=MIB),
+    ),
+    "protected by another word": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "ja"}, Tenancy()),
+    "plainly not protected": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "false"}, Tenancy(recyclable=True)),
+}
+
+
+@pytest.mark.parametrize(("labels", "says"), TERMS.values(), ids=TERMS)
+def test_what_labels_allow(labels: dict[str, str], says: Tenancy) -> None:
+    assert terms(labels) == says
+
+
+@pytest.mark.parametrize("said", ["", "0", "-1", "3000MiB", "3e3", "1.5", " 3000", "3000\n", "٣", "123456789"])
+def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
+    found = terms({BUDGET_LABEL: said, MANAGED_LABEL: "true"})
+
+    assert (found.budget_bytes, found.recyclable) == (None, True)
+    assert found.invalid is not None
+    assert found.invalid.reason == "bad_budget"
+    assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
+
+
+def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:
+    assert MANAGED_LABEL == LABEL
+
+
+def place(name: str, *shares: GpuShare, tenancy: Tenancy | None = None, gpus: tuple[str, ...] = ("GPU-0",)) -> Any:
+    container = build.container(name=name, id=name, incarnation=f"{name}@1", tenancy=tenancy or Tenancy())
+    return build.evidence(container=container, shares=shares, gpus=gpus)
+
+
+def holds(memory_bytes: int | None, gpu: str = "GPU-0") -> GpuShare:
+    return GpuShare(gpu=gpu, utilization_ratio=0.0, memory_bytes=memory_bytes)
+
+
+BUDGET = Tenancy(budget_bytes=10 * MIB, recyclable=True)
+
+
+def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
+    snapshot = build.snapshot(
+        gpus=build.gpus(build.gpu(0, memory_free_bytes=7 * MIB)),
+        containers=(place("a", holds(30 * MIB), tenancy=BUDGET), place("b", holds(5))),
+        vram_floor_bytes=9,
+        vram_tie_bytes=2,
+    )
+
+    assert cards(snapshot, "a") == [
+        CardFacts(
+            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2,
+            tenants=[
+                TenantFacts(
+                    container="a", incarnation="a@1", used_bytes=30 * MIB, budget_bytes=10 * MIB, recyclable=True
+                ),
+                TenantFacts(container="b", incarnation="b@1", used_bytes=5, budget_bytes=None, recyclable=False),
+            ],
+        )
+    ]  # fmt: skip
+
+
+def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:
+    found = (place("a", holds(1, "GPU-1"), gpus=("GPU-1",)), place("b", holds(1), tenancy=BUDGET))
+    snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=found)
+
+    assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-1"]
+    assert [card.gpu for card in cards(snapshot, "b") or ()] == ["GPU-0"]
+    assert cards(snapshot, "nobody") == []
+
+
+def test_without_gpu_readings_no_card_is_told_of() -> None:
+    assert cards(build.snapshot(gpus=None), "worker-0") is None
+
+
+PARTS: dict[str, tuple[Any, bool, str]] = {
+    "it holds nothing, within a budget": (place("a", holds(0), tenancy=BUDGET), True, "0"),
+    "it holds nothing, without one": (place("a", holds(0)), True, "absent"),
+    "what it holds is not measured": (place("a", holds(None), tenancy=BUDGET), True, "None"),
+    "its processes are unknown, on a GPU that it was given": (place("a", tenancy=BUDGET), True, "None"),
+    "it was given another GPU": (place("a", tenancy=BUDGET, gpus=("GPU-1",)), True, "absent"),
+    "nobody lists the GPU's processes, and it has a budget": (place("a", tenancy=BUDGET, gpus=()), False, "None"),
+    "nobody lists the GPU's processes, and it has none": (place("a", gpus=()), False, "absent"),
+}
+
+
+@pytest.mark.parametrize(("found", "listed", "used"), PARTS.values(), ids=PARTS)
+def test_a_part_that_is_unknown_is_never_nothing(found: Any, listed: bool, used: str) -> None:
+    gpu = build.gpu(0) if listed else build.gpu(0, processes=None, memory_used_bytes=None)
+    told = cards(build.snapshot(gpus=build.gpus(gpu), containers=(found,)), "a")
+
+    assert ("absent" if not told else str(told[0].tenants[0].used_bytes)) == used
+
+
+def test_the_memory_of_a_container_that_was_given_no_gpu_is_its_own_all_the_same() -> None:
+    readings = build.gpus(build.gpu(0, build.process(4001, 0.2, 5 * MIB)), build.gpu(1, build.process(9, 0.1, MIB)))
+
+    found = gpu_use(build.container(gpu_request=None), frozenset({4001}), readings, Thresholds())
+
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.2, memory_bytes=5 * MIB),)
+    assert (found.gpus, found.utilization_ratio) == ((), None)
+    assert found.unknown is not None
+    assert found.unknown.reason == "no_gpu"
+    assert gpu_use(build.container(gpu_request=None), frozenset({4001}), None, Thresholds()).shares == ()
+
+
+def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it() -> None:
+    history, container = ContainerHistory(Thresholds()), build.container()
+    for now_s, used in enumerate((5, 9, None, 2)):
+        process = build.process(4001, 0.0, used)
+        use = gpu_use(container, frozenset({4001}), build.gpus(build.gpu(0, process)), Thresholds())
+        found = history.observe(container, use, RamUse(usage_bytes=1), now_s=float(now_s))
+
+    assert found.peak_bytes == {"GPU-0": 9}
