@@ -53,7 +53,8 @@ coverage: .venv/.ready  ## every branch of the pure modules is tested by their o
 	@$(BIN)/python -m pytest --quiet --cov --cov-report= $(PURE_TESTS)
 	@$(BIN)/python -m coverage report --include='$(PURE)' --fail-under=100 --precision=1
 
-ci: check coverage  ## what CI runs: the checks, coverage of the pure modules, the tests without a single skip
+ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, the tests without a single skip
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check coverage
 	@$(MAKE) --no-print-directory test PYTEST_ARGS="--no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)"
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run

@@ -9,7 +9,8 @@ may be closed to the server's user, and a socket's path is limited to 107 bytes.
 
 - `lock` is held by the caller and the server alike. A room whose lock is free was left by a killed caller, and the next
   one sweeps it: the server itself ends with its caller;
-- `data/` is the cluster, `sockets/` holds the Unix socket;
+- `data/` is the cluster, `sockets/` holds the Unix socket. Data that need not outlive the host lie in memory where that
+  is free, and `data` is a link to them: to create a database and to drop it is to make and remove 300 files;
 - `programs/` is a copy of the unpacked packages, made only where the server's user may not enter `.parts`.
 """
 
@@ -48,6 +49,9 @@ _CONNECT_TIMEOUT_S: Final = 5
 _POLL_S: Final = 0.02
 _LOG_LINES: Final = 15
 _ROOM: Final = "gpuwarden-postgres-"
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there is tempfile's
+MEMORY_BYTES: Final = 2 * 2**30
+"""What must be free there for data to be kept in it, bytes: half of it is what PostgreSQL's log may grow to."""
 _IPC_RMID: Final = 0  # <sys/ipc.h>
 
 
@@ -243,7 +247,7 @@ def _server(work: Path, *, durable: bool, parts_dir: Path) -> Iterator[Postgres]
     log.write_bytes(b"")
     initdb, server_program = (parts.find(program, parts_dir=parts_dir) for program in ("initdb", "postgres"))
     account = _account()
-    with _made_room(account) as room:
+    with _made_room(account, durable=durable) as room:
         programs = _runnable(initdb, server_program, account=account, room=room, parts_dir=parts_dir)
         _init(programs, room)
         server = Postgres(programs, room, log=log, durable=durable)
@@ -269,15 +273,12 @@ class _Room:
     """Where a server keeps its files, and the open lock file that says it is in use."""
 
     path: Path
+    data: Path
     lock: int
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data"
 
 
 @contextmanager
-def _made_room(account: pwd.struct_passwd | None) -> Iterator[_Room]:
+def _made_room(account: pwd.struct_passwd | None, *, durable: bool) -> Iterator[_Room]:
     _sweep()
     path = Path(tempfile.mkdtemp(prefix=_ROOM)).resolve()
     # Under another name until it is locked, so that no sweep takes a room in the making for an abandoned one.
@@ -287,16 +288,32 @@ def _made_room(account: pwd.struct_passwd | None) -> Iterator[_Room]:
         (path / "lock.new").rename(path / "lock")
         path.chmod(0o711)
         _refuse_closed(path, account)
-        room = _Room(path=path, lock=lock)
+        room = _Room(path=path, data=_made_data(path, durable=durable), lock=lock)
+        (path / "sockets").mkdir()
         for folder, mode in ((room.data, 0o700), (path / "sockets", 0o755)):
-            folder.mkdir()
             folder.chmod(mode)
             if account is not None:
                 os.chown(folder, account.pw_uid, account.pw_gid)
         yield room
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         os.close(lock)
+
+
+def _made_data(room: Path, *, durable: bool) -> Path:
+    """A folder for the data of a room, in memory or in the room itself."""
+    data = room / "data"
+    if not durable and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+        data.symlink_to(tempfile.mkdtemp(prefix=_ROOM, dir=MEMORY))
+    else:
+        data.mkdir()
+    return data.resolve()
+
+
+def _remove(room: Path) -> None:
+    """A room, and its data wherever they lie."""
+    for folder in ((room / "data").resolve(), room):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_closed(path: Path, account: pwd.struct_passwd | None) -> None:
@@ -315,7 +332,7 @@ def _sweep() -> None:
             if path.lstat().st_uid == os.geteuid():
                 with (path / "lock").open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
+                    _remove(path)
 
 
 def _account() -> pwd.struct_passwd | None:

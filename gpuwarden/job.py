@@ -300,7 +300,7 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt, a server or a tenant, or has a host's jobs held; told apart everywhere (A18)."""
+    """Which condition ended an attempt, a server or a tenant, or has a host's jobs held; told apart (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"

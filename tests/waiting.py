@@ -8,6 +8,11 @@ from typing import Any, Final, TypeVar
 import pytest
 
 POLL_S: Final = 0.02
+RESTS_S: Final = 0.1
+"""How long to rest at most between two looks that take long themselves, seconds: four times as long as they take.
+
+Else to look takes the processor from what is waited for.
+"""
 WITHIN_S: Final = 15.0
 
 T = TypeVar("T")
@@ -21,11 +26,14 @@ def eventually(
     log: Callable[[], str] = str,
 ) -> T:
     """What `holds` answers once that is true; else the test fails with `what` was awaited and what `log` says."""
-    deadline_s = time.monotonic() + within_s
+    began_s = time.monotonic()
+    deadline_s = began_s + within_s
     while not (answer := holds()):
-        if time.monotonic() > deadline_s:
+        now_s = time.monotonic()
+        if now_s > deadline_s:
             pytest.fail(f"not within {within_s:g} s: {what}\n{log()}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, 4 * (now_s - began_s)), RESTS_S))
+        began_s = time.monotonic()
     return answer
 
 

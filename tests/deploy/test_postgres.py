@@ -30,7 +30,7 @@ HOLD_A_SERVER = """
 import sys, time
 from pathlib import Path
 from deploy.postgres import postgres
-with postgres(Path(sys.argv[1])) as server:
+with postgres(Path(sys.argv[1]), durable=sys.argv[2] == "durable") as server:
     print(server.port, server.sockets.parent, flush=True)
     time.sleep(600)
 """
@@ -157,6 +157,28 @@ def test_fsync_is_on_unless_durability_is_renounced(durable: bool, tmp_path: Pat
     assert (fsync, jit) == ("on" if durable else "off", "off")
 
 
+@pytest.mark.parametrize(
+    ("durable", "wanted_bytes", "in_memory"),
+    [
+        pytest.param(False, 0, True, id="they need not outlive the host"),
+        pytest.param(True, 0, False, id="they must outlive the host"),
+        pytest.param(False, 2**60, False, id="too little memory is free"),
+    ],
+)
+def test_data_are_kept_in_memory_unless(
+    durable: bool, wanted_bytes: int, in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", wanted_bytes)
+
+    with module._made_room(None, durable=durable) as room:
+        (room.data / "file").touch()
+        kept = [room.data, room.path]
+        assert (room.path / "data" / "file").exists()
+        assert room.data.is_relative_to(module.MEMORY) is in_memory
+
+    assert [folder for folder in kept if folder.exists()] == []
+
+
 def test_afterwards_no_process_and_no_file_but_the_log_is_left(tmp_path: Path) -> None:
     with postgres_server(tmp_path / "work") as found:
         assert isinstance(found, Postgres), found
@@ -169,21 +191,22 @@ def test_afterwards_no_process_and_no_file_but_the_log_is_left(tmp_path: Path) -
     assert "database system is shut down" in (tmp_path / "work/postgres.log").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, "durable"), (signal.SIGKILL, "not durable")])
 def test_a_server_ends_with_its_killed_caller_and_the_next_one_sweeps_its_room(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, kept: str, tmp_path: Path
 ) -> None:
     caller = subprocess.Popen(
-        [sys.executable, "-c", HOLD_A_SERVER, str(tmp_path)], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD_A_SERVER, str(tmp_path), kept], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
     )
     assert caller.stdout
     with caller.stdout:
         room = Path(caller.stdout.readline().split()[1])
-    assert len(processes_in(room / "data")) > 1
+    data = (room / "data").resolve()
+    assert len(processes_in(data)) > 1
     caller.send_signal(number)
     caller.wait(GONE_TIMEOUT_S)
     give_up = time.monotonic() + GONE_TIMEOUT_S
-    while processes_in(room / "data"):
+    while processes_in(data):
         assert time.monotonic() < give_up
         time.sleep(0.05)
     assert room.exists(), "a room was to be left behind"
@@ -192,6 +215,7 @@ def test_a_server_ends_with_its_killed_caller_and_the_next_one_sweeps_its_room(
         pass
 
     assert not room.exists()
+    assert not data.exists()
 
 
 def test_a_room_in_use_is_not_swept(server: Postgres, tmp_path: Path) -> None:

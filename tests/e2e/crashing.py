@@ -1,9 +1,8 @@
 """`gpuwarden` with fault points: it notes each one that it reaches, and kills itself with SIGKILL at one of them.
 
-    python -m tests.e2e.crashing POINT NOTES gpuwarden's own arguments...
-
-A point is added to the file NOTES, a line each, before anything else happens at it. A POINT that never comes, `never`
-for one, leaves the program undisturbed. The points:
+A point is added to the file of notes, a line each, before anything else happens at it. A point that never comes,
+`never` for one, leaves the program undisturbed. Each is a process of its own, forked from one that has loaded what an
+executor needs and done nothing else: to load it takes longer than all that most of them live to do. The points:
 
     before|after ledger: WHAT    a commit that changed the ledger, called after the account it gave, else after the rows
     before|after queue: WHAT     a commit that changed the queue, called after the rows
@@ -15,12 +14,16 @@ Rows are called after their table, and the state they were put in or found in. T
 and nothing hangs on it. Those commits are no points.
 """
 
+import ctypes
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +35,7 @@ from gpuwarden import cli
 from gpuwarden.schema import JOBS
 from remediator.actuators.docker import DockerActuator
 from remediator.schema import EXECUTORS, JOURNAL, LEDGER
+from tests.waiting import POLL_S
 
 NEVER: Final = "never"
 
@@ -59,13 +63,62 @@ class Points:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(argv: list[str]) -> int:
-    """Set the points, then be `gpuwarden`."""
-    at, notes, *arguments = argv
-    points = Points(at, Path(notes))
+class Doomed:
+    """One of them, with what is asked of a `subprocess.Popen`.
+
+    Args:
+        at: the point at which it dies.
+        notes: where it notes the points that it reaches.
+        arguments: gpuwarden's own.
+        env: its environment.
+        log: what its output is added to.
+    """
+
+    def __init__(self, at: str, notes: Path, arguments: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
+        self._process = _FORKS.Process(target=_be, args=(at, notes, list(arguments), dict(env), log))
+        with _ONE_AT_A_TIME:
+            self._process.start()
+
+    def poll(self) -> int | None:
+        """How it ended, a signal's number as a negative one; `None` while it lives."""
+        with _ONE_AT_A_TIME:
+            return self._process.exitcode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """How it ended, once it has. Raises subprocess.TimeoutExpired."""
+        began_s = time.monotonic()
+        while (ended := self.poll()) is None:
+            if timeout_s is not None and time.monotonic() - began_s > timeout_s:
+                raise subprocess.TimeoutExpired(str(self._process), timeout_s)
+            time.sleep(POLL_S)
+        return ended
+
+    def terminate(self) -> None:
+        """Tell it to end."""
+        with _ONE_AT_A_TIME:
+            self._process.terminate()
+
+
+_FORKS: Final = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__, "remediator.main", "remediator.executing"])
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""To start one, and to ask how one ended: either looks after all that there are, which threads cannot at once."""
+
+_PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
+
+
+def _be(at: str, notes: Path, arguments: list[str], env: dict[str, str], log: Path) -> None:
+    """Set the points, then be `gpuwarden`, for as long as there is a test."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.environ.clear()
+    os.environ.update(env)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for each in (1, 2):
+        os.dup2(output, each)
+    points = Points(at, notes)
     _at_commits(points.reach)
     _at_acts(points.reach)
-    return cli.main(arguments)
+    sys.exit(cli.main(arguments))
 
 
 def _at_commits(reach: Callable[[str], None]) -> None:
@@ -135,7 +188,3 @@ def _at_acts(reach: Callable[[str], None]) -> None:
     around("stop")
     around("start")
     HTTPConnection.getresponse = getresponse  # type: ignore[assignment,method-assign]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

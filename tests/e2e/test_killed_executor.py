@@ -250,13 +250,12 @@ def _play(shared: Room, mend: Mend) -> Mended:
 def _kill_at_points(patient: Wedge, points: Sequence[str]) -> tuple[list[int], list[list[str]]]:
     exits, reached = [], []
     for number, point in enumerate(points):
-        notes = patient.folder / f"points-{number}"
-        with patient.executor("-m", crashing.__name__, point, str(notes)) as executor:
+        with patient.doomed(point, number=number) as executor:
             if point == crashing.NEVER:
                 patient.await_end()
             else:
                 exits.append(patient.await_death(executor))
-        reached.append(notes.read_text(encoding="ascii").splitlines())
+        reached.append(patient.reached(number))
     if exits:
         with patient.executor():
             patient.await_end()

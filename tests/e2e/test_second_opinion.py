@@ -8,7 +8,6 @@ import pytest
 
 from deploy.engine import Engine
 from gpuwarden.job import State
-from tests.e2e import crashing
 from tests.e2e.wedges import Room, Wedge, room, wedge
 from tests.waiting import eventually
 
@@ -45,8 +44,7 @@ def test_executors_that_die_as_they_note_the_answer_ask_again_and_the_wedge_is_m
         await_alert(patient)
         first_life = patient.life()
         for number, point in enumerate((f"before {NOTES}", f"after {NOTES}")):
-            program = ("-m", crashing.__name__, point, str(patient.folder / f"points-{number}"))
-            with patient.executor(*program, options=options) as executor:
+            with patient.doomed(point, number=number, options=options) as executor:
                 assert patient.await_death(executor) < 0
         with patient.executor(options=options):
             patient.await_end()

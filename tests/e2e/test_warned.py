@@ -10,7 +10,6 @@ import pytest
 from deploy.demo.body import Script
 from deploy.engine import Engine
 from gpuwarden.job import State
-from tests.e2e import crashing
 from tests.e2e.wedges import SCRIPT, Room, Wedge, room, wedge
 
 pytestmark = pytest.mark.needs_docker
@@ -89,8 +88,7 @@ def test_killed_around_each_record_of_a_warning_it_is_given_twice_at_most(shared
         patient.accuse()
         first_life = patient.life()
         for number, point in enumerate(points[:3]):
-            program = ("-m", crashing.__name__, point, str(patient.folder / f"points-{number}"))
-            with patient.executor(*program, options=options(shared)) as executor:
+            with patient.doomed(point, number=number, options=options(shared)) as executor:
                 assert patient.await_death(executor) < 0
         with patient.executor(options=options(shared)):
             patient.await_end()

@@ -35,6 +35,7 @@ from remediator.ledger import Kept, Ledger, Story
 from remediator.remedies.restart_worker import confirm
 from remediator.schema import INTENTS
 from remediator.witness import Witness, WitnessError
+from tests.e2e.crashing import Doomed
 from tests.waiting import eventually
 
 HOST: Final = "killed"
@@ -139,16 +140,9 @@ class Wedge:
         self.ledger.accept([alert], [], now=time.time())
 
     @contextmanager
-    def executor(self, *program: str, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-        """An armed executor, told to end afterwards; `program` stands for `-m gpuwarden`."""
-        argv = [
-            *(*TETHER, sys.executable, *(program or ("-m", "gpuwarden")), "remediator", "execute", "--armed"),
-            *("--dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
-            *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
-            *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
-            *("--retries-max", str(self.retries_max)),
-            *options,
-        ]
+    def executor(self, *, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+        """An armed executor, told to end afterwards."""
+        argv = [*TETHER, sys.executable, "-m", "gpuwarden", *self._arguments(options)]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 argv, cwd=CHECKOUT, env=parts.env_for_parts(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -159,7 +153,21 @@ class Wedge:
             process.terminate()
             process.wait()
 
-    def await_death(self, executor: subprocess.Popen[bytes]) -> int:
+    @contextmanager
+    def doomed(self, at: str, *, number: int, options: Sequence[str] = ()) -> Iterator[Doomed]:
+        """An armed executor that dies at a point, or never, told to end afterwards; what it reached is in `reached`."""
+        process = Doomed(at, self._notes(number), self._arguments(options), env=parts.env_for_parts(), log=self._log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+    def reached(self, number: int) -> list[str]:
+        """The points that the doomed executor of this number came to."""
+        return self._notes(number).read_text(encoding="ascii").splitlines()
+
+    def await_death(self, executor: Doomed) -> int:
         """Wait until an executor has ended by itself, or never will because it has nothing left to do; how it ended."""
         eventually(
             lambda: self._looked() and (executor.poll() is not None or self.is_over()),
@@ -217,6 +225,19 @@ class Wedge:
             captures=self.ledger.captures(1),
             told=[line for line in told if not line.startswith("decided wait")],
         )
+
+    def _arguments(self, options: Sequence[str]) -> list[str]:
+        return [
+            *("remediator", "execute", "--armed"),
+            *("--dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
+            *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
+            *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
+            *("--retries-max", str(self.retries_max)),
+            *options,
+        ]
+
+    def _notes(self, number: int) -> Path:
+        return self.folder / f"points-{number}"
 
     @property
     def _log(self) -> Path:

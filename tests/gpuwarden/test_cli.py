@@ -1,5 +1,6 @@
 """The command line: finding a command, saying what is wrong, and a job's way in and out."""
 
+import gc
 import json
 import os
 import subprocess
@@ -50,6 +51,17 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.Captur
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"gpuwarden {__version__}\n", "")
+
+
+def test_what_a_command_loads_is_hardly_looked_through_for_garbage(capsys: pytest.CaptureFixture[str]) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        run(capsys, "--version")
+
+        assert gc.get_threshold() == (cli.UNTIL_COLLECTED, 10, 10)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
