@@ -118,7 +118,7 @@ def gpu_use(
     """
     if container.gpu_request is None:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return replace(use, shares=_uninvited(pids or frozenset(), readings))
+        return replace(use, shares=_uninvited(pids, readings))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(container.gpu_request, pids or frozenset(), readings.gpus)
@@ -137,9 +137,14 @@ def gpu_use(
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
 
-def _uninvited(pids: frozenset[int], readings: GpuReadings | None) -> tuple[GpuShare, ...]:
-    """The part in each GPU of a container that was given none by its engine, and is on it all the same (C8)."""
+def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tuple[GpuShare, ...]:
+    """The part in each GPU of a container that was given none by its engine, and is on it all the same (C8).
+
+    Where its processes are unknown it may be on any, with nobody knows how much.
+    """
     found = () if readings is None else readings.gpus
+    if pids is None:
+        return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
     return tuple(_share(gpu, pids) for gpu in found if any(each.pid in pids for each in gpu.processes or ()))
 
 

@@ -21,10 +21,10 @@ MANAGED_LABEL: Final = "gpuwarden.managed"
 _MIB = re.compile(r"[1-9][0-9]{0,7}")
 
 
-def terms(labels: Mapping[str, str]) -> Tenancy:
-    """What a container's labels say of its part in a GPU's memory."""
+def terms(labels: Mapping[str, str], *, vanishes: bool = False) -> Tenancy:
+    """What a container's labels say of its part in a GPU's memory; one that `vanishes` is removed when it ends."""
     protected = labels.get(PROTECTED_LABEL, "false") != "false"
-    recyclable = labels.get(MANAGED_LABEL) == "true" and not protected
+    recyclable = labels.get(MANAGED_LABEL) == "true" and not protected and not vanishes
     said = labels.get(BUDGET_LABEL)
     if said is None:
         return Tenancy(recyclable=recyclable)
@@ -34,16 +34,31 @@ def terms(labels: Mapping[str, str]) -> Tenancy:
     return Tenancy(recyclable=recyclable, budget_bytes=int(said) * 2**20)
 
 
+def may_go(place: ContainerEvidence, snapshot: Snapshot) -> bool:
+    """Whether a container may be stopped for its memory's sake as things are.
+
+    What nobody will stop shields no other: a paused one, and one that holds workers, who are judged by their jobs.
+    """
+    workers = () if snapshot.workers is None else snapshot.workers.workers
+    holds_workers = any(each.container_id == place.container.id for each in workers)
+    return place.container.tenancy.recyclable and not place.container.paused and not holds_workers
+
+
 def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
-    """The memory of every GPU that the container of a name has a part in; `None` where no GPU is read."""
+    """The memory of every GPU that the container of a name has a part in; `None` where no GPU is read.
+
+    Of one that does not run any more nobody knows which those were: every GPU's.
+    """
     if snapshot.gpus is None:
         return None
-    every = (_card(gpu, snapshot) for gpu in snapshot.gpus.gpus)
+    every = [_card(gpu, snapshot) for gpu in snapshot.gpus.gpus]
+    if all(place.container.name != container for place in snapshot.containers):
+        return every
     return [card for card in every if any(tenant.container == container for tenant in card.tenants)]
 
 
 def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
-    tenants = (_tenant(place, gpu) for place in snapshot.containers)
+    tenants = (_tenant(place, gpu, may_go=may_go(place, snapshot)) for place in snapshot.containers)
     return CardFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
@@ -54,7 +69,7 @@ def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
     )
 
 
-def _tenant(place: ContainerEvidence, gpu: Gpu) -> TenantFacts | None:
+def _tenant(place: ContainerEvidence, gpu: Gpu, *, may_go: bool) -> TenantFacts | None:
     """A container's part in a GPU's memory; `None` for one that has none.
 
     One with a budget may be on any GPU whose processes the driver does not list.
@@ -73,5 +88,5 @@ def _tenant(place: ContainerEvidence, gpu: Gpu) -> TenantFacts | None:
         incarnation=container.incarnation,
         used_bytes=used_bytes,
         budget_bytes=budget_bytes,
-        recyclable=container.tenancy.recyclable,
+        recyclable=may_go,
     )

@@ -5,7 +5,6 @@ the remediator register their commands as entry points, so that this library nev
 """
 
 import argparse
-import gc
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -14,12 +13,10 @@ from typing import Final
 
 from gpuwarden import __version__
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.loading import loading
 
 Command = Callable[[list[str]], int]
 GROUP: Final = "gpuwarden.commands"
-
-UNTIL_COLLECTED: Final = 10_000
-"""How many more objects there are before Python looks for garbage among them; 700 of its own accord."""
 
 _OWN: Final[Mapping[str, str]] = {
     "worker": "gpuwarden.worker:command",
@@ -60,8 +57,6 @@ _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,re
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    # What is loaded is kept: to look for garbage in it 200 times took a tenth of the time in which an executor starts.
-    gc.set_threshold(UNTIL_COLLECTED)
     commands = _commands()
     listing = "\n".join(f"  {name:12}{_HELP.get(name, '')}" for name in commands)
     parser = argparse.ArgumentParser(
@@ -80,7 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        return _load(commands[chosen.command])(chosen.arguments)
+        with loading():
+            command = _load(commands[chosen.command])
+        return command(chosen.arguments)
     except GpuwardenError as error:
         print(f"gpuwarden {chosen.command}: {error}", file=sys.stderr)
         return 1

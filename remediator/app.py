@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import structlog
@@ -19,7 +20,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
 
 from gpuwarden import __version__
-from gpuwarden.database import DatabaseError
+from gpuwarden.database import DatabaseError, NoAnswerError
 from remediator import alert as alerts
 from remediator import api
 from remediator.credentials import Credentials
@@ -35,6 +36,9 @@ log: Final = structlog.get_logger("remediator")
 
 UNAUTHENTICATED_S: Final = 60.0
 """Unauthenticated calls are logged at most this often, seconds: anyone can make them."""
+
+WRITE_TIMEOUT_S: Final = 20.0
+"""How long the ledger may take, seconds: Alertmanager has given the call up by then, and sends it again."""
 
 BODY_TIMEOUT_S: Final = 10.0
 """How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
@@ -119,7 +123,7 @@ def create_app(
         if any(each.firing and alerts.is_beat(each) for each in found):
             watchdog.beat(now=time.time())
         try:
-            accepted, refused = await asyncio.wrap_future(inbox.take(found, refusals))
+            accepted, refused = await _durable(inbox.take(found, refusals))
         except DatabaseError as error:
             rejected.labels("ledger").inc()
             log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the sentence says it all
@@ -136,6 +140,14 @@ def create_app(
     _probes(app, ledger)
     _describe(app)
     return app
+
+
+async def _durable(taken: Future[tuple[int, int]]) -> tuple[int, int]:
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            return await asyncio.wrap_future(taken)
+    except TimeoutError:
+        raise NoAnswerError(f"the ledger has not answered within {WRITE_TIMEOUT_S:g} s") from None
 
 
 def _describe(app: FastAPI) -> None:

@@ -536,7 +536,7 @@ class Executor:
         asks = isinstance(held, plan.Wait) and held.asks is not None
         if self._hands.silences is None or not (begins or asks):
             return held
-        heard = self._hands.silences.of(facts.episode.fingerprints)
+        heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
         silenced = safety.heed(heard.silences, heard.unknown, safeguards)
         if silenced is None and begins and heard.unknown:
             log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
@@ -651,7 +651,7 @@ class Executor:
         orders, recent = self._ledger.standing(wanted, safeguards, now=now)
         held = safety.may_hold(wanted, orders, recent, now=now)
         if held is None and self._hands.silences is not None:
-            heard = self._hands.silences.of(facts.episode.fingerprints)
+            heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
             held = safety.heed(heard.silences, heard.unknown, safeguards)
         return held or step
 

@@ -56,7 +56,7 @@ def execute(settings: ExecuteSettings) -> None:
             actuators["process"] = ProcessActuator(settings.processes)
         silences = None
         if settings.alertmanager:
-            silences = parts.enter_context(closing(Silences(settings.alertmanager, host=host)))
+            silences = parts.enter_context(closing(Silences(settings.alertmanager)))
         prometheus = None
         if settings.prometheus:
             its = Prometheus(settings.prometheus, fresh_s=settings.prometheus_fresh_s)

@@ -118,7 +118,7 @@ def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFact
         settle_key=None,
         worker_incarnation="",
         because=figures,
-        gpus=_gpus(seen),
+        gpus=gpus_of(seen),
         pids=container.pids,
         cgroup=container.cgroup,
     )
@@ -156,12 +156,15 @@ def _ended_without_us(facts: Facts) -> Step:
     return Withdraw(because=f"{freeing.down(facts)}, before anything was done")
 
 
-def _gpus(seen: ServerFacts) -> tuple[str, ...]:
-    """Those that it was given, and those on which it was seen whatever it was given."""
+def gpus_of(seen: ServerFacts) -> tuple[str, ...]:
+    """Those that it was given, and those on which it was seen to hold memory whatever it was given.
+
+    Not those that it may be on for all that the driver tells: nobody could see it dead there.
+    """
     held = (
         card.gpu
         for card in seen.cards or ()
         for tenant in card.tenants
-        if tenant.incarnation == seen.container_incarnation and tenant.used_bytes != 0
+        if tenant.incarnation == seen.container_incarnation and tenant.used_bytes
     )
     return tuple(sorted({*(seen.gpus or ()), *held}))

@@ -15,6 +15,9 @@ from gpuwarden.database import DatabaseError, NoAnswerError
 AT_ONCE: Final = 40
 """Payloads written in one transaction, at most."""
 
+WAITING_MAX: Final = 25 * AT_ONCE
+"""So many wait at most; who comes then is told at once that the database does not answer, and sends it again."""
+
 IDLE_S: Final = 2.0
 """The thread ends where nothing was to be written for so long, seconds; the next payload begins another."""
 
@@ -42,6 +45,9 @@ class Joined(Generic[T, R]):
         """
         answer: Future[R] = Future()
         with self._changed:
+            if len(self._waiting) >= WAITING_MAX:
+                answer.set_exception(NoAnswerError(f"{WAITING_MAX} others wait for the database already"))
+                return answer
             self._waiting.append((what, answer))
             if self._writes:
                 self._changed.notify()

@@ -956,7 +956,7 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
         if (row.host, row.data["handle"]) == (wanted.host, wanted.handle) and row.stage not in _NOT_FREED
     ]
     beside = [
-        row.entered_at if row.stage in OVER or row.stage == Stage.PLANNED else now
+        row.entered_at if row.stage in OVER else now
         for row in frees
         if row.host == wanted.host
         and row.episode_id != wanted.episode_id

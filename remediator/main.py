@@ -6,6 +6,7 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from gpuwarden.loading import loading
 from gpuwarden.settings import complaints
 from remediator.settings import ExecuteSettings, ServeSettings
 
@@ -31,11 +32,13 @@ def command(argv: list[str]) -> int:
         return 2
     # Neither loads what the other needs: the web's half takes as long to load as all else of the executor.
     if isinstance(wanted, ServeSettings):
-        from remediator.serving import serve  # noqa: PLC0415
+        with loading():
+            from remediator.serving import serve  # noqa: PLC0415
 
         serve(wanted)
     else:
-        from remediator.executing import execute  # noqa: PLC0415
+        with loading():
+            from remediator.executing import execute  # noqa: PLC0415
 
         execute(wanted)
     return 0

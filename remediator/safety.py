@@ -293,10 +293,11 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
         )
         return Wait(reason="cooldown", because=because)
     ago_s = recent.gpu_freed_s_ago
-    if ago_s is not None and abs(ago_s) < safeguards.vram_cooldown_s:
+    if ago_s is not None and (ago_s == 0 or abs(ago_s) < safeguards.vram_cooldown_s):
+        told = f"was freed {max(0.0, ago_s):.0f} s ago" if ago_s else "is promised to be freed, or is being freed"
         because = (
-            f"another container on its GPU was freed {max(0.0, ago_s):.0f} s ago: one goes at a time, and what is free "
-            f"is measured anew after {safeguards.vram_cooldown_s:.0f} s"
+            f"another container on its GPU {told}: one goes at a time, and what is free is measured anew "
+            f"{safeguards.vram_cooldown_s:.0f} s afterwards"
         )
         return Wait(reason="gpu_cooldown", because=because)
     return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)

@@ -65,14 +65,13 @@ class Silences:
 
     Args:
         urls: where they answer.
-        host: whose alerts are asked for.
     """
 
-    def __init__(self, urls: Sequence[str], *, host: str) -> None:
+    def __init__(self, urls: Sequence[str]) -> None:
         self._urls = [url.rstrip("/") for url in urls]
-        self._host = host
         self._loop = answers.Loop("silences")
-        self._answers: dict[str, _Answer] = {}
+        # Of which Alertmanager about which host's alerts; about none where it does not tell of any.
+        self._answers: dict[tuple[str, str | None], _Answer] = {}
         self._texts: dict[tuple[str, str], tuple[float, Silence]] = {}
         self._lock = threading.Lock()
 
@@ -80,14 +79,16 @@ class Silences:
         """Let go of the thread."""
         self._loop.close()
 
-    def of(self, fingerprints: frozenset[str]) -> Heard:
-        """What silences the alerts with these fingerprints, in whichever Alertmanager."""
+    def of(self, fingerprints: frozenset[str], *, host: str) -> Heard:
+        """What silences the alerts with these fingerprints, which are about that host, in whichever Alertmanager."""
         with self._lock:
-            return self._loop.run(self._of(fingerprints))
+            return self._loop.run(self._of(fingerprints, host))
 
-    async def _of(self, fingerprints: frozenset[str]) -> Heard:
+    async def _of(self, fingerprints: frozenset[str], host: str) -> Heard:
         silences, unknown = list[Silence](), list[str]()
-        for url, answer in zip(self._urls, await asyncio.gather(*map(self._answer, self._urls)), strict=True):
+        self._answers = {its: known for its, known in self._answers.items() if known.until_s > time.monotonic()}
+        asked = await asyncio.gather(*(self._answer(url, host) for url in self._urls))
+        for url, answer in zip(self._urls, asked, strict=True):
             if answer.failed:
                 unknown.append(answer.failed)
             has = [answer.silenced_by[each] for each in sorted(fingerprints) if each in answer.silenced_by]
@@ -95,20 +96,23 @@ class Silences:
                 silences += await self._told(url, sorted({ids[0] for ids in has}))
         return Heard(silences=silences, unknown="; ".join(unknown))
 
-    async def _answer(self, url: str) -> _Answer:
-        known = self._answers.get(url)
+    async def _answer(self, url: str, host: str) -> _Answer:
+        known = self._answers.get((url, None)) or self._answers.get((url, host))
+        if known is not None:
+            return known
         began_s = time.monotonic()
-        if known is None or began_s >= known.until_s:
-            try:
-                async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
-                    found = _silenced_by(await _get(asking, url, "alerts", {"filter": f"host={_quoted(self._host)}"}))
-                known = _Answer(until_s=time.monotonic() + FRESH_S, silenced_by=found)
-            except AnswerError as error:
-                failed = f"{answers.shown(url)} does not tell: {error}"
-                # Whoever takes long to fail is asked seldom, for what is about to begin waits for it each time.
-                pause_s = max(FAILED_S, PAUSE_OVER_TOOK * (time.monotonic() - began_s))
-                known = _Answer(until_s=time.monotonic() + pause_s, silenced_by={}, failed=failed)
-            self._answers[url] = known
+        try:
+            async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
+                found = _silenced_by(await _get(asking, url, "alerts", {"filter": f"host={_quoted(host)}"}))
+        except AnswerError as error:
+            failed = f"{answers.shown(url)} does not tell: {error}"
+            # Whoever takes long to fail is asked seldom, for what is about to begin waits for it each time.
+            pause_s = max(FAILED_S, PAUSE_OVER_TOOK * (time.monotonic() - began_s))
+            known = _Answer(until_s=time.monotonic() + pause_s, silenced_by={}, failed=failed)
+            self._answers[url, None] = known
+        else:
+            known = _Answer(until_s=time.monotonic() + FRESH_S, silenced_by=found)
+            self._answers[url, host] = known
         return known
 
     async def _told(self, url: str, silence_ids: Sequence[str]) -> list[Silence]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from exporter import tenancy
 from exporter.collectors.family import gauge
 from exporter.readings import Snapshot
 
@@ -98,10 +99,14 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_container_recyclable",
-        "1 for a container with a budget that may be stopped for its GPU memory's sake; 0 for a protected one, or one "
-        "that did not opt in.",
+        "1 for a container with a budget that may be stopped for its GPU memory's sake; 0 for a protected one, one "
+        "that did not opt in, is paused, holds workers, or is removed when it ends.",
         _NAME,
-        (((each.name,), float(each.tenancy.recyclable)) for each in found if each.tenancy.budget_bytes is not None),
+        (
+            ((each.container.name,), float(tenancy.may_go(each, snapshot)))
+            for each in snapshot.containers
+            if each.container.tenancy.budget_bytes is not None
+        ),
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_invalid",

@@ -238,7 +238,9 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         folders=_folders(found, directory),
         server=_server(found),
         paused=bool(state.get("Paused")),
-        tenancy=tenancy.terms(found["Config"].get("Labels") or {}),
+        tenancy=tenancy.terms(
+            found["Config"].get("Labels") or {}, vanishes=bool(found["HostConfig"].get("AutoRemove"))
+        ),
     )
 
 

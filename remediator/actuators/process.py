@@ -111,7 +111,8 @@ class ProcessActuator:
                 setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them, and a child would inherit that
             )
         except (OSError, ValueError) as error:
-            promise.unlink(missing_ok=True)
+            with suppress(OSError):  # it promises nothing: no process has its mark
+                promise.unlink(missing_ok=True)
             raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
         ticks = 0
         try:

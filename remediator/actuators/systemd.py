@@ -20,7 +20,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -140,9 +140,13 @@ class SystemdActuator:
         with ExitStack() as stack:
             held: dict[int, int] = {}
             for pid in _processes(handle, group):
-                with suppress(ProcessLookupError):
+                try:
                     held[pid] = os.pidfd_open(pid)
-                    stack.callback(os.close, held[pid])
+                except ProcessLookupError:
+                    continue
+                except OSError as error:
+                    raise ActuatorError(f"process {pid} of {handle} cannot be held: {error}") from None
+                stack.callback(os.close, held[pid])
             # A pid that ended before it was held may be somebody else's by now.
             ours = _processes(handle, group)
             if self._show(handle)["InvocationID"] not in ("", life):
@@ -156,6 +160,8 @@ class SystemdActuator:
                     raise ActuatorError(
                         f"process {pid} of {handle} may not be killed: run the executor as root"
                     ) from None
+                except OSError as error:
+                    raise ActuatorError(f"process {pid} of {handle} cannot be killed: {error}") from None
 
     def _is_managed(self, handle: str) -> bool:
         """Whether its name was opted in. Nobody can opt in what the remediator itself runs in: it would stop itself."""

@@ -38,8 +38,10 @@ def decide(facts: Facts) -> Step:
     """The next step of one episode."""
     accused = facts.episode.incarnation
     step = jobless.decide(facts, trip=Trip.VRAM, confirm=lambda seen: confirm(seen, accused))
-    if isinstance(step, Advance) and step.stage is Stage.DEAD and facts.server is not None and facts.server.cards:
-        return replace(step, because=f"{step.because}; {'; '.join(_room(card) for card in facts.server.cards)}")
+    free, seen = facts.episode.free, facts.server
+    if isinstance(step, Advance) and step.stage is Stage.DEAD and free is not None and seen is not None:
+        rooms = [_room(card) for card in seen.cards or () if card.gpu in free.data.get("gpus", ())]
+        return replace(step, because="; ".join([step.because, *rooms]))
     return step
 
 
@@ -50,6 +52,10 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
     held = [card for card in seen.cards if any(tenant.incarnation == accused for tenant in card.tenants)]
     choices = [choose(card, accused=accused) for card in held]
     confirmed = [choice.because for choice in choices if choice.victim == accused]
+    unlisted = [gpu for gpu in jobless.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
+    if confirmed and unlisted:
+        because = f"the driver does not list the processes of {', '.join(unlisted)}: it could not be seen dead there"
+        return False, f"{because}; {'; '.join(confirmed)}"
     if confirmed:
         simulated = ", simulated GPU" if seen.gpu_simulated else ""
         return True, "; ".join(confirmed) + simulated

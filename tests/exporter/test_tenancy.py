@@ -1,12 +1,13 @@
 """Tenants: what labels allow a container, and who has which part in each GPU's memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
 from exporter.readings import GpuShare, Tenancy
-from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, terms
+from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, may_go, terms
 from gpuwarden.facts import CardFacts, TenantFacts
 from remediator.actuators.docker import LABEL
 from tests.exporter import builders as build
@@ -44,6 +45,23 @@ def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
     assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
 
 
+def test_what_is_removed_when_it_ends_does_not_go() -> None:
+    assert not terms({MANAGED_LABEL: "true", BUDGET_LABEL: "1"}, vanishes=True).recyclable
+
+
+def test_what_nobody_will_stop_shields_no_other() -> None:
+    found, paused = place("a", holds(1), tenancy=BUDGET), place("b", holds(1), tenancy=BUDGET)
+    paused = replace(paused, container=replace(paused.container, paused=True))
+    snapshot = build.snapshot(build.sighting(container_id="c"), containers=(found, paused))
+
+    assert [may_go(each, snapshot) for each in (found, paused)] == [True, False]
+    assert not may_go(found, build.snapshot(build.sighting(container_id="a"), containers=(found,)))
+    assert not may_go(place("a", tenancy=Tenancy(budget_bytes=MIB)), snapshot)
+    assert may_go(found, build.snapshot(workers=None, containers=(found,)))
+    told = cards(snapshot, "a") or []
+    assert {each.container: each.recyclable for each in told[0].tenants} == {"a": True, "b": False}
+
+
 def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:
     assert MANAGED_LABEL == LABEL
 
@@ -51,6 +69,10 @@ def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:
 def place(name: str, *shares: GpuShare, tenancy: Tenancy | None = None, gpus: tuple[str, ...] = ("GPU-0",)) -> Any:
     container = build.container(name=name, id=name, incarnation=f"{name}@1", tenancy=tenancy or Tenancy())
     return build.evidence(container=container, shares=shares, gpus=gpus)
+
+
+def holds_unknown(gpu: str) -> GpuShare:
+    return GpuShare(gpu=gpu, utilization_ratio=None, memory_bytes=None)
 
 
 def holds(memory_bytes: int | None, gpu: str = "GPU-0") -> GpuShare:
@@ -87,7 +109,12 @@ def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:
 
     assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-1"]
     assert [card.gpu for card in cards(snapshot, "b") or ()] == ["GPU-0"]
-    assert cards(snapshot, "nobody") == []
+
+
+def test_of_a_container_that_is_gone_every_card_is_told_for_nobody_knows_which_it_had() -> None:
+    snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=(place("b", holds(1)),))
+
+    assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-0", "GPU-1"]
 
 
 def test_without_gpu_readings_no_card_is_told_of() -> None:
@@ -123,6 +150,14 @@ def test_the_memory_of_a_container_that_was_given_no_gpu_is_its_own_all_the_same
     assert found.unknown is not None
     assert found.unknown.reason == "no_gpu"
     assert gpu_use(build.container(gpu_request=None), frozenset({4001}), None, Thresholds()).shares == ()
+
+
+def test_where_its_processes_are_unknown_it_may_hold_memory_of_any_gpu() -> None:
+    readings = build.gpus(build.gpu(0), build.gpu(1))
+
+    found = gpu_use(build.container(gpu_request=None), None, readings, Thresholds())
+
+    assert found.shares == (holds_unknown("GPU-0"), holds_unknown("GPU-1"))
 
 
 def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it() -> None:

@@ -13,6 +13,7 @@ import pytest
 from gpuwarden import __version__, cli
 from gpuwarden.cli import main
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.loading import UNTIL_COLLECTED
 from gpuwarden.queue import JobStore
 
 
@@ -53,15 +54,19 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"gpuwarden {__version__}\n", "")
 
 
-def test_what_a_command_loads_is_hardly_looked_through_for_garbage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_command_loads_is_hardly_looked_through_for_garbage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     before = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    try:
-        run(capsys, "--version")
+    (tmp_path / "garbage_command.py").write_text(
+        "import gc\nfound = gc.get_threshold()\ndef command(_): return found[0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cli, "_commands", lambda: {"look": "garbage_command:command"})
 
-        assert gc.get_threshold() == (cli.UNTIL_COLLECTED, 10, 10)
-    finally:
-        gc.set_threshold(*before)
+    code, _, _ = run(capsys, "look")
+
+    assert (code, gc.get_threshold()) == (UNTIL_COLLECTED, before), "what runs afterwards is looked through as ever"
 
 
 def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,22 @@ def test_who_does_not_wait_any_more_when_his_turn_comes_is_not_written() -> None
         gone.result(10)
 
 
+def test_of_more_than_so_many_that_wait_the_last_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "WAITING_MAX", 2)
+    disk = Disk()
+    writes = Joined(disk.write)
+    first = writes(0)
+    eventually(lambda: disk.written, "the first is being written")
+    rest = [writes(1), writes(2)]
+
+    with pytest.raises(NoAnswerError, match="2 others wait for the database already"):
+        writes(3).result(0)
+
+    disk.go_on.set()
+    assert [each.result(10) for each in (first, *rest)] == ["0 is kept", "1 is kept", "2 is kept"]
+    assert writes(4).result(10) == "4 is kept"
+
+
 def test_the_thread_ends_when_nothing_comes_and_the_next_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "IDLE_S", 0.01)
     disk = Disk()

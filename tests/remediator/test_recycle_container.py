@@ -164,10 +164,14 @@ def test_only_the_most_over_of_those_that_may_be_recycled_ever_is_and_only_under
 
 # --- what confirms the accused
 
+BOTH_LISTED: dict[str, list[int] | None] = {"GPU-0": [], "GPU-1": []}
+
 CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
     "it is the one": ({"cards": [card(tenant())]}, True, "c1 is most over its budget"),
     "on one of its GPUs": (
-        {"cards": [card(tenant(used_mib=1), gpu="GPU-1", free_mib=9000), card(tenant())]}, True, "free on GPU-0"
+        {"cards": [card(tenant(used_mib=1), gpu="GPU-1", free_mib=9000), card(tenant())], "gpu_pids": BOTH_LISTED},
+        True,
+        "free on GPU-0",
     ),
     "another one is": ({"cards": [card(tenant(), tenant("x", 15_000, 1000))]}, False, "x is most over its budget"),
     "another one is, on a GPU that it has no part in": (
@@ -176,6 +180,17 @@ CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
     "there is room by now": ({"cards": [card(tenant(), free_mib=9000)]}, False, "there is room: 9000 MiB"),
     "no GPU is read": ({"cards": None}, False, "tells of no GPU's memory"),
     "it is on none": ({"cards": []}, False, "it holds no memory of any GPU"),
+    "another GPU than its own lists no processes": (
+        {"cards": [card(tenant()), card(tenant(used_mib=None), gpu="GPU-1")], "gpu_pids": {"GPU-0": [], "GPU-1": None}},
+        True,
+        "free on GPU-0",
+    ),
+    "a GPU of its own lists no processes": (
+        {"cards": [card(tenant())], "gpus": ["GPU-0", "GPU-1"], "gpu_pids": {"GPU-0": [], "GPU-1": None}},
+        False,
+        "does not list the processes of GPU-1: it could not be seen dead there; c1 is most over",
+    ),
+    "of no GPU processes are told": ({"cards": [card(tenant())], "gpu_pids": None}, False, "processes of GPU-0"),
     "a simulated GPU says so": ({"cards": [card(tenant())], "gpu_simulated": True}, True, ", simulated GPU"),
 }  # fmt: skip
 
@@ -246,6 +261,15 @@ def test_what_is_seen_dead_tells_what_is_free_then() -> None:
     assert step.because.endswith("; 11357 MiB free on GPU-0, the floor is 1536 MiB")
 
 
+def test_what_is_seen_dead_tells_nothing_of_gpus_that_it_was_not_on() -> None:
+    every = replace(DEAD_AND_GONE, cards=[card(free_mib=11_357), card(gpu="GPU-1")])
+
+    step = decide(tenant_facts(STOPPING, container=stopped(), server=every))
+
+    assert isinstance(step, Advance)
+    assert "GPU-1" not in step.because
+
+
 def test_what_is_seen_dead_where_no_memory_is_told_of_is_dead_all_the_same() -> None:
     step = decide(tenant_facts(STOPPING, container=stopped(), server=replace(DEAD_AND_GONE, cards=None)))
 
@@ -264,7 +288,13 @@ def test_free_memory_that_nobody_tells_is_said_to_be_unknown() -> None:
 
 def test_the_gpus_that_must_let_go_of_it_are_those_that_it_was_seen_on_too() -> None:
     seen = server(
-        gpus=[], cards=[card(tenant()), card(tenant(used_mib=0), gpu="GPU-1"), card(tenant("x"), gpu="GPU-2")]
+        gpus=[],
+        cards=[
+            card(tenant()),
+            card(tenant(used_mib=0), gpu="GPU-1"),
+            card(tenant("x"), gpu="GPU-2"),
+            card(tenant(used_mib=None), gpu="GPU-3"),
+        ],
     )
 
     step = decide(tenant_facts(server=seen))

@@ -248,6 +248,17 @@ def test_what_may_begin_where_a_person_is_asked(given: tuple[Order, ...], recent
     assert word == verdict
 
 
+def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
+    none = replace(SAFEGUARDS, vram_cooldown_s=0.0)
+
+    held = safety.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.0), none, now=NOW)
+    begun = safety.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.1), none, now=NOW)
+
+    assert isinstance(held, Wait)
+    assert held.reason == "gpu_cooldown"
+    assert begun is None
+
+
 def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
     again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), frees=5, freed_s_ago=301.0, fleet=1)
 

@@ -55,7 +55,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def asking(*urls: str) -> Iterator[Silences]:
-    asks = Silences(urls, host=HOST)
+    asks = Silences(urls)
     try:
         yield asks
     finally:
@@ -161,9 +161,11 @@ def test_a_silence_of_something_else_or_of_one_alert_of_two_holds_nothing(
         ledger.take_new(HOST, now=time.time())
         (episode,) = ledger.open_episodes()
         assert len(episode.fingerprints) == 2
-        assert asks.of(episode.fingerprints).silences == []
+        assert asks.of(episode.fingerprints, host=HOST).silences == []
         other = silence(its, worker="w4", alertname="GpuwardenJobUnhealthy")
-        assert {each.silence_id for each in asks.of(episode.fingerprints).silences} == {one, other}, "the control"
+        assert {each.silence_id for each in asks.of(episode.fingerprints, host=HOST).silences} == {one, other}, (
+            "the control"
+        )
         expire(its, other)
 
         to_the_end(with_silences(executor(ledger, store, world), asks), ledger)
@@ -254,7 +256,7 @@ def test_an_answer_that_cannot_be_used_is_unknown(
     if len(answer[1]) < 10_000:
         monkeypatch.setattr(silences, "ANSWER_MAX_BYTES", 1024)
     with serving_http(lambda: answer) as server, asking(server.url) as asks:
-        heard = asks.of(frozenset({"f1"}))
+        heard = asks.of(frozenset({"f1"}), host=HOST)
 
     assert heard.silences == []
     assert heard.unknown.startswith(f"{server.url} does not tell: ")
@@ -266,8 +268,8 @@ def test_one_that_takes_too_long_is_unknown_and_is_not_asked_again_at_once(monke
     with serving_http(lambda: (200, b"[]")) as server, asking(server.url) as asks:
         server.free.clear()
         began_s = time.monotonic()
-        heard = asks.of(frozenset({"f1"}))
-        again = asks.of(frozenset({"f2"}))
+        heard = asks.of(frozenset({"f1"}), host=HOST)
+        again = asks.of(frozenset({"f2"}), host=HOST)
         took_s = time.monotonic() - began_s
         server.free.set()
 
@@ -281,7 +283,7 @@ def test_an_answer_serves_all_the_episodes_of_the_host_for_a_second(monkeypatch:
     monkeypatch.setattr(silences, "FRESH_S", 60.0)
     with serving_http(lambda: (200, listed())) as server, asking(f"{server.url}/") as asks:
         for fingerprint in ("f1", "f2"):
-            assert asks.of(frozenset({fingerprint})).silences == []
+            assert asks.of(frozenset({fingerprint}), host=HOST).silences == []
 
     assert server.asked == ["/api/v2/alerts?filter=host%3D%22box1%22"]
 
@@ -300,7 +302,7 @@ def test_a_silence_counts_whether_it_can_be_told_who_made_it_or_not(
 ) -> None:
     answers = iter([(200, listed(silence_id)), details])
     with serving_http(lambda: next(answers)) as server, asking(server.url) as asks:
-        (found,) = asks.of(frozenset({"f1"})).silences
+        (found,) = asks.of(frozenset({"f1"}), host=HOST).silences
 
     assert (found.silence_id, found.by) == (silence_id, by)
     assert all(path.startswith(("/api/v2/alerts?", "/api/v2/silence/s-1")) for path in server.asked)
@@ -308,8 +310,8 @@ def test_a_silence_counts_whether_it_can_be_told_who_made_it_or_not(
 
 def test_an_alert_that_alertmanager_does_not_have_is_not_silenced() -> None:
     with serving_http(lambda: (200, listed("s-1", fingerprint="f2"))) as server, asking(server.url) as asks:
-        assert asks.of(frozenset({"f1"})).silences == []
-        assert asks.of(frozenset()).silences == []
+        assert asks.of(frozenset({"f1"}), host=HOST).silences == []
+        assert asks.of(frozenset(), host=HOST).silences == []
 
 
 def test_a_host_is_asked_for_by_its_name_whatever_it_holds() -> None:
