@@ -24,7 +24,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, Unknown
 from exporter.scrape import SnapshotCollector
 from gpuwarden import __version__, clock, facts
-from gpuwarden.facts import ServerFacts, WorkerFacts
+from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -259,6 +259,13 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
         io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
         probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
+        cards=[CardFacts(
+            gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
+            tie_bytes=256 * build.MIB, tenants=[TenantFacts(
+                container="worker-0", incarnation=seen.container.incarnation, used_bytes=None, budget_bytes=None,
+                recyclable=False,
+            )],
+        )],
     )  # fmt: skip
     assert facts.parse_server(facts.render(told)) == told
 

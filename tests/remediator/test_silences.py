@@ -174,6 +174,17 @@ def test_a_silence_of_something_else_or_of_one_alert_of_two_holds_nothing(
 
 
 @pytest.mark.needs_parts
+def test_what_is_about_another_host_is_asked_for_by_that_hosts_name(its: str) -> None:
+    fingerprint = told_of(its, host="box9", worker="w9")
+    made = silence(its, host="box9")
+    with asking(its) as asks:
+        (found,) = asks.of(frozenset({fingerprint}), host="box9").silences
+        assert asks.of(frozenset({fingerprint}), host=HOST).silences == []
+
+    assert found.silence_id == made
+
+
+@pytest.mark.needs_parts
 def test_nobody_is_asked_to_approve_what_is_silenced(ledger: Ledger, store: JobStore, its: str) -> None:
     world = delivered(ledger, store, its, "w5")
     made = silence(its, worker="w5")
