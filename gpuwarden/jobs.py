@@ -15,11 +15,11 @@ from typing import Any, Final
 from gpuwarden import joblogs
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
 from gpuwarden.progress import figures, report_of, reports, short, whole
-from gpuwarden.queue import PRIORITY, Job, JobStore, Submission
+from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.reporter import state_directory
 from gpuwarden.statefile import JobFile
 from gpuwarden.stores import add_store, existing
-from gpuwarden.text import ago, plain, when, who
+from gpuwarden.text import ago, plain, stamp, when, who
 
 LOOK_S: Final = 1.0
 """Who waits for jobs also looks by itself this often, seconds."""
@@ -244,21 +244,30 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _told("blocked", arguments.because)
+    because = _told("blocked", arguments.because, at=store.now())
     return _each(
         store, arguments.job, lambda job_id: store.block(job_id, because=because), "only one that waits can be"
     )
 
 
 def _unblock(store: JobStore, arguments: argparse.Namespace) -> int:
-    return _each(store, arguments.job, store.unblock, "it is not blocked")
+    now = store.now()
+    because = _told("unblocked", "", at=now)
+    return _each(
+        store, arguments.job, lambda job_id: store.unblock(job_id, because=because, now=now), "it is not blocked"
+    )
 
 
 def _each(store: JobStore, jobs: list[int], act: Callable[[int], bool], otherwise: str) -> int:
     """Do something to each; the ones to which it could not be done are told with their state."""
     code = 0
     for job_id in jobs:
-        if not act(job_id):
+        try:
+            done = act(job_id)
+        except BlockedError as refused:
+            code = _refuse(str(refused))
+            continue
+        if not done:
             code = _refuse(f"job {job_id} is {store.job(job_id).state}: {otherwise}")
     return code
 
@@ -268,8 +277,10 @@ def _refuse(because: str) -> int:
     return 1
 
 
-def _told(act: str, because: str) -> str:
-    return f"{act} by {who()}" + (f": {because}" if because else "")
+def _told(act: str, because: str, *, at: float | None = None) -> str:
+    """Who did it and why; and when, where the job keeps no time of it."""
+    done = f"{act} by {who()}" + ("" if at is None else f", {stamp(at)}")
+    return done + (f": {because}" if because else "")
 
 
 _DESCRIPTION: Final = "Put jobs in the queue, see what becomes of them, and end, hold or repeat them."

@@ -180,6 +180,8 @@ def _show(arguments: argparse.Namespace) -> int:
             return 0
     ended = "" if run.ended_at is None else f", ended {when(run.ended_at)}"
     print(f"run {plain(run.run_id)}: {run.state}, submitted {when(run.submitted_at)}{ended}")
+    if run.forgiven_at is not None:
+        print(f"  forgiven {when(run.forgiven_at)} by {plain(run.forgiven_by or '')}")
     print(f"  {_done(run)} jobs are over: {_jobs(run)}")
     for job in jobs:
         if job.state in FINAL and job.state is not State.FAILED and not arguments.all:

@@ -45,6 +45,8 @@ RUNS = Table(
     Column("ended_at", Float),
     # Whether its owner asked that its workers and it are judged by how its items go.
     Column("wrangled", Boolean, nullable=False, server_default=false()),
+    Column("forgiven_at", Float),  # when what wrangling did to it was undone last
+    Column("forgiven_by", String),
     Index("runs_wrangled", "state", sqlite_where=text("wrangled = 1"), postgresql_where=text("wrangled")),
 )
 
@@ -146,6 +148,8 @@ WORKERS = Table(
     Column("locked_at", Float),
     Column("locked_by", String),
     Column("locked_because", String),
+    Column("unlocked_at", Float),  # when a lock was taken from it last
+    Column("unlocked_by", String),
 )
 
 # A worker that was found dead while it held a job, for whoever on its host restarts it: stamped anew while that lasts,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTally:
-    """One worker at the items of one run: how often it finished one, how often one failed, forgiven ones left out.
+    """One worker at the items of one run: how many it finished, and how many failed, each once, forgiven ones left out.
 
     `runs_for_s` is for how long it has been running a job of the run, seconds; `None` while it runs none.
     """

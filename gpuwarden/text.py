@@ -21,6 +21,11 @@ def when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def stamp(at: float) -> str:
+    """A time, UTC, to the second: in what is kept, for people on other hosts."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
 def ago(seconds: float) -> str:
     """A duration as people say it, in its two largest units."""
     left, told = max(0, round(seconds)), list[str]()

@@ -43,6 +43,8 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         if each.locked_at is not None:
             because = f": {plain(each.locked_because)}" if each.locked_because else ""
             print(f"    locked {ago(now - each.locked_at)} ago by {plain(each.locked_by or '')}{because}")
+        elif each.unlocked_at is not None:
+            print(f"    unlocked {ago(now - each.unlocked_at)} ago by {plain(each.unlocked_by or '')}")
     return 0
 
 
@@ -69,7 +71,7 @@ def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    if store.unlock(host=host, worker=arguments.worker):
+    if store.unlock(host=host, worker=arguments.worker, who=who(), now=store.now()):
         return 0
     print(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
     return 1

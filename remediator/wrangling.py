@@ -16,7 +16,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore
 from gpuwarden.stores import add_store, existing
 from gpuwarden.tally import RunTally
-from gpuwarden.text import plain, who
+from gpuwarden.text import plain, stamp, who
 from remediator.plan import Wait
 from remediator.remedies.wrangle import (
     ACTIVATION,
@@ -51,7 +51,7 @@ def carry_out(store: JobStore, run_id: str, verdict: LockWorker | Migrate | Bloc
     because = f"wrangled, run {run_id}: {verdict.because}"
     now = store.now()
     if isinstance(verdict, BlockRun):
-        return bool(store.block_run(run_id, still=still, because=f"{because} (blocked by {by})", now=now))
+        return bool(store.block_run(run_id, still=still, because=f"{because} (blocked by {by}, {stamp(now)})", now=now))
     slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
     act = store.lock_faulty if isinstance(verdict, LockWorker) else store.migrate_run
     return act(run_id, **slot, still=still, who=by, because=because, now=now)
@@ -106,7 +106,8 @@ def _ask(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _forgive(store: JobStore, arguments: argparse.Namespace) -> int:
-    count = store.forgive_run(arguments.run, now=store.now())
+    by, now = who(), store.now()
+    count = store.forgive_run(arguments.run, who=by, because=f"forgiven by {by}, {stamp(now)}", now=now)
     print(f"{plain(arguments.run)}: {count} jobs unblocked, its failures forgotten, its workers free to claim it")
     return 0
 

@@ -7,6 +7,7 @@ Unix seconds by the queue's own clock, `JobStore.now`, passed in by the caller.
 
 from gpuwarden.queue.records import (
     PRIORITY,
+    BlockedError,
     DeadWorker,
     DrainedError,
     Event,
@@ -20,6 +21,7 @@ from gpuwarden.queue.records import (
     ResultError,
     Run,
     Slot,
+    SpentError,
     Submission,
     SubmissionError,
     UnknownJobError,
@@ -31,6 +33,7 @@ from gpuwarden.queue.store import JobStore
 
 __all__ = [
     "PRIORITY",
+    "BlockedError",
     "DeadWorker",
     "DrainedError",
     "Event",
@@ -45,6 +48,7 @@ __all__ = [
     "ResultError",
     "Run",
     "Slot",
+    "SpentError",
     "Submission",
     "SubmissionError",
     "UnknownJobError",

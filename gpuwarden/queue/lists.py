@@ -82,6 +82,8 @@ class Lists(Room):
                 state=row.state,
                 submitted_at=row.submitted_at,
                 ended_at=row.ended_at,
+                forgiven_at=row.forgiven_at,
+                forgiven_by=row.forgiven_by,
                 jobs=jobs[row.run_id],
             )
             for row in reversed(rows)

@@ -5,8 +5,9 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from gpuwarden.database import reading, tell, writing
 from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, statements
-from gpuwarden.queue.records import WorkerRow, to_worker
+from gpuwarden.queue.records import BlockedError, WorkerRow, to_worker
 from gpuwarden.queue.room import Room
+from gpuwarden.queue.wrangling import refuse_while_held
 from gpuwarden.schema import JOBS, QUEUE, WORKER_GPUS, WORKERS
 
 
@@ -45,13 +46,27 @@ class People(Room):
             held = statements.transition(Move.BLOCK, JOBS.c.job_id == job_id, because=because)
             return connection.execute(held).rowcount == 1
 
-    def unblock(self, job_id: int) -> bool:
-        """Let a blocked job be claimed again, once what it needs is done; false unless it is blocked."""
+    def unblock(self, job_id: int, *, because: str, now: float) -> bool:
+        """Let a blocked job be claimed again, once what it needs is done; false unless it is blocked.
+
+        Raises:
+            BlockedError: a worker that it was taken from may still run it, or it has no attempt left.
+        """
         this = JOBS.c.job_id == job_id
         with writing(self._engine) as connection:
             runs.lock_run_of(connection, job_id)
-            freed = statements.transition(Move.UNBLOCK, this, JOBS.c.pending == 0, because=None)
-            waits = statements.transition(Move.DEFER, this, JOBS.c.pending > 0, because=None)
+            blocked = statements.locked(select(JOBS).where(this, statements.from_sources(Move.UNBLOCK)))
+            if (row := connection.execute(blocked).one_or_none()) is None:
+                return False
+            refuse_while_held(row, now)
+            if row.attempt >= row.attempts_max:
+                raise BlockedError(
+                    f"job {job_id} stays blocked: it has used all {row.attempts_max} attempts; "
+                    f"`gpuwarden wrangle forgive` of its run gives it one more"
+                )
+            values = {"because": because, "lease_expires_at": None}
+            freed = statements.transition(Move.UNBLOCK, this, JOBS.c.pending == 0, **values)
+            waits = statements.transition(Move.DEFER, this, JOBS.c.pending > 0, **values)
             done = connection.execute(freed).rowcount == 1 or connection.execute(waits).rowcount == 1
             tell(connection, QUEUE.channel)
             return done
@@ -78,12 +93,12 @@ class People(Room):
             row = {"locked_at": now, "locked_by": who, "locked_because": because}
             return connection.execute(locked.values(**row)).rowcount == 1
 
-    def unlock(self, *, host: str, worker: str) -> bool:
-        """Let a worker claim again; false unless it was locked."""
+    def unlock(self, *, host: str, worker: str, who: str, now: float) -> bool:
+        """Let a worker claim again; false unless it was locked. Who did it last, and when, is kept with the worker."""
         with writing(self._engine) as connection:
             locked = update(WORKERS).where(_slot(host, worker), WORKERS.c.locked_at.is_not(None))
-            row = dict.fromkeys(("locked_at", "locked_by", "locked_because"))
-            done = connection.execute(locked.values(**row)).rowcount == 1
+            free = dict.fromkeys(("locked_at", "locked_by", "locked_because"))
+            done = connection.execute(locked.values(**free, unlocked_at=now, unlocked_by=who)).rowcount == 1
             tell(connection, QUEUE.channel)
             return done
 

@@ -34,6 +34,14 @@ class SubmissionError(GpuwardenError):
     """A submission asks for what no worker could report and no rule could police."""
 
 
+class BlockedError(GpuwardenError):
+    """A blocked job cannot be let go."""
+
+
+class SpentError(GpuwardenError):
+    """A job has used up its attempts, or its reclaims, and what was asked for would fail it."""
+
+
 class ResultError(GpuwardenError):
     """A result cannot be kept."""
 
@@ -134,12 +142,17 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Jobs that belong together; `state` is running, completed, failed or cancelled, times Unix seconds."""
+    """Jobs that belong together; `state` is running, completed, failed or cancelled, times Unix seconds.
+
+    `forgiven_at` and `forgiven_by` say when wrangling of it was undone last, and who did it.
+    """
 
     run_id: str
     state: str
     submitted_at: float
     ended_at: float | None
+    forgiven_at: float | None
+    forgiven_by: str | None
     jobs: Mapping[State, int]
 
 
@@ -235,6 +248,8 @@ class WorkerRow:
     locked_at: float | None
     locked_by: str | None
     locked_because: str | None
+    unlocked_at: float | None
+    unlocked_by: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +295,8 @@ def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> Work
         locked_at=row.locked_at,
         locked_by=row.locked_by,
         locked_because=row.locked_because,
+        unlocked_at=row.unlocked_at,
+        unlocked_by=row.unlocked_by,
     )
 
 

@@ -94,7 +94,8 @@ class Runs(Room):
                 return None
             counted = select(JOBS.c.state, func.count()).where(JOBS.c.run_id == run_id).group_by(JOBS.c.state)
             jobs = {State(state): int(count) for state, count in connection.execute(counted)}
-        return Run(run_id=row.run_id, state=row.state, submitted_at=row.submitted_at, ended_at=row.ended_at, jobs=jobs)
+        its = {name: getattr(row, name) for name in ("submitted_at", "ended_at", "forgiven_at", "forgiven_by")}
+        return Run(run_id=row.run_id, state=row.state, jobs=jobs, **its)
 
     def run_state(self, run_id: str) -> str | None:
         """`running`, `completed`, `failed` or `cancelled`; `None` for a run nobody submitted."""

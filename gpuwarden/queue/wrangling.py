@@ -1,25 +1,46 @@
 """What becomes of runs whose items fail and of the workers that fail them (B): counted, and carried out.
 
 Whoever judges is asked again in the transaction that acts, with the run and its jobs in hand, so that no item is
-finished or failed in between: what is not true any more is not done. A job that is taken from its worker is fenced, for
-the worker may still be at it; it stops by itself within a second, and the fence ends by its bound (`HAND_OVER_S`).
+finished or failed in between: what is not true any more is not done. A job that is taken from its worker is fenced, or
+held while it is blocked, for the worker may still be at it: one that is there stops by itself within a second
+(`HAND_OVER_S`), one that is cut off from the queue runs on until its lease ends, and so long nobody else has the job.
 """
 
+import math
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, exists, func, insert, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    delete,
+    distinct,
+    exists,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from gpuwarden.database import reading, tell, writing
-from gpuwarden.job import FINAL, HEARTBEAT_S, ItemOutcome, JobId, Move, State
+from gpuwarden.job import FINAL, HEARTBEAT_S, RECLAIMS_MAX, ItemOutcome, JobId, Move, State
 from gpuwarden.queue import items, runs, statements
-from gpuwarden.queue.records import SubmissionError
+from gpuwarden.queue.records import BlockedError, SpentError, SubmissionError
 from gpuwarden.queue.room import Room
 from gpuwarden.schema import BARRED, ITEM_OUTCOMES, JOBS, QUEUE, RUNS, WORKERS
 from gpuwarden.tally import RunTally, WorkerTally
 
 HAND_OVER_S: Final = 3 * HEARTBEAT_S
-"""How long a job that was taken from its worker stays fenced, seconds: its worker looks every second whether it is."""
+"""How long a job stays fenced or held that was taken from a worker which was seen as lately as this, seconds.
+
+A worker looks every second whether it still has its job.
+"""
 
 Still: TypeAlias = Callable[[RunTally], bool]
 """Whether the counts, read again, still say what is about to be done. Pure: it is asked with locks held."""
@@ -52,6 +73,9 @@ class Wrangling(Room):
 
         A lock that stands already stays as it is. False, and nothing written, where it is no longer so, or there is no
         such worker.
+
+        Raises:
+            SpentError: a job that would be taken from it is at a cap, and would fail with its run; nothing is written.
         """
         with writing(self._engine) as connection:
             if not _is_still(connection, run_id, still, now, of_worker=(host, worker)):
@@ -75,12 +99,17 @@ class Wrangling(Room):
 
         Items that failed for good are tried again by the next worker, once more each. False, and nothing written, where
         it is no longer so.
+
+        Raises:
+            SpentError: a job that would be taken from it is at a cap, and would fail with its run; nothing is written.
         """
         with writing(self._engine) as connection:
             if not _is_still(connection, run_id, still, now, of_worker=(host, worker)):
                 return False
             before = _migrations(connection, run_id)
-            tried = select(ITEM_OUTCOMES.c.host, ITEM_OUTCOMES.c.worker).where(ITEM_OUTCOMES.c.run_id == run_id)
+            tried = select(ITEM_OUTCOMES.c.host, ITEM_OUTCOMES.c.worker).where(
+                ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.outcome != ItemOutcome.FORGIVEN
+            )
             kept = select(BARRED.c.host, BARRED.c.worker).where(BARRED.c.run_id == run_id)
             barred = {(row.host, row.worker) for row in connection.execute(kept)}
             new = {(host, worker), *((row.host, row.worker) for row in connection.execute(tried.distinct()))} - barred
@@ -96,7 +125,8 @@ class Wrangling(Room):
     def block_run(self, run_id: str, *, still: Still, because: str, now: float) -> list[JobId]:
         """Let nobody claim a run's jobs, and take those that run from their workers (B3, B5); the ids of all those.
 
-        One that is fenced stays with whoever settles it. None, and nothing written, where it is no longer so.
+        One that is fenced stays with whoever settles it. Those that were running are unblocked only once their workers
+        have stopped for certain. None, and nothing written, where it is no longer so.
         """
         with writing(self._engine) as connection:
             if not _is_still(connection, run_id, still, now, jobs=frozenset(State) - FINAL):
@@ -107,32 +137,63 @@ class Wrangling(Room):
             )
             ids = [JobId(each) for each in connection.scalars(found.order_by(JOBS.c.job_id))]
             connection.execute(statements.transition(Move.BLOCK, its, because=because))
-            halted = {"because": because, "queued_at": now, **statements.UNCLAIMED}
+            halted = {
+                **statements.UNCLAIMED,
+                "because": because,
+                "queued_at": now,
+                "lease_expires_at": _may_run_until(now),
+            }
             connection.execute(statements.transition(Move.HALT, its, **halted))
             tell(connection, QUEUE.channel)
             return ids
 
-    def forgive_run(self, run_id: str, *, now: float) -> int:
+    def forgive_run(self, run_id: str, *, who: str, because: str, now: float) -> int:
         """Undo what was done to a run: its jobs may be claimed, by everyone, its failures count no more (B9).
 
-        Items that failed for good are tried again. A worker that was locked on its account stays so. How many of its
-        jobs were blocked.
+        Items that failed for good are tried again. A blocked job that has no attempt left is given one. A worker that
+        was locked on the run's account stays so. Who did it last, and when, is kept with the run; `because` with its
+        jobs until they are claimed. How many of its jobs were blocked.
 
         Raises:
+            BlockedError: a worker from which one of its jobs was taken may still run it; nothing is written.
             SubmissionError: the run has ended, or nobody submitted it.
         """
         with writing(self._engine) as connection:
             if (state := runs.lock(connection, run_id)) != "running":
                 raise SubmissionError(f"run {run_id!r} is {state or 'not there'}: give its items to another run")
+            its = JOBS.c.run_id == run_id
+            blocked = statements.locked(select(JOBS).where(its, statements.from_sources(Move.UNBLOCK)))
+            for row in connection.execute(blocked).all():
+                refuse_while_held(row, now)
             items.try_again(connection, run_id, true(), now)
             items.forgive(connection, run_id, true())
             connection.execute(delete(BARRED).where(BARRED.c.run_id == run_id))
-            its = JOBS.c.run_id == run_id
-            waits = statements.transition(Move.DEFER, its, JOBS.c.pending > 0, because=None)
-            freed = statements.transition(Move.UNBLOCK, its, JOBS.c.pending == 0, because=None)
+            connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(forgiven_at=now, forgiven_by=who))
+            spent = JOBS.c.attempt >= JOBS.c.attempts_max
+            values: dict[str, Any] = {
+                "because": case((spent, f"{because}, with an attempt more than it had left"), else_=because),
+                "attempts_max": case((spent, JOBS.c.attempt + 1), else_=JOBS.c.attempts_max),
+                "lease_expires_at": None,
+            }
+            waits = statements.transition(Move.DEFER, its, JOBS.c.pending > 0, **values)
+            freed = statements.transition(Move.UNBLOCK, its, JOBS.c.pending == 0, **values)
             count = connection.execute(waits).rowcount + connection.execute(freed).rowcount
             tell(connection, QUEUE.channel)
             return count
+
+
+def refuse_while_held(job: Row[Any], now: float) -> None:
+    """See that nobody runs this blocked job any more.
+
+    Raises:
+        BlockedError: the worker that it was taken from may.
+    """
+    if job.lease_expires_at is not None and job.lease_expires_at >= now:
+        left_s = math.ceil(job.lease_expires_at - now) + 1
+        raise BlockedError(
+            f"job {job.job_id} stays blocked: the worker that it was taken from may still run it; in {left_s} s it "
+            f"does not, try again then"
+        )
 
 
 def _is_still(
@@ -185,8 +246,8 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
             select(
                 ITEM_OUTCOMES.c.host,
                 ITEM_OUTCOMES.c.worker,
-                _times(ItemOutcome.DONE).label("done"),
-                _times(ItemOutcome.FAILED).label("failed"),
+                _items(ItemOutcome.DONE).label("done"),
+                _items(ItemOutcome.FAILED).label("failed"),
             )
             .where(ITEM_OUTCOMES.c.run_id == run_id)
             .group_by(ITEM_OUTCOMES.c.host, ITEM_OUTCOMES.c.worker)
@@ -208,8 +269,9 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
     )
 
 
-def _times(outcome: ItemOutcome) -> ColumnElement[int]:
-    return func.sum(case((ITEM_OUTCOMES.c.outcome == outcome, 1), else_=0))
+def _items(outcome: ItemOutcome) -> ColumnElement[int]:
+    """How many items went so; one that failed several times is one."""
+    return func.count(distinct(case((ITEM_OUTCOMES.c.outcome == outcome, ITEM_OUTCOMES.c.item))))
 
 
 def _migrations(connection: Connection, run_id: str) -> int:
@@ -218,8 +280,35 @@ def _migrations(connection: Connection, run_id: str) -> int:
 
 
 def _take_from(connection: Connection, run_id: str, host: str, worker: str, because: str, now: float) -> None:
-    """Fence what this worker runs of the run."""
+    """Fence what this worker runs of the run, unless that would end it: a fence that runs out is a reclaim.
+
+    Raises:
+        SpentError: a job of it is at a cap.
+    """
     held = and_(JOBS.c.run_id == run_id, JOBS.c.host == host, JOBS.c.worker == worker)
     running = statements.is_in({State.RUNNING})
-    fence = statements.transition(Move.FENCE, held, running, because=because, lease_expires_at=now + HAND_OVER_S)
+    for row in connection.execute(statements.locked(select(JOBS).where(held, running))).all():
+        if row.attempt >= row.attempts_max or row.reclaims >= RECLAIMS_MAX:
+            used = f"attempt {row.attempt} of {row.attempts_max}, reclaimed {row.reclaims} times of {RECLAIMS_MAX}"
+            raise SpentError(
+                f"nothing is done: job {row.job_id} has no attempt or reclaim left ({used}): taken from {worker} on "
+                f"{host} it would fail, and its run; `gpuwarden worker lock {worker} --host {host}` lets the worker "
+                f"finish it and claim nothing more"
+            )
+    fence = statements.transition(Move.FENCE, held, running, because=because, lease_expires_at=_may_run_until(now))
     connection.execute(fence)
+
+
+def _may_run_until(now: float) -> ColumnElement[float]:
+    """When the worker that runs a job has stopped for certain, from which it is taken now.
+
+    One that was not seen for three heartbeats may be cut off from the queue: it does not hear of it, and stops only
+    when its lease ends.
+    """
+    soon = now + HAND_OVER_S
+    seen = exists().where(
+        *(WORKERS.c.host == JOBS.c.host, WORKERS.c.worker == JOBS.c.worker),
+        *(WORKERS.c.incarnation == JOBS.c.claimed_by, WORKERS.c.last_seen_at > now - HAND_OVER_S),
+    )
+    cut_off = and_(not_(seen.correlate(JOBS)), JOBS.c.lease_expires_at > soon)
+    return case((cut_off, JOBS.c.lease_expires_at), else_=soon)

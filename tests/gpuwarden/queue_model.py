@@ -464,7 +464,7 @@ class Model:
         self._move(job, Move.BLOCK)
         return True
 
-    def unblock(self, job_id: JobId) -> bool:
+    def unblock(self, job_id: JobId, *, because: str, now: float) -> bool:
         job = self.jobs[job_id]
         if job.state is not State.BLOCKED:
             return False
@@ -477,7 +477,7 @@ class Model:
             row.locked = True
         return row is not None
 
-    def unlock(self, *, host: str, worker: str) -> bool:
+    def unlock(self, *, host: str, worker: str, who: str, now: float) -> bool:
         row = self.workers.get((host, worker))
         if row is None or not row.locked:
             return False

@@ -55,7 +55,7 @@ def waited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who unblocks a job queues it, whatever it needs."""
 
-    def unblock(self: JobStore, job_id: int) -> bool:
+    def unblock(self: JobStore, job_id: int, **_: object) -> bool:
         with writing(self._engine) as connection:
             freed = statements.transition(Move.UNBLOCK, JOBS.c.job_id == job_id)
             return connection.execute(freed).rowcount == 1

@@ -219,6 +219,7 @@ def test_going_down_names_the_runs_that_nobody_judges_any_more_and_the_bars_that
 ) -> None:
     assert used.ask_wrangling("r1", wrangled=True)
     assert used.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is not None
+    assert used.forgive_run("r1", who="ann", because="", now=NOW) == 0
     assert used.migrate_run("r1", host="box1", worker="w1", still=lambda _: True, who="ann", because="", now=NOW)
     before = rows(engine)
 
@@ -228,6 +229,7 @@ def test_going_down_names_the_runs_that_nobody_judges_any_more_and_the_bars_that
     assert str(refused.value).splitlines()[:-1] == [
         "the queue going down to 0005 would lose:",
         "  that 1 runs are wrangled: nobody judges them",
+        "  who forgave 1 runs, and when",
         "  1 bars of workers from runs: they claim them again",
     ]
     assert rows(engine) == before

@@ -1,6 +1,7 @@
 """A person's hand on the queue: jobs ended, held and repeated; workers locked, drained, and found dead."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -72,8 +73,8 @@ def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStor
     assert first is not None
     assert first.job_id == next_one
     assert not store.block(next_one, because="it runs")
-    assert store.unblock(held)
-    assert not store.unblock(held)
+    assert store.unblock(held, because="", now=NOW)
+    assert not store.unblock(held, because="", now=NOW)
 
     second = claim(store, "w2", incarnation="i2")
     assert second is not None
@@ -103,8 +104,10 @@ def test_a_locked_worker_claims_nothing_until_it_is_unlocked_and_finishes_what_i
     (row,) = store.workers(now=NOW)
     assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann", "faulty")
 
-    assert store.unlock(host=HOST, worker="w1")
-    assert not store.unlock(host=HOST, worker="w1")
+    assert store.unlock(host=HOST, worker="w1", who="bob", now=NOW + 1)
+    assert not store.unlock(host=HOST, worker="w1", who="eve", now=NOW + 2)
+    (row,) = store.workers(now=NOW)
+    assert (row.locked_at, row.unlocked_at, row.unlocked_by) == (None, NOW + 1, "bob")
     found = claim(store, incarnation=incarnation)
     assert found is not None
     assert found.job_id == waits
@@ -149,7 +152,7 @@ def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: Jo
 def test_nobody_locks_drains_or_unlocks_a_worker_that_never_was(store: JobStore) -> None:
     assert not store.lock(host=HOST, worker="w1", who="ann", because="", now=NOW)
     assert not store.drain(host=HOST, worker="w1")
-    assert not store.unlock(host=HOST, worker="w1")
+    assert not store.unlock(host=HOST, worker="w1", who="bob", now=NOW)
 
 
 def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: JobStore) -> None:
@@ -254,7 +257,7 @@ def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Calla
     assert cli("job", "block", str(first), "--because", "it fails everywhere") == (0, "", "")
     because = store.job(first).because or ""
     assert because.startswith("blocked by ann@")
-    assert because.endswith(": it fails everywhere")
+    assert because.endswith(" UTC: it fails everywhere")
     assert cli("job", "unblock", str(first), str(second)) == (
         1, "", f"gpuwarden job: job {second} is queued: it is not blocked\n",
     )  # fmt: skip
@@ -323,6 +326,7 @@ def test_workers_are_listed_locked_and_drained_by_command(
     assert cli("worker", "list", "--host", "box2") == (0, "", "")
 
     assert cli("worker", "unlock", "locked") == (0, "", "")
+    assert re.search(r"\n    unlocked \d+ s ago by ann@", cli("worker", "list")[1])
     assert cli("worker", "unlock", "locked") == (1, "", "gpuwarden worker: locked on box1 is not locked\n")
     assert cli("worker", "lock", "nobody")[0] == cli("worker", "drain", "nobody")[0] == 1
 

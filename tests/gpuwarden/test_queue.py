@@ -928,7 +928,7 @@ def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStor
     claim(store)
     store.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
 
-    store.unblock(second)
+    store.unblock(second, because="", now=NOW)
 
     assert store.job(second).queued_at == NOW + 10
     store.complete(second, attempt=claim(store, now=NOW + 15).attempt, incarnation="i1", now=NOW + 20)

@@ -415,7 +415,7 @@ class QueueMachine(RuleBasedStateMachine):
             waits = State.WAITING if work else State.QUEUED
             self.both("block", self.job(pick, waits).job_id, because="a person said so")
         else:
-            self.both("unblock", self.job(pick, State.BLOCKED).job_id)
+            self.both("unblock", self.job(pick, State.BLOCKED).job_id, because="so", now=self.now)
         self.works(work)
 
     @rule(place=PLACES, act=st.sampled_from(["lock", "drain", "quarantine", "quarantine its slot"]), work=WORK)
@@ -432,7 +432,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(work=WORK)
     def a_person_frees_them_all(self, work: Any) -> None:
         for place in GPUS:
-            self.both("unlock", **slot(place))
+            self.both("unlock", **slot(place), who="someone", now=self.now)
         for gpu in ("GPU-0", "GPU-1", "GPU-2"):
             self.both("release_gpu", gpu)
         self.works(work)

@@ -150,7 +150,7 @@ class Together:
                 self.store.block(job_id, because="so")
             else:
                 for each in range(job_id, job_id + 10):
-                    self.store.unblock(each)
+                    self.store.unblock(each, because="so", now=now)
             yield act
             time.sleep(0.01)
 

@@ -183,9 +183,9 @@ def test_a_job_that_waits_can_be_blocked_and_waits_on_when_it_is_not(store: JobS
     assert store.block(ids["left"], because="later")
     assert store.block(ids["right"], because="later")
 
-    assert store.unblock(ids["left"])
+    assert store.unblock(ids["left"], because="", now=NOW)
     run_next(store)
-    assert store.unblock(ids["right"])
+    assert store.unblock(ids["right"], because="", now=NOW)
 
     assert states(store, ids.values()) == [State.COMPLETED, State.QUEUED, State.QUEUED, State.WAITING]
 
@@ -546,7 +546,7 @@ def test_a_claim_after_the_first_minds_what_the_first_minds(store: JobStore) -> 
 
     store.lock(host="box1", worker="w1", who="ann", because="", now=NOW)
     assert claim_or_none(store) is None
-    store.unlock(host="box1", worker="w1")
+    store.unlock(host="box1", worker="w1", who="bob", now=NOW)
     store.quarantine(["GPU-1"], host="box1", worker=None, because="", now=NOW)
     assert claim_or_none(store) is None
     store.release_gpu("GPU-1")

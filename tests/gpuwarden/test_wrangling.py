@@ -5,11 +5,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from gpuwarden.database import reading, writing
-from gpuwarden.job import AVOID_S, ItemOutcome, ItemState, State, Trip
-from gpuwarden.queue import Job, JobStore, Slot, Submission, SubmissionError
+from gpuwarden.job import AVOID_S, LEASE_S, RECLAIMS_MAX, ItemOutcome, ItemState, State, Trip
+from gpuwarden.queue import BlockedError, Job, JobStore, Slot, SpentError, Submission, SubmissionError
 from gpuwarden.queue.wrangling import HAND_OVER_S
 from gpuwarden.schema import BARRED, ITEM_OUTCOMES, ITEMS, JOBS, METADATA, WORKERS
 from gpuwarden.tally import RunTally, WorkerTally
@@ -19,6 +19,7 @@ NOW = 1_000_000.0
 LATER = NOW + HAND_OVER_S + 1
 W1: dict[str, Any] = {"host": "box1", "worker": "w1"}
 BY: dict[str, Any] = {"who": "ann@box1", "because": "wrangled: it failed 6", "now": NOW}
+FORGIVING = {"who": "bob@box2", "because": "forgiven by bob"}
 
 
 def still(_: RunTally) -> bool:
@@ -266,7 +267,7 @@ def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more
     assert claim(store, 1) is None
     assert claim(store, 2) is None
     assert store.item_counts("r1") == {ItemState.PENDING: 1}
-    assert counts(store)["w1"] == (0, 2, None), "what they failed is remembered"
+    assert counts(store)["w1"] == (0, 1, None), "what they failed is remembered"
 
 
 def test_one_that_claimed_the_run_as_it_was_barred_from_it_is_taken_off_it_and_that_is_no_other_move(
@@ -348,7 +349,8 @@ def test_what_was_done_to_a_run_is_undone_by_one_command(store: JobStore) -> Non
     fail(store, claimed(store, 2, now=LATER))
     store.block_run("r1", still=still, because="", now=LATER)
 
-    assert store.forgive_run("r1", now=LATER) == 3
+    later = LATER + HAND_OVER_S + 1
+    assert store.forgive_run("r1", **FORGIVING, now=later) == 3
 
     assert [store.job(ids[name]).state for name in ("a", "b", "c")] == [State.QUEUED, State.QUEUED, State.WAITING]
     found = store.tally("r1", now=LATER)
@@ -356,12 +358,144 @@ def test_what_was_done_to_a_run_is_undone_by_one_command(store: JobStore) -> Non
     assert found.migrations == 0
     assert {each.failed for each in found.workers} == {0}
     assert store.item_counts("r1") == {ItemState.PENDING: 9}
-    assert claim(store, 1, now=LATER) is not None
-    store.cancel_run("r1", because="", now=LATER)
+    assert {store.job(ids[name]).because for name in ("a", "b", "c")} == {"forgiven by bob"}
+    run = store.run("r1")
+    assert run is not None
+    assert (run.forgiven_at, run.forgiven_by) == (later, "bob@box2")
+    assert claim(store, 1, now=later) is not None
+    store.cancel_run("r1", because="", now=later)
     with pytest.raises(SubmissionError, match="run 'r1' is cancelled"):
-        store.forgive_run("r1", now=LATER)
+        store.forgive_run("r1", **FORGIVING, now=later)
     with pytest.raises(SubmissionError, match="run 'r9' is not there"):
-        store.forgive_run("r9", now=LATER)
+        store.forgive_run("r9", **FORGIVING, now=later)
+
+
+def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_failed_again(store: JobStore) -> None:
+    start(store, jobs=1)
+    for number in (1, 2):
+        now = NOW + (number - 1) * (HAND_OVER_S + 1)
+        fail(store, claimed(store, number, now=now), times=6)
+        store.migrate_run("r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now})
+        store.reclaim_expired(now=now + HAND_OVER_S + 1)
+    later = NOW + 3 * HAND_OVER_S
+    store.forgive_run("r1", **FORGIVING, now=later)
+    fail(store, claimed(store, 2, now=later))
+
+    assert store.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": later})
+
+    later += HAND_OVER_S + 1
+    store.reclaim_expired(now=later)
+    assert claim(store, 2, now=later) is None
+    assert claim(store, 1, now=later) is not None
+
+
+def test_a_worker_that_was_locked_mended_and_unlocked_is_not_kept_from_the_run_by_what_it_failed_before(
+    store: JobStore,
+) -> None:
+    start(store, jobs=1)
+    fail(store, claimed(store, 1), times=6)
+    store.lock_faulty("r1", **W1, still=still, **BY)
+    store.unlock(**W1, who="bob", now=NOW)
+    store.reclaim_expired(now=LATER)
+    fail(store, claimed(store, 2, now=LATER), times=6)
+
+    store.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": LATER})
+
+    later = LATER + HAND_OVER_S + 1
+    store.reclaim_expired(now=later)
+    assert claim(store, 2, now=later) is None
+    assert claim(store, 1, now=later) is not None
+
+
+# --- a worker that may still be at it
+
+CUT_OFF = NOW + HAND_OVER_S
+OVER = NOW + LEASE_S
+"""When it stops, which has heard of nothing since its claim."""
+
+
+@pytest.mark.parametrize("act", ["lock", "migrate"])
+def test_a_job_of_a_worker_that_is_cut_off_is_given_to_nobody_before_its_lease_ends(store: JobStore, act: str) -> None:
+    start(store, jobs=1)
+    fail(store, claimed(store, 1), times=6)
+    by: dict[str, Any] = {**BY, "now": CUT_OFF}
+    done = store.lock_faulty if act == "lock" else store.migrate_run
+    assert done("r1", **W1, still=still, **by)
+
+    assert store.reclaim_expired(now=OVER) == []
+    assert store.reclaim_expired(now=OVER + 1) != []
+    assert claim(store, 2, now=OVER + 1) is not None
+
+
+@pytest.mark.parametrize("how", ["job", "run"])
+@pytest.mark.parametrize(
+    ("at", "over"),
+    [pytest.param(NOW, NOW + HAND_OVER_S, id="it is there"), pytest.param(CUT_OFF, OVER, id="it is cut off")],
+)
+def test_a_blocked_job_is_let_go_by_nobody_while_its_worker_may_still_run(
+    store: JobStore, how: str, at: float, over: float
+) -> None:
+    start(store, jobs=1)
+    job = claimed(store, 1)
+    store.block_run("r1", still=still, because="", now=at)
+    blocked = everything(store)
+
+    def let_go(now: float) -> object:
+        if how == "run":
+            return store.forgive_run("r1", **FORGIVING, now=now)
+        return store.unblock(job.job_id, because="", now=now)
+
+    with pytest.raises(BlockedError, match=f"job {job.job_id} stays blocked: the worker .* in 11 s"):
+        let_go(over - 10)
+
+    assert everything(store) == blocked
+    assert let_go(over + 1)
+    assert claimed(store, 2, now=over + 1).job_id == job.job_id
+
+
+# --- caps
+
+
+@pytest.mark.parametrize("cap", ["attempts", "reclaims"])
+@pytest.mark.parametrize("act", ["lock", "migrate"])
+def test_a_job_that_would_fail_for_being_taken_is_left_to_its_worker(store: JobStore, act: str, cap: str) -> None:
+    start(store, jobs=1)
+    job = claimed(store, 1)
+    fail(store, job, times=6)
+    used = {"attempts_max": 1} if cap == "attempts" else {"reclaims": RECLAIMS_MAX}
+    with writing(store._engine) as connection:
+        connection.execute(update(JOBS).values(**used))
+    before = everything(store)
+
+    with pytest.raises(SpentError, match=f"job {job.job_id} has no attempt or reclaim left .*gpuwarden worker lock w1"):
+        ACTS[act](store, still)
+
+    assert everything(store) == before
+    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+
+
+def test_a_blocked_job_without_an_attempt_left_has_one_more_only_of_who_forgives_its_run(store: JobStore) -> None:
+    ids = store.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
+    claimed(store, 1)
+    store.block_run("r1", still=still, because="", now=NOW)
+
+    with pytest.raises(BlockedError, match="has used all 1 attempts; `gpuwarden wrangle forgive` of its run gives it"):
+        store.unblock(ids["a"], because="", now=LATER)
+    assert claim(store, 2, now=LATER) is None
+    assert store.forgive_run("r1", **FORGIVING, now=LATER) == 1
+
+    assert store.job(ids["a"]).because == "forgiven by bob, with an attempt more than it had left"
+    again = claimed(store, 2, now=LATER)
+    assert (again.attempt, again.attempts_max) == (2, 2)
+
+
+def test_an_item_that_fails_again_and_again_counts_once(store: JobStore) -> None:
+    start(store, items=2)
+    job = claimed(store, 1)
+
+    fail(store, job, times=6, tries_max=9)
+
+    assert counts(store) == {"w1": (0, 2, 0.0)}
 
 
 # --- only while it is so

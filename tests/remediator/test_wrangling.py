@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -115,7 +116,9 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
     assert err.startswith("gpuwarden wrangle: nothing is done: no worker has failed more than 5 of its items")
 
 
-def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(store: JobStore, cli: Cli) -> None:
+def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
+    store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start(store, jobs=1)
     job = claim(store, "w1")
     end(store, job, failed=6)
@@ -130,11 +133,31 @@ def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(store: JobStore, c
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
     assert blocked.because is not None
-    assert "(blocked by ann@" in blocked.because
+    assert re.search(r"\(blocked by ann@[^ ,]+, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)$", blocked.because)
+    for refused in (cli("wrangle", "forgive", "r1"), cli("job", "unblock", str(job.job_id))):
+        assert refused[0] == 1
+        assert f"job {job.job_id} stays blocked: the worker that it was taken from may still run it" in refused[2]
+    now, taken = JobStore.now, HAND_OVER_S + 1
+    monkeypatch.setattr(JobStore, "now", lambda its: now(its) + taken)
     assert cli("wrangle", "forgive", "r1")[1] == (
         "r1: 1 jobs unblocked, its failures forgotten, its workers free to claim it\n"
     )
+    assert re.match(r"forgiven by ann@[^ ,]+, \d{4}-.* UTC$", store.job(job.job_id).because or "")
+    assert re.search(r"\n  forgiven \d{4}-.* by ann@", cli("run", "show", "r1")[1])
     assert claim(store, "w1").job_id == job.job_id
+
+
+def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, cli: Cli) -> None:
+    store.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
+    store.add_items("r1", ITEMS, now=NOW)
+    job = claim(store, "w1")
+    end(store, job, failed=6)
+
+    code, out, err = cli("wrangle", "do", "r1")
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"gpuwarden wrangle: nothing is done: job {job.job_id} has no attempt or reclaim left")
+    assert store.job(job.job_id).state is State.RUNNING
 
 
 def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""Runs that are wrangled, and the workers that are kept from one."""
+"""Runs that are wrangled, the workers that are kept from one, and who undid what."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,6 +8,8 @@ down_revision = "0005"
 
 LOSES = (
     ("SELECT count(*) FROM runs WHERE wrangled", "that {} runs are wrangled: nobody judges them"),
+    ("SELECT count(*) FROM runs WHERE forgiven_at IS NOT NULL", "who forgave {} runs, and when"),
+    ("SELECT count(*) FROM workers WHERE unlocked_at IS NOT NULL", "who unlocked {} workers, and when"),
     ("SELECT count(*) FROM barred", "{} bars of workers from runs: they claim them again"),
 )
 
@@ -15,6 +17,10 @@ LOSES = (
 def upgrade() -> None:
     """Add them."""
     op.add_column("runs", sa.Column("wrangled", sa.Boolean, nullable=False, server_default=sa.false()))
+    op.add_column("runs", sa.Column("forgiven_at", sa.Float))
+    op.add_column("runs", sa.Column("forgiven_by", sa.String))
+    op.add_column("workers", sa.Column("unlocked_at", sa.Float))
+    op.add_column("workers", sa.Column("unlocked_by", sa.String))
     op.create_index(
         "runs_wrangled",
         "runs",
@@ -38,4 +44,7 @@ def downgrade() -> None:
     """Remove them."""
     op.drop_table("barred")
     op.drop_index("runs_wrangled", "runs")
-    op.drop_column("runs", "wrangled")
+    for name in ("unlocked_by", "unlocked_at"):
+        op.drop_column("workers", name)
+    for name in ("forgiven_by", "forgiven_at", "wrangled"):
+        op.drop_column("runs", name)
