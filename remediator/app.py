@@ -148,6 +148,8 @@ async def _durable(taken: Future[tuple[int, int]]) -> tuple[int, int]:
             return await asyncio.wrap_future(taken)
     except TimeoutError:
         raise NoAnswerError(f"the ledger has not answered within {WRITE_TIMEOUT_S:g} s") from None
+    except asyncio.CancelledError:  # told to end: the call is answered all the same
+        raise NoAnswerError("the program ends and does not wait for the ledger") from None
 
 
 def _describe(app: FastAPI) -> None:

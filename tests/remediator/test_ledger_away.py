@@ -183,12 +183,16 @@ def probe(served: Served) -> None:
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize(
-    ("database", "ask"),
-    [("--queue", scrape), ("--ledger", deliver), ("--ledger", probe)],
+    ("database", "ask", "says"),
+    [
+        ("--queue", scrape, "a database was not waited for"),
+        ("--ledger", deliver, "the program ends and does not wait for the ledger"),
+        ("--ledger", probe, "a database was not waited for"),
+    ],
     ids=["its queue is, and it is scraped", "its ledger is, and it is delivered to", "its ledger is, and it is probed"],
 )
 def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
-    postgres: Postgres, postgres_url: str, tmp_path: Path, database: str, ask: Callable[[Served], None]
+    postgres: Postgres, postgres_url: str, tmp_path: Path, database: str, ask: Callable[[Served], None], says: str
 ) -> None:
     with (
         serving(tmp_path / "run", database, postgres_url) as (served, process),
@@ -208,7 +212,9 @@ def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
         asked.result()
         assert code == 0
         assert took_s < 2 * END_S
-        assert "a database was not waited for" in served.log.read_text()
+        log = served.log.read_text()
+        assert says in log
+        assert "Traceback" not in log
 
 
 def unread(postgres: Postgres) -> bool:
