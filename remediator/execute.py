@@ -649,7 +649,7 @@ class Executor:
         safeguards, now = self._pace.safeguards, self._ledger.now()
         wanted = safety.wish(facts.episode, step)
         orders, recent = self._ledger.standing(wanted, safeguards, now=now)
-        held = safety.may_hold(wanted, orders, recent, now=now)
+        held = safety.may_hold(wanted, orders, recent, by=self._host, now=now)
         if held is None and self._hands.silences is not None:
             heard = self._hands.silences.of(facts.episode.fingerprints)
             held = safety.heed(heard.silences, heard.unknown, safeguards)

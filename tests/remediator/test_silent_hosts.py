@@ -178,16 +178,19 @@ def test_nothing_moves_unless_both_hosts_are_armed_for_it(
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "armed, it is held")
 
 
-def test_a_pause_of_the_host_holds_it(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+@pytest.mark.parametrize("paused", [HOST, "box2"])
+def test_a_pause_of_the_host_or_of_the_one_that_looks_on_holds_it(
+    paused: str, ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
     job_id = unheard(store)
-    ledger.order(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=HOST))
+    ledger.order(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
     works = onlooker(other, store)
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
         assert told(ledger)[-1] == "decided wait: paused"
 
-        ledger.order(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=HOST))
+        ledger.order(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "resumed, it is held")
 
 
@@ -268,6 +271,20 @@ def test_a_host_that_is_back_without_its_workers_has_its_jobs_run_for_a_lease(
     assert lines(ledger, "return") == ["box2 decided", "box2 did"]
 
 
+def test_a_host_that_is_back_has_its_jobs_also_where_the_end_of_its_alert_never_arrives(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+
+    with looping(onlooker(other, store)):
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        with beating(ledger):
+            eventually(lambda: store.job(job_id).state is State.RUNNING, "it runs again")
+
+    assert lines(ledger, "return") == ["box2 decided", "box2 did"]
+    assert [each.firing for each in ledger.silent_hosts()] == [True]
+
+
 def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
     ledger: Ledger, other: Ledger, store: JobStore
 ) -> None:
@@ -305,6 +322,50 @@ def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
     (episode,) = other.silent_hosts()
     assert found == [None]
     assert episode.fingerprints == {"h1", "h2"}
+
+
+def test_what_resolves_an_alert_that_another_is_taking_up_waits_for_that(
+    ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def slow(connection: Any, labels: Any) -> int | None:
+        if not taken:
+            taken.append(0)
+            other.accept([host_alert(firing=False)], [], now=time.time())
+            taken.append(other.take_new("box2", now=time.time()))
+        return _open_episode_of(connection, labels)
+
+    monkeypatch.setattr("remediator.ledger._open_episode_of", slow)
+    ledger.take_new(HOST, now=time.time())
+
+    assert taken == [0, 0]
+    assert [each.firing for each in other.silent_hosts()] == [True]
+    assert other.take_new("box2", now=time.time()) == 1
+    assert [each.firing for each in other.silent_hosts()] == [False]
+
+
+def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledger: Ledger, other: Ledger) -> None:
+    other.take_new("box2", now=time.time())
+
+    other.close_episode(1, plan.Outcome.UNCONFIRMED, "read before it fired anew", now=other.now())
+
+    assert other.take_new("box2", now=time.time()) == 1
+    assert [(each.episode_id, each.firing) for each in other.silent_hosts()] == [(2, True)]
+    assert ledger.totals(HOST).alerts == {}
+
+
+def test_an_alert_for_which_no_episode_could_be_opened_is_taken_up_at_the_next_look(
+    other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.accept([host_alert(firing=False)], [], now=time.time())
+    with monkeypatch.context() as patched:
+        patched.setattr("remediator.ledger._open_episode", lambda *_, **__: None)
+        assert other.take_new("box2", now=time.time()) == 0
+    assert other.silent_hosts() == []
+
+    assert other.take_new("box2", now=time.time()) == 2
+    assert [each.firing for each in other.silent_hosts()] == [False]
 
 
 def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: Ledger, other: Ledger) -> None:
