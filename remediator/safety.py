@@ -349,9 +349,11 @@ def may_hold(wish: Wish, orders: Orders, recent: Recent, *, by: str, now: float)
     What is ordered for either host holds it. Nothing is freed by that, so that it neither cools down nor counts as a
     storm.
     """
+    if (held := may_go_on(orders, host=wish.host, now=now)) is not None:
+        return held
     if (held := may_go_on(orders, host=by, now=now)) is not None:
         return replace(held, because=f"on {by}, which would hold its jobs: {held.because}")
-    return may_go_on(orders, host=wish.host, now=now) or is_approved(wish, orders, recent, now=now)
+    return is_approved(wish, orders, recent, now=now)
 
 
 def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun: bool = False) -> Wait | None:

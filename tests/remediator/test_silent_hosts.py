@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ QUICK = replace(PACE, limits=replace(LIMITS, node_lost_after_s=BOUND_S))
 @pytest.fixture(autouse=True)
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.execute.ALIVE_S", BOUND_S)
+    monkeypatch.setattr("remediator.execute.LOOK_FOR_S", PACE.look_again_s)
     monkeypatch.setattr("remediator.execute.SETTLE_HELD_S", 0.1)
 
 
@@ -241,6 +243,33 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
 
     decided, *did = lines(ledger, "lose")
     assert did == [decided.replace("decided", "did")] * 2
+
+
+def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_then(
+    other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.execute.LOOK_FOR_S", 3600.0)
+    works = onlooker(other, store)
+    rounds, looks = 0, 0
+    look, look_for = works.look, works._look_for
+
+    def counted(pool: ThreadPoolExecutor) -> None:
+        nonlocal rounds
+        look(pool)
+        rounds += 1
+
+    def counted_for(episode: plan.Episode, accused: int) -> None:
+        nonlocal looks
+        look_for(episode, accused)
+        looks += 1
+
+    works.look, works._look_for = counted, counted_for  # type: ignore[method-assign]
+    with looping(works):
+        eventually(lambda: looks and rounds > 10, "it has looked, and gone round often")
+        assert looks == 1
+
+        works._next_look_for_s = 0.0
+        eventually(lambda: looks == 2, "it looks again, once it is time")
 
 
 def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
