@@ -143,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     setting.add_argument(
         "--lost-hold-s",
         type=_seconds,
-        help=f"how long a job of a lost host is held before it is given away; or {NOTHING}: until the host is back",
+        help=f"how long a job of a lost host is held before it is given away, seconds, and its lease at the least, by "
+        f"whose end its worker stops itself; or {NOTHING}: until the host is back",
     )
 
     unsetting = _act(acts, "unset", _unset, "forget all that is set for a queue")

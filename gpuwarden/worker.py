@@ -634,7 +634,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-s", type=float, default=LEASE_S,
                         help="how long a claim holds without renewal, seconds; three heartbeats or more; a worker that "
                              "cannot renew for so long stops itself (PostgreSQL), or works on where nobody else can "
-                             "reach the queue (SQLite)")  # fmt: skip
+                             "reach the queue (SQLite); where hosts share the queue, two minutes or more longer than "
+                             "--node-lost-after-s, or nothing is held for a host that is lost")  # fmt: skip
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
                         help="how often the lease is renewed and the files refreshed, seconds; at most 10")  # fmt: skip
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")

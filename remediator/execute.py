@@ -90,6 +90,9 @@ CLOCK_BELIEVED_S: Final = 600.0
 ALIVE_S: Final = 15.0
 """A host whose executor gave its newest sign of life within this time shows life, seconds; one is given each second."""
 
+LOOK_FOR_S: Final = 10.0
+"""How often an executor looks at the hosts that are said to be silent, seconds: each does, for as long as they are."""
+
 _LOSE: Final = "lose"
 """What the account calls it that a host's jobs are taken for lost."""
 
@@ -211,6 +214,7 @@ class Executor:
         self._watches: dict[int, _Watch] = {}
         self._signs: dict[str, tuple[float, float]] = {}
         self._heard_s: dict[str, float] = {}
+        self._silent: list[Episode] = []
         self._at_work: dict[int, Future[None]] = {}
         self._errors = 0
         self._workers: int | None = None
@@ -219,7 +223,7 @@ class Executor:
         self._took_over = False
         self._started_at = time.time()
         self._looking_since_s = self._went_round_s = time.monotonic()
-        self._next_look_s = self._next_tend_s = self._next_fences_s = 0.0
+        self._next_look_s = self._next_tend_s = self._next_fences_s = self._next_look_for_s = 0.0
         self._clock_s = self._forgets_from_s = 0.0
         self._closing = threading.Event()
 
@@ -308,11 +312,14 @@ class Executor:
             pass
         episodes = [each for each in self._ledger.open_episodes(self._host) if each.subject is not Subject.HOST]
         left = self._ledger.unsettled_elsewhere(self._host) if self._ledger.shared else []
-        silent = self._ledger.silent_hosts()
+        looks_for = time.monotonic() >= self._next_look_for_s
+        if looks_for:
+            self._silent = self._ledger.silent_hosts()
+            self._next_look_for_s = time.monotonic() + LOOK_FOR_S
         if self._ledger.shared:
             self._see_executors(time.monotonic())
         self._keep_fences(episodes, left)
-        known = {each.episode_id for each in (*episodes, *left, *silent)}
+        known = {each.episode_id for each in (*episodes, *left, *self._silent)}
         for closed in (set(self._waits) | set(self._watches)) - known:
             self._waits.pop(closed, None)
             self._watches.pop(closed, None)
@@ -322,9 +329,9 @@ class Executor:
         for episode in left:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
-        accused = sum(each.firing for each in silent)
-        for episode in silent:
-            if episode.episode_id not in self._at_work:
+        accused = sum(each.firing for each in self._silent)
+        for episode in self._silent:
+            if looks_for and episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._look_for, episode, accused)
 
     def _see_executors(self, now_s: float) -> None:
@@ -649,7 +656,7 @@ class Executor:
         safeguards, now = self._pace.safeguards, self._ledger.now()
         wanted = safety.wish(facts.episode, step)
         orders, recent = self._ledger.standing(wanted, safeguards, now=now)
-        held = safety.may_hold(wanted, orders, recent, now=now)
+        held = safety.may_hold(wanted, orders, recent, by=self._host, now=now)
         if held is None and self._hands.silences is not None:
             heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
             held = safety.heed(heard.silences, heard.unknown, safeguards)

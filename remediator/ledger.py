@@ -273,18 +273,24 @@ class Ledger:
     def take_new(self, host: str, *, now: float) -> int:
         """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
 
-        A resolved alert opens nothing. In one transaction, so that an alert is tied once.
+        A resolved alert opens nothing. In one transaction, so that an alert is tied once. Those about hosts that are
+        silent are taken up by whoever comes first, one at a time: to another, one that is being taken up is not there,
+        and what resolves it would find nothing open.
         """
         tally = Tally()
         with writing(self._engine) as connection:
-            # Of no host are those about a host that is silent: whoever comes first takes them up.
-            its = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))
+            its = ALERTS.c.host == host
+            if only_one(connection, "alerts about hosts"):
+                its = or_(its, ALERTS.c.host.is_(None))
             new = select(ALERTS).where(ALERTS.c.state == "new", its).order_by(ALERTS.c.alert_id)
             rows = connection.execute(new.limit(TAKE_MAX).with_for_update(skip_locked=True)).all()
+            taken: list[Row[Any]] = []
             for row in rows:
                 episode_id = _open_episode_of(connection, row.labels)
                 if row.firing and episode_id is None:
                     episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
+                    if episode_id is None:
+                        break  # another's was open, and is closed by now: the next look opens one, before what follows
                 elif row.firing:
                     tally.duplicate(host)
                 state = "idle" if episode_id is None else "linked"
@@ -299,12 +305,13 @@ class Ledger:
                     status = "firing" if row.firing else "resolved"
                     because = row.annotations.get("summary") or row.labels.get("alertname", "")
                     self._write(connection, episode_id, "saw", f"alert {status}", because, now)
-            if any(not row.firing for row in rows):
+                taken.append(row)
+            if any(not row.firing for row in taken):
                 retention.keep_newest(connection, "idle")
-            if rows:
-                tally.taken(host, len(rows))
+            if taken:
+                tally.taken(host, len(taken))
                 tally.keep(connection)
-            return len(rows)
+            return len(taken)
 
     # --- episodes
 
@@ -657,7 +664,7 @@ class Ledger:
             return True
 
     def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
-        """The episode is over. Firing alerts that accuse another attempt than its own go back to the inbox.
+        """The episode is over. Firing alerts that accuse another attempt than its own, or a host, go back to the inbox.
 
         They came while it was open, and Alertmanager does not send them again within hours.
         """
@@ -674,7 +681,8 @@ class Ledger:
             began_at = row.opened_at if row.alerted_at is None else row.alerted_at
             tally = Tally()
             tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
-            if handed_back := _hand_back(connection, row):
+            handed_back = _hand_back(connection, row)
+            if handed_back and row.subject != Subject.HOST:  # who had taken those up is not known: they count again
                 tally.taken(row.host, -handed_back)
             tally.keep(connection)
             tell(connection, LEDGER.channel)
@@ -1081,12 +1089,16 @@ def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
 
 
 def _hand_back(connection: Connection, episode: Row[Any]) -> int:
-    """Give the firing alerts that accuse another attempt back to the inbox; how many."""
+    """Give the firing alerts that accuse another attempt back to the inbox; how many.
+
+    An episode about a host closes only where none fires: one that does came since.
+    """
     newest = ALERTS.c.alert_id.in_(_newest(episode.episode_id))
     others = [
         alert.alert_id
         for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
-        if any(getattr(episode, name) != value for name, value in _accused(alert.labels).items())
+        if episode.subject == Subject.HOST
+        or any(getattr(episode, name) != value for name, value in _accused(alert.labels).items())
     ]
     if others:
         connection.execute(update(ALERTS).where(ALERTS.c.alert_id.in_(others)).values(state="new", episode_id=None))

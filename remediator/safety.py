@@ -7,7 +7,7 @@ but for a disarming, which ends every act at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -344,12 +344,17 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     return None
 
 
-def may_hold(wish: Wish, orders: Orders, recent: Recent, *, now: float) -> Wait | None:
-    """Whether the jobs of a silent host may be taken for lost: `None`, or why not.
+def may_hold(wish: Wish, orders: Orders, recent: Recent, *, by: str, now: float) -> Wait | None:
+    """Whether the jobs of a silent host may be taken for lost by another: `None`, or why not.
 
-    Nothing is freed by that, so that it neither cools down nor counts as a storm.
+    What is ordered for either host holds it. Nothing is freed by that, so that it neither cools down nor counts as a
+    storm.
     """
-    return may_go_on(orders, host=wish.host, now=now) or is_approved(wish, orders, recent, now=now)
+    if (held := may_go_on(orders, host=wish.host, now=now)) is not None:
+        return held
+    if (held := may_go_on(orders, host=by, now=now)) is not None:
+        return replace(held, because=f"on {by}, which would hold its jobs: {held.because}")
+    return is_approved(wish, orders, recent, now=now)
 
 
 def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun: bool = False) -> Wait | None:

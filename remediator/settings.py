@@ -54,9 +54,10 @@ class _Common(BaseSettings):
     node_lost_after_s: float = Field(
         default=180.0,
         ge=10,
-        le=3000,
+        le=480,
         description="a host of which nobody has heard for this long is lost, and its jobs are held for it, seconds; "
-        "the same for `serve`, which tells the rule, and `execute`, which decides; where they differ the longest",
+        "the same for `serve`, which tells the rule, and `execute`, which decides; where they differ the longest; "
+        "at least two minutes less than the leases of jobs (600 s), which otherwise give them away before that",
     )
     log_level: str = Field(
         default="info",

@@ -1,6 +1,6 @@
 """What becomes of a job whose host is silent: it may still be running (D4)."""
 
-from sqlalchemy import and_, select
+from sqlalchemy import ColumnElement, and_, case, literal, select
 
 from gpuwarden.database import reading, writing
 from gpuwarden.job import LEASE_S, JobId, Move, State
@@ -38,21 +38,23 @@ class Hosts(Room):
         """Mark a job that runs as one whose host is lost; false unless it runs, as this attempt.
 
         Nobody claims it, and its GPU is kept from others, until its worker is heard of again: a renewal, a result, a
-        new incarnation. Where its queue says for how long it is held, it is given away after that.
+        new incarnation. Where its queue says for how long it is held, it is given away after that, and never before its
+        lease has ended: by that its worker, cut off and alive, stops itself.
         """
         hold_s = select(QUEUES.c.lost_hold_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
         this = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
-        lost = statements.transition(Move.LOSE, this, lease_expires_at=now + hold_s)
+        lost = statements.transition(Move.LOSE, this, lease_expires_at=_not_before_the_lease(now + hold_s))
         with writing(self._engine) as connection:
             return connection.execute(lost).rowcount == 1
 
     def find(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Have a job of a host that is back run again, for a lease; false unless it is lost, as this attempt.
 
-        Its worker renews that lease, if it is there; if it is not, the job is given away as any that nobody renews.
+        Its worker renews that lease, if it is there; if it is not, the job is given away as any that nobody renews. A
+        longer one that it has still is left to it.
         """
         this = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
-        found = statements.transition(Move.RETURN, this, lease_expires_at=now + LEASE_S)
+        found = statements.transition(Move.RETURN, this, lease_expires_at=_not_before_the_lease(literal(now + LEASE_S)))
         with writing(self._engine) as connection:
             return connection.execute(found).rowcount == 1
 
@@ -66,3 +68,8 @@ class Hosts(Room):
         with reading(self._engine) as connection:
             found = connection.execute(there.order_by(JOBS.c.job_id)).all()
         return [JobId(row.job_id) for row in found if self.lose(row.job_id, attempt=row.attempt, now=now)]
+
+
+def _not_before_the_lease(until: ColumnElement[float]) -> ColumnElement[float]:
+    """The later of a time and the end of a job's lease; none where there is no such time."""
+    return case((JOBS.c.lease_expires_at > until, JOBS.c.lease_expires_at), else_=until)

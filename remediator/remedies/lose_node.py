@@ -26,6 +26,9 @@ def decide(facts: Facts) -> Step:
     if not facts.episode.firing:
         return _over(facts, host)
     bound_s = facts.limits.node_lost_after_s
+    lost = _in(host, State.NODE_LOST)
+    if host.shows_life and lost:  # whatever its alert says: that it has ended may never arrive
+        return _back(facts, lost)
     if host.shows_life:
         return Wait(reason="heard", because="its own remediator shows life: what is silent is its exporter, or the way")
     if host.silent_for_s < bound_s:
@@ -60,12 +63,14 @@ def _over(facts: Facts, host: HostFacts) -> Step:
         if host.taken:
             return Close(outcome=Outcome.MENDED, because="none of its jobs is lost any more")
         return Close(outcome=Outcome.UNCONFIRMED, because="the alert ended, and none of its jobs was taken for lost")
-    if not host.shows_life:
-        return _held(lost)
+    return _back(facts, lost) if host.shows_life else _held(lost)
+
+
+def _back(facts: Facts, lost: Sequence[HeldJob]) -> Step:
     if not facts.armed:
         return Wait(reason="dry_run", because=f"it is back, and once armed its jobs run again: {_told(lost)}")
     because = f"{facts.episode.host} is back: {_told(lost)}; each has the time of a lease to be heard of"
-    return Return(jobs=lost, because=because)
+    return Return(jobs=tuple(lost), because=because)
 
 
 def _nothing_due(host: HostFacts) -> Step:

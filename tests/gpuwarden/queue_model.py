@@ -436,7 +436,8 @@ class Model:
     def _lost(self, job: Task, now: float) -> None:
         known = self.queues.get(job.queue)
         self._move(job, Move.LOSE)
-        job.lease = None if known is None or known.lost_hold_s is None else now + known.lost_hold_s
+        hold_s = None if known is None else known.lost_hold_s
+        job.lease = None if hold_s is None else max(job.lease or 0.0, now + hold_s)
 
     def cancel(self, job_id: JobId, *, because: str, now: float) -> bool:
         job = self.jobs[job_id]

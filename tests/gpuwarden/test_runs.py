@@ -385,13 +385,35 @@ def test_its_gpu_is_kept_from_others_too(store: JobStore) -> None:
 
 @pytest.mark.behaviour("D4")
 def test_where_its_queue_says_so_it_is_given_away_after_a_while(store: JobStore) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=650.0))
+    job = lost(store)
+
+    assert store.reclaim_expired(now=NOW + 649) == []
+    assert store.reclaim_expired(now=NOW + 651) == [job.job_id]
+    assert not store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    assert claim(store, 2).attempt == 2
+
+
+@pytest.mark.behaviour("D4")
+def test_no_hold_gives_it_away_before_its_lease_by_which_its_worker_stops_itself(store: JobStore) -> None:
     store.set_queue(settings("gpu", lost_hold_s=50.0))
     job = lost(store)
 
-    assert store.reclaim_expired(now=NOW + 49) == []
-    assert store.reclaim_expired(now=NOW + 51) == [job.job_id]
-    assert not store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
-    assert claim(store, 2).attempt == 2
+    assert store.reclaim_expired(now=NOW + LEASE_S - 1) == []
+    assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
+
+
+@pytest.mark.behaviour("D6")
+def test_a_longer_lease_is_left_to_what_comes_back_with_its_host(store: JobStore) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=50.0))
+    job_id = submit(store)
+    claim(store)
+    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW, lease_s=3 * LEASE_S)
+    assert store.lose(job_id, attempt=1, now=NOW)
+
+    assert store.find(job_id, attempt=1, now=NOW)
+
+    assert store.job(job_id).lease_expires_at == NOW + 3 * LEASE_S
 
 
 @pytest.mark.behaviour("D6")
@@ -462,7 +484,7 @@ def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
 def test_a_lost_job_that_is_heard_of_as_its_hold_ends_is_given_to_nobody_else(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.set_queue(settings("gpu", lost_hold_s=60.0))
+    store.set_queue(settings("gpu", lost_hold_s=700.0))
     job_id = submit(store)
     claim(store)
     store.lose(job_id, attempt=1, now=NOW)
@@ -470,12 +492,12 @@ def test_a_lost_job_that_is_heard_of_as_its_hold_ends_is_given_to_nobody_else(
 
     def come_back_and_stand_still(*arguments: Any, **named: Any) -> bool:
         back = come_back(*arguments, **named)
-        store.reclaim_expired(now=NOW + 61)
+        store.reclaim_expired(now=NOW + 701)
         return back
 
     monkeypatch.setattr(statements, "come_back", come_back_and_stand_still)
 
-    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW + 61)
+    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW + 701)
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
 
 

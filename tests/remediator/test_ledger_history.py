@@ -1,5 +1,6 @@
 """The ledger's tables go down to an older version and up again: what is kept, what is lost, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from gpuwarden import history
 from gpuwarden.cli import main
 from gpuwarden.database import connect
 from gpuwarden.history import InTheWayError, WouldLoseError
+from remediator.alert import Alert
 from remediator.capture import Captured
 from remediator.ledger import Ledger
 from remediator.plan import Outcome, Wait
 from remediator.schema import LEDGER, METADATA
-from tests.remediator.builders import HOST, NOW, alert, server_alert
+from tests.remediator.builders import HOST, NOW, alert, host_alert, server_alert, tenant_alert
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -126,13 +128,33 @@ def test_an_open_episode_about_a_server_keeps_the_tables_up_and_a_closed_one_is_
     with pytest.raises(InTheWayError, match="1 alerts have not been taken up yet, and may be about servers"):
         go(ledger_url, "0003")
     ledger.take_new(HOST, now=NOW)
-    with pytest.raises(InTheWayError, match="1 episodes about servers are open"):
+    with pytest.raises(InTheWayError, match="1 episodes about servers, tenants or hosts are open"):
         go(ledger_url, "0003")
     ledger.close_episode(1, Outcome.MENDED, "all is well", now=NOW)
 
-    with pytest.raises(WouldLoseError, match="that 1 closed episodes were about servers"):
+    with pytest.raises(WouldLoseError, match="that 1 closed episodes were about servers, tenants or hosts"):
         go(ledger_url, "0003", losing=False)
-    assert go(ledger_url, "0003") == "the ledger was of revision 0007 and is of 0003 now"
+    assert go(ledger_url, "0003") == "the ledger was of revision 0008 and is of 0003 now"
+
+
+@pytest.mark.parametrize("about", [host_alert(), tenant_alert()], ids=["a host", "a tenant"])
+@pytest.mark.parametrize("revision", ["0007", "0003"])
+def test_an_open_episode_about_a_host_or_a_tenant_keeps_the_tables_up_and_a_closed_one_is_named(
+    ledger: Ledger, ledger_url: str, about: Alert, revision: str
+) -> None:
+    ledger.accept([about], [], now=NOW)
+    with pytest.raises(InTheWayError, match="1 alerts have not been taken up yet, and may be about hosts or tenants"):
+        go(ledger_url, revision)
+    ledger.take_new(HOST, now=NOW)
+    with pytest.raises(InTheWayError, match="1 episodes about hosts or tenants are open"):
+        go(ledger_url, revision)
+    ledger.accept([replace(about, firing=False)], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    ledger.close_episode(1, Outcome.MENDED, "all is well", now=NOW)
+
+    with pytest.raises(WouldLoseError, match="what 1 closed episodes were about: the older version knows neither"):
+        go(ledger_url, revision, losing=False)
+    assert go(ledger_url, revision) == f"the ledger was of revision 0008 and is of {revision} now"
 
 
 def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url: str) -> None:
@@ -144,7 +166,7 @@ def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url
 
     with pytest.raises(WouldLoseError, match=r"what was captured before 1 stops \(`gpuwarden ledger evidence`\)"):
         go(ledger_url, "0004", losing=False)
-    assert go(ledger_url, "0004") == "the ledger was of revision 0007 and is of 0004 now"
+    assert go(ledger_url, "0004") == "the ledger was of revision 0008 and is of 0004 now"
 
 
 def test_what_is_armed_or_paused_is_named_before_it_is_forgotten(
@@ -159,10 +181,10 @@ def test_what_is_armed_or_paused_is_named_before_it_is_forgotten(
     assert "  1 orders, and with them what is armed, paused or braked" in capsys.readouterr().err
     assert main(["ledger", "--ledger", ledger_url, "migrate", "--to", "0002", "--yes"]) == 0
     assert main(["ledger", "--ledger", ledger_url, "list"]) == 1
-    assert "has tables of another version (revision 0002; this one knows 0007)" in capsys.readouterr().err
+    assert "has tables of another version (revision 0002; this one knows 0008)" in capsys.readouterr().err
     assert main(["ledger", "--ledger", ledger_url, "migrate"]) == 0
 
-    assert capsys.readouterr().out == "the ledger was of revision 0002 and is of 0007 now\n"
+    assert capsys.readouterr().out == "the ledger was of revision 0002 and is of 0008 now\n"
     assert not ledger.orders().given
     assert [episode.worker for episode in ledger.open_episodes(HOST)] == ["w1"]
 
@@ -206,4 +228,4 @@ def test_a_file_of_the_first_version_goes_up_from_there(tmp_path: Path) -> None:
         connection.execute(text(f"DROP TABLE {LEDGER.version_table}"))
     engine.dispose()
 
-    assert go(url) == "the ledger was of revision 0001 and is of 0007 now"
+    assert go(url) == "the ledger was of revision 0001 and is of 0008 now"

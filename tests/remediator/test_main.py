@@ -125,7 +125,7 @@ def test_an_executor_whose_ledger_a_newer_version_took_over_does_nothing_more_an
 
     assert process.returncode == 1
     assert said.splitlines()[-1].startswith("gpuwarden remediator: sqlite:///")
-    assert "its ledger tables are of a newer gpuwarden (revision 9999; this one knows 0007): upgrade this" in said
+    assert "its ledger tables are of a newer gpuwarden (revision 9999; this one knows 0008): upgrade this" in said
 
 
 def test_started_armed_again_it_stays_what_a_person_has_ordered_since(

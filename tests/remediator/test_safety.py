@@ -370,6 +370,9 @@ HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
     "paused": ((ARM, PAUSE), Recent(), "paused"),
     "under maintenance": ((ARM, WINDOW), Recent(), "maintenance"),
     "the brake is latched": ((ARM, BRAKE), Recent(), "brake"),
+    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), Recent(), "paused"),
+    "who would hold them is under maintenance": ((ARM, window("box2")), Recent(), "maintenance"),
+    "a third is paused": ((ARM, order(Act.PAUSE, "box3")), Recent(), None),
     "nobody has approved it": ((ASK,), Recent(), "approval"),
     "somebody approved it": ((ASK,), Recent(answer=YES_TO_HOST), None),
     "somebody approved a container on it": ((ASK,), Recent(answer=YES), "approval"),
@@ -386,7 +389,7 @@ def test_when_a_silent_hosts_jobs_may_be_held(given: tuple[Order, ...], recent: 
     step = Lose(because="no word of it", jobs=(build.held_job(),))
     wanted = safety.wish(build.host_facts().episode, step)
 
-    held = safety.may_hold(wanted, orders(*given), recent, now=NOW)
+    held = safety.may_hold(wanted, orders(*given), recent, by="box2", now=NOW)
 
     assert (wanted.handle, wanted.key, wanted.because) == ("", HOST, "no word of it")
     assert (None if held is None else held.reason) == reason

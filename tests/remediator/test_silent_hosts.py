@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ QUICK = replace(PACE, limits=replace(LIMITS, node_lost_after_s=BOUND_S))
 @pytest.fixture(autouse=True)
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.execute.ALIVE_S", BOUND_S)
+    monkeypatch.setattr("remediator.execute.LOOK_FOR_S", PACE.look_again_s)
     monkeypatch.setattr("remediator.execute.SETTLE_HELD_S", 0.1)
 
 
@@ -178,16 +180,19 @@ def test_nothing_moves_unless_both_hosts_are_armed_for_it(
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "armed, it is held")
 
 
-def test_a_pause_of_the_host_holds_it(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+@pytest.mark.parametrize("paused", [HOST, "box2"])
+def test_a_pause_of_the_host_or_of_the_one_that_looks_on_holds_it(
+    paused: str, ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
     job_id = unheard(store)
-    ledger.order(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=HOST))
+    ledger.order(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
     works = onlooker(other, store)
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
         assert told(ledger)[-1] == "decided wait: paused"
 
-        ledger.order(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=HOST))
+        ledger.order(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "resumed, it is held")
 
 
@@ -240,6 +245,33 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
     assert did == [decided.replace("decided", "did")] * 2
 
 
+def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_then(
+    other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.execute.LOOK_FOR_S", 3600.0)
+    works = onlooker(other, store)
+    rounds, looks = 0, 0
+    look, look_for = works.look, works._look_for
+
+    def counted(pool: ThreadPoolExecutor) -> None:
+        nonlocal rounds
+        look(pool)
+        rounds += 1
+
+    def counted_for(episode: plan.Episode, accused: int) -> None:
+        nonlocal looks
+        look_for(episode, accused)
+        looks += 1
+
+    works.look, works._look_for = counted, counted_for  # type: ignore[method-assign]
+    with looping(works):
+        eventually(lambda: looks and rounds > 10, "it has looked, and gone round often")
+        assert looks == 1
+
+        works._next_look_for_s = 0.0
+        eventually(lambda: looks == 2, "it looks again, once it is time")
+
+
 def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     other.take_new("box2", now=time.time())
@@ -266,6 +298,20 @@ def test_a_host_that_is_back_without_its_workers_has_its_jobs_run_for_a_lease(
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
     assert store.job(job_id).lease_expires_at is not None
     assert lines(ledger, "return") == ["box2 decided", "box2 did"]
+
+
+def test_a_host_that_is_back_has_its_jobs_also_where_the_end_of_its_alert_never_arrives(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+
+    with looping(onlooker(other, store)):
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        with beating(ledger):
+            eventually(lambda: store.job(job_id).state is State.RUNNING, "it runs again")
+
+    assert lines(ledger, "return") == ["box2 decided", "box2 did"]
+    assert [each.firing for each in ledger.silent_hosts()] == [True]
 
 
 def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
@@ -305,6 +351,50 @@ def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
     (episode,) = other.silent_hosts()
     assert found == [None]
     assert episode.fingerprints == {"h1", "h2"}
+
+
+def test_what_resolves_an_alert_that_another_is_taking_up_waits_for_that(
+    ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def slow(connection: Any, labels: Any) -> int | None:
+        if not taken:
+            taken.append(0)
+            other.accept([host_alert(firing=False)], [], now=time.time())
+            taken.append(other.take_new("box2", now=time.time()))
+        return _open_episode_of(connection, labels)
+
+    monkeypatch.setattr("remediator.ledger._open_episode_of", slow)
+    ledger.take_new(HOST, now=time.time())
+
+    assert taken == [0, 0]
+    assert [each.firing for each in other.silent_hosts()] == [True]
+    assert other.take_new("box2", now=time.time()) == 1
+    assert [each.firing for each in other.silent_hosts()] == [False]
+
+
+def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledger: Ledger, other: Ledger) -> None:
+    other.take_new("box2", now=time.time())
+
+    other.close_episode(1, plan.Outcome.UNCONFIRMED, "read before it fired anew", now=other.now())
+
+    assert other.take_new("box2", now=time.time()) == 1
+    assert [(each.episode_id, each.firing) for each in other.silent_hosts()] == [(2, True)]
+    assert ledger.totals(HOST).alerts == {}
+
+
+def test_an_alert_for_which_no_episode_could_be_opened_is_taken_up_at_the_next_look(
+    other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.accept([host_alert(firing=False)], [], now=time.time())
+    with monkeypatch.context() as patched:
+        patched.setattr("remediator.ledger._open_episode", lambda *_, **__: None)
+        assert other.take_new("box2", now=time.time()) == 0
+    assert other.silent_hosts() == []
+
+    assert other.take_new("box2", now=time.time()) == 2
+    assert [each.firing for each in other.silent_hosts()] == [False]
 
 
 def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: Ledger, other: Ledger) -> None:

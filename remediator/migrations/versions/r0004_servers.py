@@ -6,18 +6,23 @@ from alembic import op
 revision = "0004"
 down_revision = "0003"
 
-# An older version would take an episode about a server for one about a worker, and act on that.
+# An older version would take an episode about a server, or whatever else, for one about a worker, and act on that.
 REFUSES = (
     (
-        "SELECT count(*) FROM episodes WHERE subject = 'server' AND closed_at IS NULL",
-        "{} episodes about servers are open (`gpuwarden ledger list`): let them close",
+        "SELECT count(*) FROM episodes WHERE subject <> 'worker' AND closed_at IS NULL",
+        "{} episodes about servers, tenants or hosts are open (`gpuwarden ledger list`): let them close",
     ),
     (
         "SELECT count(*) FROM alerts WHERE state = 'new'",
         "{} alerts have not been taken up yet, and may be about servers: let the executor take them up",
     ),
 )
-LOSES = (("SELECT count(*) FROM episodes WHERE subject = 'server'", "that {} closed episodes were about servers"),)
+LOSES = (
+    (
+        "SELECT count(*) FROM episodes WHERE subject <> 'worker'",
+        "that {} closed episodes were about servers, tenants or hosts",
+    ),
+)
 
 
 def upgrade() -> None:
