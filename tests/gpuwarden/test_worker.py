@@ -692,9 +692,10 @@ def run_worker(
     jobs_max: int = 1,
     gpus: tuple[str, ...] = (),
     heartbeat_s: float = 0.005,
+    lease_s: float = 0.5,
 ) -> None:
     settings = Settings(
-        name="w1", queue="gpu", host="box1", gpus=gpus, lease_s=0.5, heartbeat_s=heartbeat_s, jobs_max=jobs_max
+        name="w1", queue="gpu", host="box1", gpus=gpus, lease_s=lease_s, heartbeat_s=heartbeat_s, jobs_max=jobs_max
     )
     Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
 
@@ -805,7 +806,8 @@ def test_a_result_whose_answer_was_lost_is_accepted_and_the_worker_goes_on(
     submit(store)
     answers = settled_without_an_answer(store, monkeypatch, settle, committed=True)
 
-    run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None, jobs_max=2)
+    body = nothing_to_do if settle == "complete" else lambda *_: None
+    run_worker(store, reporter, body, jobs_max=2, lease_s=60)
 
     assert answers == [False, True]
     assert {job.state for job in store.jobs()} == {State.COMPLETED if settle == "complete" else State.FAILED}
@@ -820,7 +822,7 @@ def test_a_job_that_another_ended_while_the_queue_was_away_is_lost_all_the_same(
     answers = settled_without_an_answer(store, monkeypatch, settle, committed=False)
 
     with pytest.raises(SystemExit):
-        run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None)
+        run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None, lease_s=60)
 
     assert answers == [False]
     assert "MainThread" in disowned
