@@ -232,6 +232,8 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
     "promised, and room again": (tenant_facts(PLANNED, server=ROOM), Wait),
     "promised, and room for longer than patience lasts": (tenant_facts(PLANNED, server=ROOM, **LATE), Withdraw),
     "promised, and disarmed since": (tenant_facts(PLANNED, armed=False), Wait),
+    "told to stop, it runs, and its turn still": (tenant_facts(STOPPING), Stop),
+    "told to stop, it runs, and room again": (tenant_facts(STOPPING, server=ROOM), Wait),
     "stopped, and the driver lists it still": (tenant_facts(STOPPING, container=stopped()), Wait),
     "stopped, and off its GPU": (tenant_facts(STOPPING, container=stopped(), server=DEAD_AND_GONE), Advance),
     "seen dead": (tenant_facts(free(Stage.DEAD, tries=1), container=stopped(), server=DEAD_AND_GONE), Start),
