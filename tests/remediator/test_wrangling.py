@@ -123,12 +123,15 @@ def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
     job = claim(store, "w1")
     end(store, job, failed=6)
     assert cli("wrangle", "do", "r1")[1].startswith("r1: moved: nobody has finished any, and w1 on box1, alone with it")
-    assert cli("wrangle", "list")[1].startswith("r1: waits: 1 of its jobs are fenced")
+    assert re.match(r"r1: waits: 1 of its jobs are fenced.*known$", cli("wrangle", "list")[1])
+    at_the_cap = "; moved 1 times of at most 1: instead of the next move it is blocked\n"
+    assert cli("wrangle", "list", "--migrations-max", "1")[1].endswith(at_the_cap)
     store.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
     end(store, claim(store, "w2"), failed=6)
 
     code, out, _ = cli("wrangle", "do", "r1", "--migrations-max", "1")
 
+    assert "alone with it, has failed 6 items, after 1 moves of at most 1: it is the job" in out
     assert (code, "r1: blocked: " in out, "the submitter is to be told" in out) == (0, True, True)
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
@@ -153,10 +156,17 @@ def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, c
     job = claim(store, "w1")
     end(store, job, failed=6)
 
+    listed = cli("wrangle", "list")[1]
     code, out, err = cli("wrangle", "do", "r1")
 
     assert (code, out) == (1, "")
-    assert err.startswith(f"gpuwarden wrangle: nothing is done: job {job.job_id} has no attempt or reclaim left")
+    found = (
+        "nobody has finished any, and w1 on box1, alone with it, has failed 6 items; move 1 of 3, to a worker that has"
+    )
+    said = f"{found} not had it; but job {job.job_id} has no attempt or reclaim left (attempt 1 of 1, reclaimed 0 times"
+    assert listed.startswith(f"r1: waits: {said}")
+    assert err.startswith(f"gpuwarden wrangle: nothing is done: {said}")
+    assert "`gpuwarden worker lock w1 --host box1` lets the worker finish it" in listed
     assert store.job(job.job_id).state is State.RUNNING
 
 
