@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.cli import main
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.wrangling import HAND_OVER_S
 from gpuwarden.tally import RunTally, WorkerTally
 from remediator.remedies.wrangle import BlockRun, LockWorker, Migrate, Rules, Verdict, decide
 from remediator.wrangling import carry_out
+from tests.conftest import Cli
 from tests.waiting import eventually
 
 NOW = 1_000_000.0
 ITEMS = [f"{n:03}" for n in range(100)]
 
-Cli = Callable[..., tuple[int, str, str]]
 Worker = Callable[[str, str], subprocess.Popen[bytes]]
 
 
@@ -35,20 +34,10 @@ def store(queue_url: str) -> Iterator[JobStore]:
 
 
 @pytest.fixture
-def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command on this queue: its exit code, what it printed and what it complained of."""
+def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
+    """The commands, on this queue."""
     monkeypatch.setenv("GPUWARDEN_STORE", queue_url)
-    monkeypatch.setenv("SUDO_USER", "ann")
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = main(list(argv))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return command
 
 
 def start(store: JobStore, *, jobs: int = 2, run_id: str = "r1", wrangled: bool = True) -> None:
