@@ -270,6 +270,8 @@ class Snapshot:
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     servers: tuple[ServerEvidence, ...] | None = None
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
+    unseen: tuple[str, ...] = ()
+    """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 

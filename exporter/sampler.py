@@ -6,7 +6,7 @@ Each source fails alone: what it would have told is unknown in that snapshot, an
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -29,6 +29,7 @@ from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
 from exporter.sources.units import Units
+from exporter.tenancy import may_be_ranked
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -152,6 +153,7 @@ class Sampler:
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
+            unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)
@@ -353,6 +355,16 @@ class Sampler:
         for worker in self._dead - dead:
             log.info("worker is no longer dead", worker=worker)
         self._dead = dead
+
+
+def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[str]:
+    """Containers that may be ranked by their VRAM budgets and are in no ranking, for whatever reason."""
+    for listing in listings.values():
+        if listing is not None:
+            yield from listing.unseen
+            for each in listing.containers.values():
+                if each.incarnation not in running and may_be_ranked(each.tenancy):
+                    yield each.name
 
 
 def _place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:

@@ -154,6 +154,7 @@ class Captor:
             # They cost the process CPU, and that its CPU stands still is what tells a dead worker.
             "native": armed and Trip.DEAD_WORKER not in {episode.trip, *episode.trips},
             "log_files": log_files,
+            "kind": container.kind,
             "engine": engine,
             "container": None if engine is None else container.handle,
         }

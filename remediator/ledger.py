@@ -78,7 +78,7 @@ TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
 
 ROOM_MIN_BYTES: Final = 2**20
-"""With less room on the disk of an SQLite ledger, nothing more is expected to be kept there; a payload's usual need."""
+"""With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
@@ -859,9 +859,7 @@ class Ledger:
             connection.execute(update(EXECUTORS).where(EXECUTORS.c.host == host).values(summed_up_on=day))
 
     def check_usable(self) -> None:
-        """Read of every table, be a writer for a moment, and change nothing.
-
-        Of a file also see that its disk has room; a server's disk is seen by what is really written, and not here.
+        """Read of every table, be a writer for a moment, see that its disk has room, and change nothing.
 
         Raises:
             DatabaseError: it cannot be read, or not written: another process holds the write lock, it is read-only, or
@@ -873,8 +871,21 @@ class Ledger:
         with writing(self._engine) as connection:
             # Of no row: a server that only reads, a standby for one, refuses it all the same.
             connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
-        if not self.shared:
+        if self.shared:
+            self._check_servers_room()
+        else:
             self._check_room()
+
+    def _check_servers_room(self) -> None:
+        """Have the server write so much to a file of its own, beside its tables, and remove it.
+
+        It does not tell how much room it has, and what is written to the tables and taken back would be left in them.
+        """
+        with reading(self._engine) as connection:
+            connection.execute(text("SET LOCAL work_mem = '64kB'"))
+            connection.execute(text("SET LOCAL temp_tablespaces = ''"))
+            rows = func.unnest(func.array_fill(func.repeat("x", 1024), [ROOM_MIN_BYTES // 1024]))
+            connection.execute(select(func.count()).select_from(rows.alias()))
 
     def _check_room(self) -> None:
         file = self._engine.url.database or ""

@@ -79,7 +79,8 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
             told = {"run": run_id, "verdict": type(verdict).__name__.lower(), **asdict(verdict), "tally": asdict(run)}
             print(json.dumps(told))
         else:
-            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.because)}{_tell(verdict)}")
+            besides = f"{_tell(verdict)}{_cap(run, verdict, rules)}"
+            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.because)}{besides}")
     return 0
 
 
@@ -132,6 +133,13 @@ def _did(verdict: Verdict) -> str:
 
 def _tell(verdict: Verdict) -> str:
     return f"; the {verdict.tell} is to be told" if isinstance(verdict, LockWorker | BlockRun) else ""
+
+
+def _cap(run: RunTally, verdict: Verdict, rules: Rules) -> str:
+    """That a run has been moved as often as it may be, where the verdict does not say so itself."""
+    if run.migrations < max(rules.migrations_max, 1) or not isinstance(verdict, Leave | Wait):
+        return ""
+    return f"; moved {run.migrations} times of at most {rules.migrations_max}: instead of the next move it is blocked"
 
 
 def _rules(arguments: argparse.Namespace) -> Rules:

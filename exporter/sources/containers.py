@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -51,13 +51,15 @@ CDI_GPU: Final = "nvidia.com/gpu="
 class Listing:
     """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders.
 
-    `taken_s` is when the daemon listed them, before any of them was inspected.
+    `taken_s` is when the daemon listed them, before any of them was inspected. `unseen` names those that run, could not
+    be inspected and may be ranked by their VRAM budgets (`tenancy.may_be_ranked`).
     """
 
     containers: dict[str, Container]
     taken_s: float
     duration_s: float
     down: Mapping[str, Container] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
 
 
 class EngineContainers:
@@ -111,7 +113,13 @@ class EngineContainers:
                 containers, down = self._list(client, rows), self._down(client, rows)
                 self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
                 duration_s = time.monotonic() - started_s
-                self._listing = Listing(containers=containers, down=down, taken_s=taken_s, duration_s=duration_s)
+                self._listing = Listing(
+                    containers=containers,
+                    down=down,
+                    taken_s=taken_s,
+                    duration_s=duration_s,
+                    unseen=tuple(_unseen(rows, containers)),
+                )
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:300]
                 if client is not None:
@@ -193,6 +201,14 @@ class EngineContainers:
 
 _UP: Final = frozenset({"running", "paused"})
 """The states of a container that has processes, in the engine's own words."""
+
+
+def _unseen(rows: list[dict[str, Any]], seen: Mapping[str, Container]) -> Iterator[str]:
+    """Of those that run and were left out, the names of those that may be ranked, by what the daemon's list tells."""
+    for row in rows:
+        runs = row.get("State", "running") == "running"  # a paused one is stopped by nobody
+        if runs and row["Id"] not in seen and tenancy.may_be_ranked(tenancy.terms(row.get("Labels") or {})):
+            yield next(iter(row["Names"] or ()), row["Id"]).removeprefix("/")
 
 
 def _connect(base_url: str) -> docker.APIClient:

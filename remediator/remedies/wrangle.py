@@ -69,7 +69,16 @@ Verdict = Leave | Wait | LockWorker | Migrate | BlockRun
 
 
 def decide(run: RunTally, rules: Rules) -> Verdict:
-    """What is to become of a run and its workers now."""
+    """What is to become of a run and its workers now. A job at a cap is not taken from its worker: it would fail."""
+    verdict = _judge(run, rules)
+    if isinstance(verdict, LockWorker | Migrate):
+        for each in run.workers:
+            if (each.host, each.worker) == (verdict.host, verdict.worker) and each.spent is not None:
+                return Wait(reason="spent", because=f"{verdict.because}; but {each.spent}")
+    return verdict
+
+
+def _judge(run: RunTally, rules: Rules) -> Verdict:
     if (kept_from := _kept_from(run)) is not None:
         return Leave(because=kept_from)
     accused = [each for each in run.workers if each.done == 0 and each.failed > rules.activation]
@@ -127,5 +136,5 @@ def _alone(run: RunTally, worst: WorkerTally, rules: Rules) -> Verdict:
     if run.migrations < rules.migrations_max:
         because = f"{told}; move {run.migrations + 1} of {rules.migrations_max}, to a worker that has not had it"
         return Migrate(host=worst.host, worker=worst.worker, because=because)
-    because = f"{told}, after {run.migrations} moves: it is the job"
+    because = f"{told}, after {run.migrations} moves of at most {rules.migrations_max}: it is the job"
     return BlockRun(because=because)

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import Thresholds
-from exporter.readings import ContainerEvidence, Gpu, GpuProcess, GpuReadings, Snapshot
+from exporter.readings import ContainerEvidence, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
 from exporter.sources.containers import Listing
@@ -237,6 +237,22 @@ def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted
     found = _place_now(None, "f0", {"docker": listing("docker", docker), "podman": listing("podman", podman)})
 
     assert (found and found.kind) == placed
+
+
+def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path) -> None:
+    budgeted = Tenancy(recyclable=True, budget_bytes=2**30)
+    one, other = (
+        build.container(kind=kind, id=kind, incarnation=f"{kind}@1", name="same", tenancy=budgeted)
+        for kind in ("docker", "podman")
+    )
+    docker, podman = Docker(one), Docker(other, build.container(kind="podman", id="p", name="same"))
+    docker.listing = replace(docker.listing, unseen=("stuck",))
+    look = sampler(house, containers={"docker": docker, "podman": podman})
+
+    assert look.sample().unseen == ("same", "stuck")
+    podman.listing = replace(podman.listing, containers={})
+    docker.listing = replace(docker.listing, unseen=())
+    assert look.sample().unseen == ()
 
 
 def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house: Path, logged: LogCapture) -> None:

@@ -25,8 +25,10 @@ from remediator.remedies.wrangle import (
 RULES = Rules()
 
 
-def worker(name: str, *, done: int = 0, failed: int = 0, runs_for_s: float | None = 60.0) -> WorkerTally:
-    return WorkerTally(host="box1", worker=name, done=done, failed=failed, runs_for_s=runs_for_s)
+def worker(
+    name: str, *, done: int = 0, failed: int = 0, runs_for_s: float | None = 60.0, spent: str | None = None
+) -> WorkerTally:
+    return WorkerTally(host="box1", worker=name, done=done, failed=failed, runs_for_s=runs_for_s, spent=spent)
 
 
 def run(*workers: WorkerTally, **changed: Any) -> RunTally:
@@ -35,6 +37,7 @@ def run(*workers: WorkerTally, **changed: Any) -> RunTally:
 
 
 BAD = worker("bad", failed=6)
+LAST = worker("bad", failed=6, spent="job 7 has no attempt left")
 GONE = worker("bad", failed=6, runs_for_s=None)
 
 TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
@@ -108,7 +111,7 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     "the fourth worker fails as well: the job": (
         run(BAD, worker("w1", failed=6, runs_for_s=None), migrations=3),
         BlockRun,
-        "after 3 moves: it is the job",
+        "after 3 moves of at most 3: it is the job",
     ),
     "the worst runs it no more, and another that failed too much is alone": (
         run(worker("w1", failed=9, runs_for_s=None), BAD, migrations=1),
@@ -125,6 +128,16 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
         LockWorker,
         "bad on box1 has failed 6 items and finished none",
     ),
+    # A job that is taken at its cap fails, and its run
+    "alone with it, and its job is at a cap": (run(LAST), Wait, "alone with it, has failed 6 items; move 1 of 3, to a"),
+    "what it says of that": (run(LAST), Wait, "; but job 7 has no attempt left"),
+    "others finish, and its job is at a cap": (
+        run(LAST, worker("w2", done=1)),
+        Wait,
+        "and others have finished 1; but job 7 has no attempt left",
+    ),
+    "the job of another is at a cap": (run(BAD, worker("w2", done=1, spent="job 8")), LockWorker, "bad on box1"),
+    "nothing fails for being blocked": (run(LAST, worker("w2", failed=1)), BlockRun, "fail too"),
     # B6
     "one finished item clears it": (run(worker("w1", done=1, failed=99)), Leave, "and finished none"),
     "it clears the one, and not the other": (
