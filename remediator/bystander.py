@@ -293,8 +293,8 @@ def _podman_file_log(url: str, container: str, out: _Out) -> bool:
     """The last lines of Podman's own file, which tells them right; whether it could be read.
 
     A program that writes a line in two goes, as an unbuffered print() does, has it kept in pieces now and then. Asked
-    for the last so many lines, Podman before 4.7 puts such a piece behind the line before it, those of one line in
-    reverse, and leaves out the first (https://github.com/containers/podman/pull/19562).
+    for the last so many lines, Podman 4.3 puts such a piece behind the line before it, those of one line in reverse,
+    and leaves out the first (https://github.com/containers/podman/issues/19545).
     """
     try:
         path = json.loads(_engine_says(url, f"/containers/{container}/json"))["LogPath"]
@@ -306,9 +306,7 @@ def _podman_file_log(url: str, container: str, out: _Out) -> bool:
         data, cut = _end_of(Path(path), PODMAN_READ_BYTES)
     except OSError as error:
         because = f"{path} cannot be read: {_why(error)}"
-        out.say(
-            "note", text=f"the container's last lines may be out of order, as Podman before 4.7 tells them: {because}"
-        )
+        out.say("note", text=f"the container's last lines may be out of order, as Podman 4.3 tells them: {because}")
         return False
     _say_lines(CONTAINER_LOG, b"".join(_joined(data.split(b"\n")[cut:])), out)
     return True

@@ -90,6 +90,6 @@ def test_where_podmans_file_cannot_be_read_the_engine_is_asked_and_it_is_said(
 
     logs, notes = last_lines(engine, container)
 
-    told = f"the container's last lines may be out of order, as Podman before 4.7 tells them: {kept} cannot be read: "
+    told = f"the container's last lines may be out of order, as Podman 4.3 tells them: {kept} cannot be read: "
     assert logs == [["first", "ready"]]
     assert notes == {"docker": [], "podman": [f"{told}Too many levels of symbolic links"]}[engine.kind]
