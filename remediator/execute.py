@@ -592,7 +592,7 @@ class Executor:
             return False
         tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
         armed = not isinstance(step, plan.WouldAct)
-        captured = captor.capture(episode, container, facts.place, armed=armed)
+        captured = captor.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
         log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.because)
         self._ledger.keep(episode, captured, now=self._ledger.now())
         return True

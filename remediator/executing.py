@@ -65,7 +65,7 @@ def execute(settings: ExecuteSettings) -> None:
             witness=witness,
             queue=BuiltinQueue(store),
             actuators=actuators,
-            captor=_captor(settings),
+            captor=_captor(settings, prometheus),
             silences=silences,
             prometheus=prometheus,
             policy=None if settings.policy is None else PolicyFile(settings.policy, asks=bool(settings.prometheus)),
@@ -86,7 +86,7 @@ def _engines(settings: ExecuteSettings) -> dict[str, str]:
     return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
 
 
-def _captor(settings: ExecuteSettings) -> Captor | None:
+def _captor(settings: ExecuteSettings, prometheus: Prometheus | None) -> Captor | None:
     if not settings.capture_s:
         return None
     py_spy = find_py_spy()
@@ -98,6 +98,8 @@ def _captor(settings: ExecuteSettings) -> Captor | None:
         engines=_engines(settings),
         job_logs=settings.job_logs,
         py_spy=py_spy,
+        curves_s=settings.curves_s,
+        prometheus=prometheus,
     )
 
 

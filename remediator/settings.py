@@ -147,7 +147,8 @@ class ExecuteSettings(_Common):
     prometheus: _Urls = Field(
         default=(),
         description="URLs of the Prometheus servers that evaluate the rules, separated by commas or each with an "
-        "option of its own; they are then asked for a second opinion right before anything is begun or stopped",
+        "option of its own; they are then asked for a second opinion right before anything is begun or stopped, and "
+        "for the curves that are kept of what is stopped",
     )
     prometheus_policy: Policy | None = Field(
         default=None,
@@ -221,6 +222,13 @@ class ExecuteSettings(_Common):
     )
     capture_max_bytes: int = Field(
         default=256 * 2**10, ge=16 * 2**10, le=16 * 2**20, description="how much of that is kept of one stop, bytes"
+    )
+    curves_s: float = Field(
+        default=900.0,
+        ge=0,
+        le=86400,
+        description="how far before the trip, and how far after it at most, the curves of beat age, GPU and RAM reach "
+        "that are kept too, as prometheus has them, seconds; 0 keeps none",
     )
     job_logs: Path | None = Field(
         default=None,

@@ -41,7 +41,7 @@ say('a' * 1000); say('\\n'); say('not', 2); say(' yet', 2); say('ready\\n')
 def last_lines(engine: Engine, container: str) -> tuple[list[list[str]], list[str]]:
     captor = Captor(for_s=30.0, max_bytes=2**18, engines={engine.kind: engine.base_url})
     target = build.container(kind=engine.kind, handle=container, pids=frozenset())
-    document = captor.capture(build.episode(), target, None, armed=False).document
+    document = captor.capture(build.episode(), target, None, armed=False, now=build.NOW).document
     return [log["lines"] for log in document["logs"]], [each for each in document["notes"] if "last" in each]
 
 

@@ -161,7 +161,7 @@ def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url
     ledger.accept([alert()], [], now=NOW)
     ledger.take_new(HOST, now=NOW)
     (episode,) = ledger.open_episodes(HOST)
-    document: dict[str, Any] = {"processes": [], "cut_short": None}
+    document: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
     assert ledger.keep(episode, Captured(armed=False, took_s=0.1, document=document), now=NOW)
 
     with pytest.raises(WouldLoseError, match=r"what was captured before 1 stops \(`gpuwarden ledger evidence`\)"):
