@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class WorkerTally:
     """One worker at the items of one run: how many it finished, and how many failed, each once, forgiven ones left out.
 
-    `runs_for_s` is for how long it has been running a job of the run, seconds; `None` while it runs none.
+    `runs_for_s` is for how long it has been running a job of the run, seconds; `None` while it runs none. `spent` is
+    set where such a job has no attempt or reclaim left: taken from it, that would fail, and the run with it.
     """
 
     host: str
@@ -15,6 +16,7 @@ class WorkerTally:
     done: int
     failed: int
     runs_for_s: float | None
+    spent: bool = False
 
     def __str__(self) -> str:
         return f"{self.worker} on {self.host}"

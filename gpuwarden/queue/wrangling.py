@@ -229,17 +229,18 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
     run = connection.execute(select(RUNS).where(RUNS.c.run_id == run_id)).one_or_none()
     if run is None:
         return None
-    its = JOBS.c.run_id == run_id
+    of_run = JOBS.c.run_id == run_id
+    spent = func.max(case((or_(JOBS.c.attempt >= JOBS.c.attempts_max, JOBS.c.reclaims >= RECLAIMS_MAX), 1), else_=0))
     running = {
-        (row.host, row.worker): max(0.0, now - row.since)
+        (row.host, row.worker): (max(0.0, now - row.since), bool(row.spent))
         for row in connection.execute(
-            select(JOBS.c.host, JOBS.c.worker, func.min(JOBS.c.claimed_at).label("since"))
-            .where(its, statements.is_in({State.RUNNING}))
+            select(JOBS.c.host, JOBS.c.worker, func.min(JOBS.c.claimed_at).label("since"), spent.label("spent"))
+            .where(of_run, statements.is_in({State.RUNNING}))
             .group_by(JOBS.c.host, JOBS.c.worker)
         )
     }
-    unsettled = select(func.count()).where(its, statements.is_in({State.FENCING, State.NODE_LOST}))
-    ranked = select(exists().where(its, JOBS.c.gang.is_not(None), statements.is_in(set(State) - FINAL)))
+    unsettled = select(func.count()).where(of_run, statements.is_in({State.FENCING, State.NODE_LOST}))
+    ranked = select(exists().where(of_run, JOBS.c.gang.is_not(None), statements.is_in(set(State) - FINAL)))
     counts = {
         (row.host, row.worker): (int(row.done), int(row.failed))
         for row in connection.execute(
@@ -256,8 +257,9 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
     workers = []
     for host, worker in sorted({*running, *counts}):
         done, failed = counts.get((host, worker), (0, 0))
-        runs_for_s = running.get((host, worker))
-        workers.append(WorkerTally(host=host, worker=worker, done=done, failed=failed, runs_for_s=runs_for_s))
+        runs_for_s, at_a_cap = running.get((host, worker), (None, False))
+        its = WorkerTally(host=host, worker=worker, done=done, failed=failed, runs_for_s=runs_for_s, spent=at_a_cap)
+        workers.append(its)
     return RunTally(
         run_id=run_id,
         asked=run.wrangled,
