@@ -112,6 +112,9 @@ def _pace(settings: ExecuteSettings) -> Pace:
             retries_max=settings.retries_max,
             avoid_s=settings.avoid_s,
             node_lost_after_s=settings.node_lost_after_s,
+            wrangle_activation=settings.wrangle_activation,
+            wrangle_migrations_max=settings.wrangle_migrations_max,
+            wrangle_patience_s=settings.wrangle_patience_s,
         ),
         safeguards=Safeguards(
             cooldown_s=settings.cooldown_s,

@@ -229,17 +229,17 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
     run = connection.execute(select(RUNS).where(RUNS.c.run_id == run_id)).one_or_none()
     if run is None:
         return None
-    its = JOBS.c.run_id == run_id
+    of_run = JOBS.c.run_id == run_id
     running = {
         (row.host, row.worker): max(0.0, now - row.since)
         for row in connection.execute(
             select(JOBS.c.host, JOBS.c.worker, func.min(JOBS.c.claimed_at).label("since"))
-            .where(its, statements.is_in({State.RUNNING}))
+            .where(of_run, statements.is_in({State.RUNNING}))
             .group_by(JOBS.c.host, JOBS.c.worker)
         )
     }
-    unsettled = select(func.count()).where(its, statements.is_in({State.FENCING, State.NODE_LOST}))
-    ranked = select(exists().where(its, JOBS.c.gang.is_not(None), statements.is_in(set(State) - FINAL)))
+    unsettled = select(func.count()).where(of_run, statements.is_in({State.FENCING, State.NODE_LOST}))
+    ranked = select(exists().where(of_run, JOBS.c.gang.is_not(None), statements.is_in(set(State) - FINAL)))
     counts = {
         (row.host, row.worker): (int(row.done), int(row.failed))
         for row in connection.execute(

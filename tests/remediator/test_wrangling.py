@@ -15,8 +15,9 @@ from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.wrangling import HAND_OVER_S
 from gpuwarden.tally import RunTally, WorkerTally
-from remediator.remedies.wrangle import BlockRun, LockWorker, Migrate, Rules, Verdict, decide
-from remediator.wrangling import carry_out
+from remediator.plan import BlockRun, LockWorker, Migrate, Wrangle
+from remediator.queues.builtin import BuiltinQueue
+from remediator.remedies.wrangle import Rules, Verdict, judge
 from tests.conftest import Cli
 from tests.waiting import eventually
 
@@ -243,6 +244,11 @@ def test_a_machine_that_says_neither_yes_nor_no_submits_nothing(
 
 # --- only while it is so
 
+
+def carry_out(store: JobStore, verdict: Wrangle) -> bool:
+    return BuiltinQueue(store).wrangle("r1", verdict, rules=Rules(), who="ann@box1", now=store.now())
+
+
 WORST = WorkerTally(host="box1", worker="bad", done=0, failed=6, runs_for_s=1.0)
 
 
@@ -253,7 +259,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     end(store, bad, failed=6)
     counts = store.tally("r1", now=store.now())
     assert counts is not None
-    verdict = decide(counts, Rules())
+    verdict = judge(counts, Rules())
     assert isinstance(verdict, Migrate)
 
     if meanwhile == "it finishes one itself":
@@ -261,7 +267,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     else:
         end(store, claim(store, "w2"), done=int(meanwhile == "others finish"))
 
-    assert not carry_out(store, "r1", verdict, Rules(), "ann@box1")
+    assert not carry_out(store, verdict)
     assert store.job(bad.job_id).state is State.RUNNING
 
 
@@ -269,14 +275,14 @@ def test_the_same_is_done_though_more_has_failed_meanwhile(store: JobStore) -> N
     start(store)
     bad = claim(store, "bad")
     end(store, bad, failed=6)
-    verdict = decide(
+    verdict = judge(
         RunTally(run_id="r1", asked=True, over=False, ranked=False, unsettled=0, migrations=0, workers=(WORST,)),
         Rules(),
     )
     end(store, bad, failed=3)
 
     assert isinstance(verdict, Migrate)
-    assert carry_out(store, "r1", verdict, Rules(), "ann@box1")
+    assert carry_out(store, verdict)
     assert store.job(bad.job_id).state is State.FENCING
 
 
@@ -329,7 +335,7 @@ def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
 
     def is_found() -> bool:
         counts = store.tally("r1", now=store.now())
-        return counts is not None and isinstance(decide(counts, Rules()), verdict)
+        return counts is not None and isinstance(judge(counts, Rules()), verdict)
 
     def logs() -> str:
         return "\n".join(each.read_text() for each in folder.glob("*.log"))
