@@ -684,14 +684,20 @@ class Executor:
             log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
     def _held_for_run(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """The step, or the wait that an order or a silence puts before it; what latches the brake passes."""
+        """The step, or the wait that an order or a silence puts before it; what latches the brake passes.
+
+        Nobody is asked to approve what is silenced.
+        """
         if not isinstance(step, plan.Wrangle):
             return step
         safeguards, now = self._pace.safeguards, self._ledger.now()
         wanted = safety.wish(facts.episode, step)
         orders, recent = self._ledger.standing(wanted, safeguards, now=now)
         held = safety.may_wrangle(wanted, orders, recent, safeguards, now=now)
-        return held if isinstance(held, plan.Wait) else self._silenced(facts) or step
+        waits = held if isinstance(held, plan.Wait) else None
+        if waits is not None and waits.asks is None:
+            return waits
+        return self._silenced(facts) or waits or step
 
     def _silenced(self, facts: Facts) -> plan.Wait | None:
         if self._hands.silences is None:

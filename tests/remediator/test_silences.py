@@ -131,7 +131,9 @@ def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it
 
 
 @pytest.mark.needs_parts
-def test_a_silenced_run_is_left_alone_until_the_silence_ends(ledger: Ledger, store: JobStore, its: str) -> None:
+def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silence_ends(
+    ledger: Ledger, store: JobStore, its: str
+) -> None:
     labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "trip": "items"}
     faulty_worker(store)
     ledger.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
@@ -139,12 +141,16 @@ def test_a_silenced_run_is_left_alone_until_the_silence_ends(ledger: Ledger, sto
     made = silence(its, run="r1", comment="a known driver")
     with asking(its) as asks:
         works = with_silences(executor(ledger, store, World()), asks)
+        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
 
         works._judge(*ledger.open_episodes(HOST))
         assert told(ledger)[-1] == "decided wait: silenced"
         assert [each.locked_at for each in store.workers(now=store.now())] == [None, None]
 
         expire(its, made)
+        works._judge(*ledger.open_episodes(HOST))
+        assert told(ledger)[-1] == "decided wait: approval"
+        ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
         works._judge(*ledger.open_episodes(HOST))
         assert told(ledger)[-1] == "did lock"
 
