@@ -122,6 +122,8 @@ class Container:
     server: Server | None = None
     paused: bool = False
     tenancy: Tenancy = field(default_factory=Tenancy)
+    restarts: int | None = None
+    """How often whoever runs it has started it again by itself, since it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +210,8 @@ class ContainerEvidence:
     work_unknown: Unknown | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
+    oom_kills: int | None = None
+    """How many of its processes the kernel has killed for want of memory, in this incarnation."""
 
     @property
     def work_still_s(self) -> float | None:

@@ -67,7 +67,8 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
-            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
+            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
+            oom_kills=1,
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB),),
             gpu_idle_s=0.0,
             busy_s={"GPU-0": 61.5},
