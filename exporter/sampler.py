@@ -202,9 +202,14 @@ class Sampler:
     def _running(
         self, found: WorkerReadings | None, listings: Listings, unlisted: list[Container]
     ) -> dict[str, Container]:
-        """Every container there is, by incarnation; of two with one name the first is kept."""
-        containers = [each for listing in listings.values() if listing for each in listing.containers.values()]
-        containers += unlisted
+        """Every container there is, by incarnation; of two with one name the first is kept.
+
+        Of a pod's container that its engine lists too, the pod's is kept: Kubernetes runs it.
+        """
+        by_id = {
+            full_id: each for listing in listings.values() if listing for full_id, each in listing.containers.items()
+        }
+        containers = [*by_id.values(), *unlisted]
         if found is not None:
             units = self._units.containers(found.workers)
             containers.extend(units.values())

@@ -195,6 +195,12 @@ def place(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> 
     )
 
 
+def at(group: Path) -> Place:
+    """Where a container is accounted whose group is known, as `containers` finds it."""
+    accounted = any((group / each).exists() for each in ("memory.current", "memory.usage_in_bytes"))
+    return Place(group=group, memory=group if accounted else None)
+
+
 def directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
     """A directory that lists the processes of a container: where memory is accounted, else the unified one.
 

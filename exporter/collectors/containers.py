@@ -17,12 +17,13 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield gauge(
         "gpuwarden_container_info",
-        "A container's identity; always 1. Kind is docker, podman or systemd; process for a worker in none; and of one "
-        "that no engine lists who runs it by its cgroup: containerd, cri-o, libpod, else container.",
-        ("container", "container_id", "incarnation", "kind", "image"),
+        "A container's identity; always 1. Kind is docker, podman, kubernetes or systemd; process for a worker in "
+        "none; of one that no engine lists who runs it by its cgroup: containerd, cri-o, libpod, else container. "
+        "Namespace and pod are empty where there is none.",
+        ("container", "container_id", "incarnation", "kind", "image", "namespace", "pod"),
         (
             ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,
-              each.container.image or ""), 1.0)
+              each.container.image or "", each.container.namespace or "", each.container.pod or ""), 1.0)
             for each in found
         ),
     )  # fmt: skip
@@ -100,8 +101,8 @@ def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
     )
     restarts = CounterMetricFamily(
         "gpuwarden_container_restarts",
-        "How often the container was started again by whoever runs it, by its restart policy; what a person restarts "
-        "is not counted.",
+        "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
+        "restarts is not counted.",
         labels=_NAME,
     )
     for each in snapshot.containers:

@@ -39,13 +39,18 @@ class Places:
             found = None if place is None or place.group is None else cgroup.processes(place.group)
             # One that runs has a process: none means that its group is not there, or went while it was looked at.
             if place is None or not found:
-                place = cgroup.place(container.pid, container.id, proc=self._proc, root=self._root)
+                place = self._place(container)
                 found = None if place.group is None else cgroup.processes(place.group)
                 self._known[container.incarnation] = place
             return found or None, _ram(place)
         except (OSError, ValueError) as error:
             self._known.pop(container.incarnation, None)
             return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+
+    def _place(self, container: Container) -> cgroup.Place:
+        if container.group is not None:
+            return cgroup.at(Path(container.group))
+        return cgroup.place(container.pid, container.id, proc=self._proc, root=self._root)
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget all others."""
@@ -122,7 +127,7 @@ class Unlisted:
         listed = frozenset[str]().union(*(listing.ids for listing in known))
         self._found = {each: found for each, found in self._found.items() if each not in listed and found.runs()}
         for each, first_s in self._first_seen_s.items():
-            told = len(known) == len(listings) and all(listing.taken_s > first_s for listing in known)
+            told = len(known) == len(listings) and all(listing.taken_s - listing.lag_s > first_s for listing in known)
             if told and each not in listed and each not in self._found:
                 found = self._container(each, *seen[each])
                 if found is not None:

@@ -59,6 +59,8 @@ class Listing:
     duration_s: float
     down: Mapping[str, Container] = field(default_factory=dict)
     ids: frozenset[str] = frozenset()
+    lag_s: float = 0.0
+    """For how long a container may have run that is not listed yet, seconds."""
 
 
 class EngineContainers:

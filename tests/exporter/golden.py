@@ -88,6 +88,15 @@ SNAPSHOT = build.snapshot(
             ram_still_s=0.0,
         ),
         build.evidence(
+            # A pod's, with a GPU that it shares and nothing else to tell.
+            container=build.container(
+                kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3", restarts=3,
+                namespace="ml", pod="llm-0", image="llm:1", tenancy=Tenancy(budget_bytes=3000 * build.MIB),
+            ),
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
+            oom_kills=0,
+        ),
+        build.evidence(
             container=build.container(
                 kind="process", id="process:4003:77", name="w3", incarnation="process:4003:77@boot", pid=4003,
                 gpu_request=None, image=None,

@@ -161,6 +161,15 @@ def test_a_container_that_is_started_again_is_found_again(host: Host) -> None:
     assert processes_in(places, container()) == {41}
 
 
+def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_is_found_then(host: Host) -> None:
+    host.process(41, "system.slice/containerd.service")
+    places = host.places()
+    before = processes_in(places, container())
+    host.process(41, scope())
+
+    assert (before, processes_in(places, container())) == (None, {41})
+
+
 def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host) -> None:
     places, unlisted = host.places(), host.unlisted()
     for round_ in range(20):
