@@ -20,6 +20,9 @@ GROUPS_MAX: Final = 20_000
 UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
 """A service of systemd's by its whole name (systemd.unit(5)). What systemd escapes in a cgroup's name is none here."""
 
+_READ_BYTES: Final = 16384
+"""Bytes asked of the kernel at a time: most of its files are shorter, and long lists of pids come by the page."""
+
 # Not of its conmon (libpod-conmon-ID, crio-conmon-ID), which watches a container and is outside of it.
 _CONTAINER_ID = re.compile(r"(?:^|[/:]|(?<!conmon)-)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 
@@ -253,13 +256,19 @@ def _has_groups_below(folder: str) -> bool:
 
 
 def read(path: str) -> bytes:
-    """A file of the kernel's, whole. This is done hundreds of times a second, and costs half of what `Path` does.
+    """A file of the kernel's, whole, for less than half of what `Path` costs: hundreds are read each second.
 
     Raises:
         OSError: it is gone, or may not be looked at.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        return file.read()
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.read(descriptor, _READ_BYTES)
+        while more := os.read(descriptor, _READ_BYTES):
+            found += more
+    finally:
+        os.close(descriptor)
+    return found
 
 
 def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:

@@ -371,6 +371,13 @@ def test_the_processes_of_a_group_are_those_below_it_too(root: Path) -> None:
     assert cgroup.processes(root / "c") == {1, 2, 3, 4}
 
 
+def test_a_long_list_of_processes_is_read_whole(root: Path) -> None:
+    pids = range(100_000, 110_000)
+    group(root / "c", cgroup_procs="".join(f"{pid}\n" for pid in pids))
+
+    assert cgroup.processes(root / "c") == set(pids)
+
+
 def test_a_group_that_is_empty_or_gone_has_no_process(root: Path) -> None:
     group(root / "c", cgroup_procs="")
 
