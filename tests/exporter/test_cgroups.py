@@ -1,6 +1,8 @@
 """Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
 
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,14 @@ from typing import Any
 import docker
 import pytest
 
-from deploy.engine import Engine
+import deploy.engine
+from deploy import private_engine
+from deploy.engine import Engine, NoEngine, docker_engine
 from deploy.image import worker_image
 from exporter.evidence import Thresholds
-from exporter.readings import Container, ContainerEvidence
+from exporter.readings import Container, ContainerEvidence, Snapshot
 from exporter.sampler import Sampler
-from exporter.sources import cgroups
+from exporter.sources import cgroups, containers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import EngineContainers, Listing
 from gpuwarden import cgroup
@@ -405,3 +409,109 @@ def test_what_the_kernel_kills_in_a_real_container_and_what_docker_restarts_is_c
 
     assert killed == 1
     assert more > first
+
+
+@pytest.mark.needs_docker
+def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_unknown_under_any_name(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "FRESH_S", 2.0)
+    monkeypatch.setattr(deploy.engine, "reachable_engine", lambda _: NoEngine(because="one of our own is wanted"))
+    with docker_engine(tmp_path / "engine") as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        client = docker.DockerClient(base_url=found.base_url)
+        real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+        real.reload()
+        source = EngineContainers(found.base_url)
+        source.start()
+        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
+        daemon = int((private_engine.Places.of(tmp_path / "engine").run / "dockerd.pid").read_text())
+        try:
+            eventually(lambda: of(real.id, sampler))
+            os.kill(daemon, signal.SIGSTOP)
+            stopped = eventually(lambda: seen if not (seen := sampler.sample()).sources[-1].success else None)
+            began_s = time.monotonic()
+            stopped = sampler.sample()
+            took_s = time.monotonic() - began_s
+            os.kill(daemon, signal.SIGCONT)
+            back = eventually(lambda: of(real.id, sampler))
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+            source.close()
+            real.remove(force=True)
+            client.close()
+
+    assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
+    assert stopped.gpus is not None
+    assert (stopped.containers, took_s < 1.0) == ((), True)
+    assert back.container.name == real.name
+
+
+@pytest.mark.needs_docker
+def test_real_containers_that_come_and_go_under_the_looks_leave_nothing_behind(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    source = EngineContainers(engine.base_url)
+    source.start()
+    sampler = looker(house, docker=source)
+    seen: set[str] = set()
+    try:
+        for _ in range(8):
+            real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
+            eventually(lambda: of(real.id, sampler))  # noqa: B023 - at once
+            seen.add(real.id or "")
+            real.remove(force=True)
+        left = eventually(lambda: found if not seen & ids(found := sampler.sample()) else None)
+        ours = [key for key in (*sampler._histories, *sampler._places._known) if key.partition("@")[0] in seen]
+    finally:
+        source.close()
+
+    assert len(seen) == 8
+    assert ours == []
+    assert not {key for key in left.unknown if key[0] in seen}
+
+
+def ids(snapshot: Snapshot) -> set[str]:
+    return {each.container.id for each in snapshot.containers}
+
+
+def group_of(real: Any) -> Path:
+    """Where a real container is accounted, once both of its processes are there."""
+    real.reload()
+    found = cgroup.directory(real.attrs["State"]["Pid"], real.id)
+    assert found is not None
+    place = found
+    eventually(lambda: len(cgroup.processes(place)) == 2)
+    return place
+
+
+@pytest.mark.needs_docker
+def test_what_a_process_holds_on_a_gpu_follows_it_from_one_real_container_into_another(
+    client: docker.DockerClient, engine: Engine, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    parent = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+    first, second = (
+        client.containers.run(image, ["python3", "-c", parent], detach=True, network_mode="none") for _ in range(2)
+    )
+    source = EngineContainers(engine.base_url)
+    source.start()
+    try:
+        group, other = group_of(first), group_of(second)
+        (child,) = cgroup.processes(group) - {first.attrs["State"]["Pid"]}
+        sampler = looker(house, child, docker=source)
+
+        def holders() -> list[str]:
+            return [each.container.id for each in sampler.sample().containers if each.shares]
+
+        eventually(lambda: holders() == [first.id])
+        (other / "cgroup.procs").write_text(str(child))
+        after = holders()
+    finally:
+        source.close()
+        for each in (first, second):
+            each.remove(force=True)
+
+    assert after == [second.id]
