@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,16 @@ def test_nobody_is_unlisted_by_a_listing_from_before_it_was_seen(host: Host) -> 
     assert unlisted.find([41], {"docker": old}) == []
     assert unlisted.find([41], {"docker": old}) == []
     assert len(unlisted.find([41], {"docker": listing()})) == 1
+
+
+def test_a_listing_that_may_lag_behind_proves_nothing_about_who_was_seen_within_its_lag(host: Host) -> None:
+    """Such as the Kubernetes API's, which hears of a container some seconds after its process is there."""
+    host.process(41, scope())
+
+    for lag_s, found in ((30.0, 0), (0.0, 1)):
+        lagging = host.unlisted()
+        lagging.find([41], {"kubernetes": listing()})
+        assert len(lagging.find([41], {"kubernetes": replace(listing(), lag_s=lag_s)})) == found
 
 
 def test_while_an_engine_does_not_answer_nobody_new_is_unlisted_and_who_was_stays(host: Host) -> None:

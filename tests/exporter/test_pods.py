@@ -10,7 +10,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from exporter.readings import Container, Tenancy
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources import kubelet, pods
+from exporter.sources.containers import Listing
 from exporter.sources.pods import Api, Pods, running
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -436,6 +437,12 @@ def test_a_container_whose_group_is_gone_is_listed_no_more_though_the_api_lags(h
         pytest.param(500, {}, "answers 500", id="it fails"),
         pytest.param(200, {"kind": "Status"}, "KeyError", id="no list"),
         pytest.param(200, ["nonsense"], "TypeError", id="nonsense"),
+        pytest.param(
+            200,
+            {"items": [{**a_pod(), "status": {"containerStatuses": ["x"]}}]},
+            "AttributeError",
+            id="a text for a container",
+        ),
     ],
 )
 def test_an_api_that_tells_nothing_is_reported(
@@ -444,6 +451,30 @@ def test_an_api_that_tells_nothing_is_reported(
     cluster.status, cluster.pods = status, answer
     with asked(on(host, api=of(cluster))) as source, pytest.raises(OSError, match=because):
         source.latest()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_an_api_that_made_no_sense_is_asked_again(host: Host, cluster: Cluster) -> None:
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
+    cluster.pods = {"items": [{**a_pod(), "status": {"containerStatuses": ["x"]}}]}
+    with asked(on(host, api=of(cluster))) as source:
+        with pytest.raises(OSError, match="cannot be listed"):
+            source.latest()
+        cluster.pods = {"items": [a_pod()]}
+
+        assert list(eventually(lambda: listing_of(source)).containers) == [ID]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask often."""
+    monkeypatch.setattr(pods, "REFRESH_S", 0.05)
+
+
+def listing_of(source: Pods) -> Listing | None:
+    with suppress(OSError):
+        return source.latest()
+    return None
 
 
 def test_an_api_or_a_kubelet_that_is_not_there_is_reported(host: Host, cluster: Cluster, tmp_path: Path) -> None:
