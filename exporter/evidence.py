@@ -89,6 +89,7 @@ class RamUse:
     usage_bytes: int | None
     anon_bytes: int | None = None
     working_set_bytes: int | None = None
+    oom_kills: int | None = None
     unknown: Unknown | None = None
 
 
@@ -351,6 +352,7 @@ class ContainerHistory:
             cpu_still_s=cpu_still_s,
             work_unknown=work.unknown or unknown,
             peak_bytes=dict(self._peak_bytes),
+            oom_kills=ram.oom_kills,
         )
 
     def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:

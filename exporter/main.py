@@ -1,11 +1,13 @@
 """`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -21,6 +23,7 @@ from exporter.servers import Servers
 from exporter.settings import Settings
 from exporter.sources import nvml, simulated
 from exporter.sources.containers import EngineContainers
+from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.units import Units
 from exporter.web import Pages, server
@@ -67,11 +70,13 @@ def serve(settings: Settings) -> None:
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )
     gpus = _gpu_source(settings)
-    engines = {
+    engines: dict[str, EngineContainers | Pods] = {
         kind: EngineContainers(base_url, settings.dir, kind=kind)
         for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
         if base_url != "none"
     }
+    if settings.pods != "off":
+        engines["kubernetes"] = pods_of(settings)
     servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
         host=host,
@@ -104,6 +109,26 @@ def serve(settings: Settings) -> None:
             engine.close()
         web.server_close()
         log.info("exporter stopped")
+
+
+def pods_of(settings: Settings) -> Pods:
+    """What reads this node's pods.
+
+    Raises:
+        GpuwardenError: it cannot be asked so, and what to give.
+    """
+    api = None
+    if settings.pods == "api":
+        url = settings.kubernetes_api
+        if url == "in-cluster":
+            host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
+            if not host:
+                raise GpuwardenError(
+                    "$KUBERNETES_SERVICE_HOST is not set, so this is no pod: give --kubernetes-api a URL"
+                )
+            url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
+        api = Api(url, node=settings.node_name, resource=settings.budget_resource)
+    return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,8 +104,8 @@ class Tenancy:
 class Container:
     """One place where managed work lives: an engine's container, a systemd service, or a worker's own process tree.
 
-    `incarnation` changes whenever what runs in it is another: full id and StartedAt; unit and invocation id;
-    pid, start ticks and boot id.
+    `incarnation` changes whenever what runs in it is another: full id and StartedAt; pod uid, full id and restart
+    count; unit and invocation id; pid, start ticks and boot id.
     `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
     `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
     `paused` runs, and nothing in it gets any time.
@@ -122,6 +122,12 @@ class Container:
     server: Server | None = None
     paused: bool = False
     tenancy: Tenancy = field(default_factory=Tenancy)
+    restarts: int | None = None
+    """How often whoever runs it has started it again by itself, since it was made."""
+    namespace: str | None = None
+    pod: str | None = None
+    group: str | None = None
+    """The directory of its cgroup, where whoever lists it knows it already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +214,8 @@ class ContainerEvidence:
     work_unknown: Unknown | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
+    oom_kills: int | None = None
+    """How many of its processes the kernel has killed for want of memory, in this incarnation."""
 
     @property
     def work_still_s(self) -> float | None:

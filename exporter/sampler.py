@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
+from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, Thresholds, WorkUse
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -27,6 +27,7 @@ from exporter.readings import (
 )
 from exporter.servers import Servers
 from exporter.sources import processes, workers
+from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import Listing
 from exporter.sources.units import Units
 from gpuwarden import cgroup, clock
@@ -64,6 +65,9 @@ class Sampler:
         units: Units | None = None,
     ) -> None:
         self._units = units or Units(())
+        self._places = Places()
+        self._unlisted = Unlisted(workers.own_container())
+        self._attributed: set[int] = set()
         self._servers = servers
         self._host = host
         self._directory = directory
@@ -118,11 +122,13 @@ class Sampler:
         found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
-        running = self._running(found_workers, listings)
+        running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         self._histories = {
             incarnation: history for incarnation, history in self._histories.items() if incarnation in running
         }
+        self._places.keep(running)
+        self._attributed = set()
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
@@ -178,9 +184,32 @@ class Sampler:
                 self._failing[source] = because
         return result
 
-    def _running(self, found: WorkerReadings | None, listings: Listings) -> dict[str, Container]:
-        """Every container there is, by incarnation; of two with one name the first is kept."""
-        containers = [each for listing in listings.values() if listing for each in listing.containers.values()]
+    def _without_engine(
+        self, found: WorkerReadings | None, gpus: GpuReadings | None, listings: Listings
+    ) -> list[Container]:
+        """Containers of live workers, and of processes on a GPU, that no engine tells of."""
+        listed = frozenset[str]().union(*(listing.containers for listing in listings.values() if listing is not None))
+        pids = {
+            each.pid
+            for each in (() if found is None else found.workers)
+            if each.pid is not None and each.container_id is not None and each.container_id not in listed
+        }
+        for gpu in () if gpus is None else gpus.gpus:
+            # Whom the last look has placed is looked for no more: the others are few.
+            pids.update(each.pid for each in gpu.processes or () if each.pid not in self._attributed)
+        return self._unlisted.find(pids, listings)
+
+    def _running(
+        self, found: WorkerReadings | None, listings: Listings, unlisted: list[Container]
+    ) -> dict[str, Container]:
+        """Every container there is, by incarnation; of two with one name the first is kept.
+
+        Of a pod's container that its engine lists too, the pod's is kept: Kubernetes runs it.
+        """
+        by_id = {
+            full_id: each for listing in listings.values() if listing for full_id, each in listing.containers.items()
+        }
+        containers = [*by_id.values(), *unlisted]
         if found is not None:
             units = self._units.containers(found.workers)
             containers.extend(units.values())
@@ -207,7 +236,8 @@ class Sampler:
             del self._unknown[key]
 
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
-        pids, ram = _processes_and_ram(container)
+        pids, ram = self._places.look(container)
+        self._attributed.update(pids or ())
         work = _work(pids)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
@@ -382,23 +412,3 @@ def _work(pids: frozenset[int] | None) -> WorkUse:
         because = "the kernel does not tell us the I/O of its processes"
         return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
     return WorkUse(processes=found)
-
-
-def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, RamUse]:
-    try:
-        if container.kind == "process":
-            pids = processes.tree(container.pid)
-            return pids, RamUse(usage_bytes=processes.resident_bytes(pids))
-        group = cgroup.directory(container.pid, container.id)
-        # A container that runs has a process: none means that its group went while it was looked at.
-        found = None if group is None else cgroup.processes(group) or None
-        accounted = cgroup.memory_directory(container.pid, container.id)
-        if accounted is None:
-            because = "no memory controller accounts for the container"
-            return found, RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
-        memory = cgroup.memory(accounted)
-    except (OSError, ValueError) as error:
-        return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
-    return found, RamUse(
-        usage_bytes=memory.usage_bytes, anon_bytes=memory.anon_bytes, working_set_bytes=memory.working_set_bytes
-    )

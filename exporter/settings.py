@@ -36,6 +36,26 @@ class Settings(BaseSettings):
         description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
         "'none' where there is none",
     )
+    pods: Literal["off", "logs", "api"] = Field(
+        default="off",
+        description="read the containers of this Kubernetes node's pods: 'api' asks --kubernetes-api, 'logs' goes by "
+        "the links in /var/log/containers alone, without budgets; docs/containers.md",
+    )
+    kubernetes_api: str = Field(
+        default="in-cluster",
+        description="URL of the Kubernetes API; 'in-cluster' is where $KUBERNETES_SERVICE_HOST says, with the account "
+        "of the exporter's pod",
+    )
+    node_name: str = Field(default="", description="this node's name in Kubernetes; wanted with --pods api")
+    pod_resources: str = Field(
+        default="/var/lib/kubelet/pod-resources/kubelet.sock",
+        description="the kubelet's socket that tells which GPUs each container of a pod was given; 'none' goes without",
+    )
+    budget_resource: str = Field(
+        default="gpuwarden/vram-mib",
+        min_length=3,
+        description="the extended resource in whose limit a pod's container declares its VRAM budget, whole MiB",
+    )
     systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
@@ -111,6 +131,12 @@ class Settings(BaseSettings):
     @classmethod
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
+
+    @model_validator(mode="after")
+    def _pods_of_one_node(self) -> Self:
+        if self.pods == "api" and not self.node_name:
+            raise ValueError("--pods api needs --node-name: in a pod, give it spec.nodeName by the downward API")
+        return self
 
     @model_validator(mode="after")
     def _one_gpu_source(self) -> Self:

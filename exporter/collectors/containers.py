@@ -17,11 +17,13 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield gauge(
         "gpuwarden_container_info",
-        "A container's identity; always 1. Kind is docker, podman or systemd, or process for a worker in none.",
-        ("container", "container_id", "incarnation", "kind", "image"),
+        "A container's identity; always 1. Kind is docker, podman, kubernetes or systemd; process for a worker in "
+        "none; of one that no engine lists who runs it by its cgroup: containerd, cri-o, libpod, else container. "
+        "Namespace and pod are empty where there is none.",
+        ("container", "container_id", "incarnation", "kind", "image", "namespace", "pod"),
         (
             ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,
-              each.container.image or ""), 1.0)
+              each.container.image or "", each.container.namespace or "", each.container.pod or ""), 1.0)
             for each in found
         ),
     )  # fmt: skip
@@ -69,6 +71,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
     )
     yield from _tenancy(snapshot)
+    yield from _mishaps(snapshot)
     busy = CounterMetricFamily(
         "gpuwarden_container_gpu_busy_seconds",
         "GPU time used by the container's processes since it was first seen, measured samples only.",
@@ -86,6 +89,29 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     for key, count in sorted(snapshot.unknown.items()):
         unknown.add_metric(key, count)
     yield unknown
+
+
+def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
+    """What went wrong with each container in the eyes of the kernel and of who runs it."""
+    kills = CounterMetricFamily(
+        "gpuwarden_container_oom_kills",
+        "Processes of the container that the kernel has killed for want of memory, in this incarnation; a kill that "
+        "ends the container is told by its restarts.",
+        labels=_NAME,
+    )
+    restarts = CounterMetricFamily(
+        "gpuwarden_container_restarts",
+        "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
+        "restarts is not counted.",
+        labels=_NAME,
+    )
+    for each in snapshot.containers:
+        if each.oom_kills is not None:
+            kills.add_metric((each.container.name,), each.oom_kills)
+        if each.container.restarts is not None:
+            restarts.add_metric((each.container.name,), each.container.restarts)
+    yield kills
+    yield restarts
 
 
 def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:

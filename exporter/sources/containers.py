@@ -51,13 +51,16 @@ CDI_GPU: Final = "nvidia.com/gpu="
 class Listing:
     """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders.
 
-    `taken_s` is when the daemon listed them, before any of them was inspected.
+    `taken_s` is when the daemon listed them, before any of them was inspected; `ids` are those of all that it listed.
     """
 
     containers: dict[str, Container]
     taken_s: float
     duration_s: float
     down: Mapping[str, Container] = field(default_factory=dict)
+    ids: frozenset[str] = frozenset()
+    lag_s: float = 0.0
+    """For how long a container may have run that is not listed yet, seconds."""
 
 
 class EngineContainers:
@@ -111,7 +114,13 @@ class EngineContainers:
                 containers, down = self._list(client, rows), self._down(client, rows)
                 self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
                 duration_s = time.monotonic() - started_s
-                self._listing = Listing(containers=containers, down=down, taken_s=taken_s, duration_s=duration_s)
+                self._listing = Listing(
+                    containers=containers,
+                    down=down,
+                    taken_s=taken_s,
+                    duration_s=duration_s,
+                    ids=frozenset(row["Id"] for row in rows),
+                )
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:300]
                 if client is not None:
@@ -241,6 +250,7 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         tenancy=tenancy.terms(
             found["Config"].get("Labels") or {}, vanishes=bool(found["HostConfig"].get("AutoRemove"))
         ),
+        restarts=found.get("RestartCount"),
     )
 
 

@@ -49,15 +49,26 @@ def gpu_request(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None
     Raises:
         OSError: the process is gone, or is not ours to look at.
     """
-    environment = dict(
-        entry.partition("=")[::2]
-        for entry in (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace").split("\0")
-        if entry
-    )
+    environment = _environment(pid, proc)
     devices = environment.get("NVIDIA_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
     if devices is not None and devices.strip() == "-1":
         devices = "none"  # how CUDA is told to see no GPU
     return ("all",) if devices is None else visible_devices(devices)
+
+
+def gpus_of_container(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None:
+    """The GPUs that the NVIDIA container runtime gave to the container of a process: none where it is told nothing.
+
+    Raises:
+        OSError: the process is gone, or is not ours to look at.
+    """
+    devices = _environment(pid, proc).get("NVIDIA_VISIBLE_DEVICES")
+    return None if devices is None else visible_devices(devices)
+
+
+def _environment(pid: int, proc: Path) -> dict[str, str]:
+    text = (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace")
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
 
 
 def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:

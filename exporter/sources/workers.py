@@ -92,7 +92,7 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
         try:
             found_in = cgroup.container_id(pid, proc=proc)
             # In the container that the exporter itself is in, it sees nothing but processes.
-            container_id = None if found_in == _own_container() else found_in
+            container_id = None if found_in == own_container() else found_in
         except OSError:
             pid = None  # it died between the two looks; the lock will say so at the next
     return WorkerSighting(
@@ -106,7 +106,8 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
 
 
 @cache
-def _own_container() -> str | None:
+def own_container() -> str | None:
+    """The container that the exporter itself is in."""
     return cgroup.container_id(os.getpid())
 
 

@@ -82,13 +82,13 @@ def a_snapshot() -> Snapshot:
     tenancy = Tenancy(budget_bytes=9, recyclable=True, invalid=Unknown(reason="bad_budget", because="3 GB"))
     container = Container(
         kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image",
-        tenancy=tenancy,
+        tenancy=tenancy, restarts=1,
     )  # fmt: skip
     evidence = ContainerEvidence(
         container=container, shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10),), gpus=("GPU-0",),
         gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
-        peak_bytes={"GPU-0": 11},
+        peak_bytes={"GPU-0": 11}, oom_kills=1,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
     gone = WorkerSighting(

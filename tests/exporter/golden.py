@@ -67,7 +67,8 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
-            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
+            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
+            oom_kills=1,
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB),),
             gpu_idle_s=0.0,
             busy_s={"GPU-0": 61.5},
@@ -85,6 +86,15 @@ SNAPSHOT = build.snapshot(
             gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
             busy_s={"GPU-0": 0.0},
             ram_still_s=0.0,
+        ),
+        build.evidence(
+            # A pod's, with a GPU that it shares and nothing else to tell.
+            container=build.container(
+                kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3", restarts=3,
+                namespace="ml", pod="llm-0", image="llm:1", tenancy=Tenancy(budget_bytes=3000 * build.MIB),
+            ),
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
+            oom_kills=0,
         ),
         build.evidence(
             container=build.container(

@@ -337,8 +337,8 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
     group = house / "group"
     group.mkdir()
     (group / "cgroup.procs").write_text(f"{worker.pid}\n")
-    monkeypatch.setattr(cgroup, "directory", lambda *_: group)
-    monkeypatch.setattr(cgroup, "memory_directory", lambda *_: None)
+    monkeypatch.setattr(cgroup, "directory", lambda *_, **__: group)
+    monkeypatch.setattr(cgroup, "memory_directory", lambda *_, **__: None)
     docker = Docker(build.container(name="w0", pid=worker.pid))
 
     snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
@@ -350,7 +350,7 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
 def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
     house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroup, "directory", lambda *_: house / "gone")
+    monkeypatch.setattr(cgroup, "directory", lambda *_, **__: house / "gone")
     docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
 
     snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()

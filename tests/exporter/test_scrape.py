@@ -263,7 +263,8 @@ def test_a_failing_collector_costs_its_own_series_only_and_says_so(
 
 @pytest.mark.usefixtures("scrape_logged")
 def test_a_collector_that_fails_half_way_publishes_no_half() -> None:
-    broken = replace(golden.SNAPSHOT, workers=WorkerReadings(workers=(build.sighting(), None)))  # type: ignore[arg-type]
+    sightings = (build.sighting(), build.sighting(worker=None))
+    broken = replace(golden.SNAPSHOT, workers=WorkerReadings(workers=sightings))
 
     text = golden.scraped(broken)
 

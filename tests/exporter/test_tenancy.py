@@ -7,7 +7,7 @@ import pytest
 
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
 from exporter.readings import GpuShare, Tenancy
-from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, may_go, terms
+from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, limit, may_go, terms
 from gpuwarden.facts import CardFacts, TenantFacts
 from remediator.actuators.docker import LABEL
 from tests.exporter import builders as build
@@ -60,6 +60,37 @@ def test_what_nobody_will_stop_shields_no_other() -> None:
     assert may_go(found, build.snapshot(workers=None, containers=(found,)))
     told = cards(snapshot, "a") or []
     assert {each.container: each.recyclable for each in told[0].tenants} == {"a": True, "b": False}
+
+
+@pytest.mark.parametrize(
+    ("said", "mib"),
+    [
+        ("1800", 1800),
+        ("3k", 3000),
+        ("15M", 15_000_000),
+        ("2Ki", 2048),
+        ("1Mi", 2**20),
+        ("3e3", 3000),
+        ("99999999", 99999999),
+    ],
+)
+def test_the_limit_of_a_pod_is_its_budget_however_kubernetes_writes_it(said: str, mib: int) -> None:
+    assert limit(said, "gpuwarden/vram-mib") == Tenancy(budget_bytes=mib * MIB)
+
+
+def test_a_pod_without_a_limit_has_no_budget() -> None:
+    assert limit(None, "gpuwarden/vram-mib") == Tenancy()
+
+
+@pytest.mark.parametrize("said", ["", "0", "-1", "1.5", "100m", "1G", "1e9", "100M", " 3", "3\n", "٣", "123456789"])
+def test_a_limit_that_is_no_budget_is_none_and_is_told(said: str) -> None:
+    found = limit(said, "gpuwarden/vram-mib")
+
+    assert (found.budget_bytes, found.recyclable) == (None, False)
+    assert found.invalid is not None
+    assert found.invalid.reason == "bad_budget"
+    assert found.invalid.because.startswith("the limit of gpuwarden/vram-mib is ")
+    assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
 
 
 def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:

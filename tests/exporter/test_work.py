@@ -162,7 +162,7 @@ def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
     for name, text in (("cgroup.procs", f"{os.getpid()}\n"), ("memory.current", "7\n"), ("memory.stat", "anon 7\n")):
         (group / name).write_text(text)
     for name in ("directory", "memory_directory"):
-        monkeypatch.setattr(cgroup, name, lambda *_: group)
+        monkeypatch.setattr(cgroup, name, lambda *_, **__: group)
     found = sampler(house, Docker(replace(HERE, folders=())))
 
     assert place(look(found, monkeypatch, LIVES)) == ("worker-0", HERE.incarnation)
