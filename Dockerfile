@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="gpuwarden" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 ENV PYTHONPATH=/opt/gpuwarden PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
-    GPUWARDEN_HEALTH_URL=http://127.0.0.1:9835/healthz
+    GPUWARDEN_HEALTH_URL=http://127.0.0.1:9835/-/ready
 COPY --from=build /opt/gpuwarden /opt/gpuwarden
 # A user without a name, so that no base needs useradd. `remediator serve` runs as it; the exporter, which reads the
 # processes of all users, and `remediator execute`, which uses the Docker socket, want --user 0.

@@ -72,7 +72,7 @@ def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
 def _whole(chain: Chain) -> Iterator[_Found]:
     def seen() -> bool:
         with suppress(httpx.HTTPError):
-            return chain.http.get(f"{chain.exporter_url}/healthz").is_success
+            return chain.http.get(f"{chain.exporter_url}/-/ready").is_success
         return False
 
     chain.start_exporter()

@@ -147,7 +147,7 @@ class Chain:
             self.start_executor()
             self._start_alertmanager()
             self._start_prometheus()
-            self._await("exporter", self._answers(f"{self.exporter_url}/healthz"))
+            self._await("exporter", self._answers(f"{self.exporter_url}/-/ready"))
             self._await("serve", self._answers(f"{self.remediator_url}/-/ready"))
             self._await("execute", self._executor_beats)
             self._await("alertmanager", self._answers(f"{self.alertmanager_url}/-/ready"))

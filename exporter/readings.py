@@ -236,11 +236,12 @@ class ServerEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went."""
+    """How one source's last reading went, and why it failed where it did."""
 
     source: str
     success: bool
     duration_s: float
+    because: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

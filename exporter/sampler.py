@@ -168,7 +168,8 @@ class Sampler:
             because = str(error)
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
-        health.append(SourceHealth(source=source, success=because is None, duration_s=time.monotonic() - started_s))
+        duration_s = time.monotonic() - started_s
+        health.append(SourceHealth(source=source, success=because is None, duration_s=duration_s, because=because))
         if because != self._failing.get(source):
             if because is None:
                 log.info("source answers again", source=source)

@@ -28,6 +28,11 @@ class Settings(BaseSettings):
     )
     listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
     port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    web_config_file: Path | None = Field(
+        default=None,
+        description="TLS and passwords for the pages: a web configuration file, as Prometheus and its exporters take "
+        "it; read anew when it changes, and SIGHUP tells what of it is in force (docs/exporter-web.md)",
+    )
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )

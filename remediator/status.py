@@ -335,7 +335,7 @@ def _not_asked(name: str) -> Part:
 
 def _exporter(client: httpx.Client, url: str) -> Part:
     """Well, and every source and collector did its work: what one failed to tell is unknown, and never acted on."""
-    answer = client.get(f"{url}/healthz")
+    answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         return _unready("exporter", url, answer)
     families = text_string_to_metric_families(client.get(f"{url}/metrics").text)

@@ -35,7 +35,6 @@ class Parts:
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str]] = {
-            "/healthz": (200, "ok"),
             "/metrics": (200, 'gpuwarden_collector_success{collector="source_docker"} 1\n'),
             "/-/ready": (200, "ready"),
             "/api/v1/rules": (200, rules(RULE)),
@@ -162,7 +161,7 @@ def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Cal
 @pytest.mark.parametrize(
     ("path", "answer", "says"),
     [
-        ("/healthz", (503, "no fresh look at this host"), "exporter: says 503 at"),
+        ("/-/ready", (503, "no fresh look at this host"), "exporter: says 503 at http"),
         (
             "/metrics",
             (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),
