@@ -44,7 +44,7 @@ RESEND_S: Final = 10
 """How often Prometheus tells of an alert that goes on, seconds: an Alertmanager that was away hears of it then."""
 
 
-PORTS: Final[Mapping[str, int]] = {"exporter": 9835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
+PORTS: Final[Mapping[str, int]] = {"exporter": 29835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
 """Where each part listens that does, unless told otherwise; `Plan.ports` calls them so."""
 
 PARTS: Final = ("prometheus", "alertmanager", "execute", "serve", "exporter")

@@ -142,7 +142,7 @@ class ExecuteSettings(_Common):
         description="the job queue's database URL: sqlite:////var/lib/gpuwarden/queue.db on one box, "
         "postgresql://user@server/database where hosts share one"
     )
-    exporter: str = Field(default="http://127.0.0.1:9835", description="this host's own exporter")
+    exporter: str = Field(default="http://127.0.0.1:29835", description="this host's own exporter")
     exporter_ca_file: Path | None = Field(
         default=None,
         description="authorities in PEM, one of which has signed the exporter's certificate, where it serves HTTPS; "

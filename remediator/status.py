@@ -63,7 +63,7 @@ NONE: Final = "none"
 
 ADDRESSES: Final = {
     "remediator": ("http://127.0.0.1:9836", "the webhook of `gpuwarden remediator serve`"),
-    "exporter": ("http://127.0.0.1:9835", "this host's exporter"),
+    "exporter": ("http://127.0.0.1:29835", "this host's exporter"),
     "prometheus": ("http://127.0.0.1:9090", "Prometheus"),
     "alertmanager": ("http://127.0.0.1:9093", "Alertmanager"),
 }
