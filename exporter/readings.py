@@ -236,12 +236,13 @@ class ServerEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went, and why it failed where it did."""
+    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds."""
 
     source: str
     success: bool
     duration_s: float
     because: str | None = None
+    succeeded_unix_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,7 @@ class Sampler:
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
+        self._succeeded_unix_s: dict[str, float] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
@@ -169,7 +170,17 @@ class Sampler:
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
         duration_s = time.monotonic() - started_s
-        health.append(SourceHealth(source=source, success=because is None, duration_s=duration_s, because=because))
+        if because is None:
+            self._succeeded_unix_s[source] = time.time()
+        health.append(
+            SourceHealth(
+                source=source,
+                success=because is None,
+                duration_s=duration_s,
+                because=because,
+                succeeded_unix_s=self._succeeded_unix_s.get(source),
+            )
+        )
         if because != self._failing.get(source):
             if because is None:
                 log.info("source answers again", source=source)

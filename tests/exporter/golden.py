@@ -14,6 +14,7 @@ from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
 from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings
 from exporter.scrape import SnapshotCollector
+from gpuwarden.build import Build
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
@@ -21,6 +22,7 @@ from tests.exporter import builders as build
 PATH = Path(__file__).with_name("golden.prom")
 OTHER_ID = "cd" * 32
 ENDED_ID = "ef" * 32
+BUILD = Build(version="0.0.0", revision="0123abc", python="3.11.0")
 
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
@@ -127,9 +129,10 @@ SNAPSHOT = build.snapshot(
         ),
     ),
     sources=(
-        SourceHealth(source="workers", success=True, duration_s=0.002),
-        SourceHealth(source="gpu", success=True, duration_s=0.001),
-        SourceHealth(source="docker", success=False, duration_s=5.0),
+        SourceHealth(source="workers", success=True, duration_s=0.002, succeeded_unix_s=1_700_010_000.0),
+        SourceHealth(source="gpu", success=True, duration_s=0.001, succeeded_unix_s=1_700_010_000.0),
+        # It answered a quarter of an hour ago.
+        SourceHealth(source="docker", success=False, duration_s=5.0, succeeded_unix_s=1_700_009_100.0),
     ),
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
@@ -144,6 +147,7 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
         patch.object(scrape, "clock", SimpleNamespace(stamp=lambda: frozen)),
         patch.object(scrape, "time", SimpleNamespace(monotonic=lambda: 0.0)),
         patch.object(scrape, "__version__", "0.0.0"),
+        patch.object(scrape, "build", SimpleNamespace(here=lambda: BUILD)),
     ):
         registry.register(SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds()))
         return generate_latest(registry).decode()
