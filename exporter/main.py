@@ -23,6 +23,7 @@ from exporter.settings import Settings
 from exporter.sources import nvml, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.probes import Prober
+from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
@@ -84,6 +85,7 @@ def serve(settings: Settings) -> None:
         interval_s=settings.sample_interval_s,
         servers=servers,
         units=Units(settings.systemd_unit),
+        tasks=Tasks(settings.task_dir) if settings.task_dir else None,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))

@@ -28,6 +28,7 @@ from exporter.readings import (
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
+from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -62,7 +63,9 @@ class Sampler:
         interval_s: float = 1.0,
         servers: Servers | None = None,
         units: Units | None = None,
+        tasks: Tasks | None = None,
     ) -> None:
+        self._tasks = tasks
         self._units = units or Units(())
         self._servers = servers
         self._host = host
@@ -117,6 +120,7 @@ class Sampler:
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
         found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
+        found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
         running = self._running(found_workers, listings)
@@ -153,6 +157,7 @@ class Sampler:
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
+            tasks=found_tasks,
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services
+from gpuwarden.settings import services, split
 
 
 class Settings(BaseSettings):
@@ -47,6 +47,11 @@ class Settings(BaseSettings):
         default=(),
         description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
         "commas or each with an option of its own; each is then one container",
+    )
+    task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="folders with the task files of other runners, such as /home/farm/.gputasker/running_tasks, "
+        "separated by commas or each with an option of its own (docs/tasks.md)",
     )
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -118,6 +123,11 @@ class Settings(BaseSettings):
     @classmethod
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
+
+    @field_validator("task_dir", mode="before")
+    @classmethod
+    def _each_folder(cls, found: Any) -> Any:
+        return split(found)
 
     @model_validator(mode="after")
     def _one_gpu_source(self) -> Self:

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
-from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings
+from exporter.readings import GpuShare, Snapshot, SourceHealth, TaskReadings, Tenancy, Unknown, WorkerReadings
 from exporter.scrape import SnapshotCollector
 from gpuwarden.build import Build
 from gpuwarden.job import JobClass, Phase
-from gpuwarden.statefile import Stamp
+from gpuwarden.statefile import Stamp, TaskFile
 from tests.exporter import builders as build
 
 PATH = Path(__file__).with_name("golden.prom")
@@ -133,6 +133,15 @@ SNAPSHOT = build.snapshot(
         SourceHealth(source="gpu", success=True, duration_s=0.001, succeeded_unix_s=1_700_010_000.0),
         # It answered a quarter of an hour ago.
         SourceHealth(source="docker", success=False, duration_s=5.0, succeeded_unix_s=1_700_009_100.0),
+    ),
+    tasks=TaskReadings(
+        tasks=(
+            build.task(),
+            build.task(task=TaskFile(task_id=124, pid=4568, pgid=4568, started_unix_s=1_700_000_000.5), alive=False),
+            # Whether its process is there cannot be told.
+            build.task(task=TaskFile(task_id=125, pid=4569, pgid=4569, started_unix_s=1_700_000_001.0), alive=None),
+        ),
+        errors={"not_json": 1},
     ),
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
