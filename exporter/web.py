@@ -5,19 +5,21 @@ whom the web configuration lets in (exporter/doorkeeper.py).
 """
 
 import errno
+import gzip
 import html
 import ipaddress
 import socket
 import socketserver
+import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 
-from exporter import testimony
+from exporter import rendering, testimony
 from exporter.doorkeeper import Doorkeeper
 from exporter.readings import Snapshot
 from exporter.scrape import SNAPSHOT_FRESH_S
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S: Final = 10
 """How long a client may take to send its request, seconds."""
+
+CONNECTIONS_MAX: Final = 100
+"""Connections answered at one time; one more is closed."""
+
+GZIP_LEVEL: Final = 1
+"""The least: names and labels that come again and again pack well at once, and what the others spare costs more."""
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>gpuwarden exporter on {host}</title>
@@ -60,7 +68,8 @@ class Pages:
     def __init__(
         self, registry: CollectorRegistry, latest: Callable[[], Snapshot | None], *, host: str, door: Doorkeeper
     ) -> None:
-        self._metrics = make_wsgi_app(registry)
+        self._registry = registry
+        self._renderer = rendering.Renderer()
         self._latest = latest
         self._host = host
         self._door = door
@@ -77,7 +86,7 @@ class Pages:
             challenge = ("WWW-Authenticate", 'Basic realm="gpuwarden"')
             return _answer(start_response, HTTPStatus.UNAUTHORIZED, says, challenge)
         if path == "/metrics":
-            return list(self._metrics(environ, start_response))
+            return self._metrics(environ, start_response)
         if path == "/evidence":
             return self._evidence(environ, start_response)
         if path == "/-/healthy":
@@ -89,6 +98,16 @@ class Pages:
             return [self._front().encode()]
         says = "no such page: /metrics, /evidence, /-/healthy, /-/ready\n"
         return _answer(start_response, HTTPStatus.NOT_FOUND, says)
+
+    def _metrics(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        openmetrics = rendering.wants_openmetrics(environ.get("HTTP_ACCEPT", ""))
+        page = self._renderer.render(self._registry.collect(), openmetrics=openmetrics)
+        headers = [("Content-Type", rendering.OPENMETRICS if openmetrics else rendering.TEXT)]
+        if rendering.accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            page = gzip.compress(page, compresslevel=GZIP_LEVEL)
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", headers)
+        return [page]
 
     def _front(self) -> str:
         snapshot = self._latest()
@@ -144,6 +163,24 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
     door: Doorkeeper
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._free = threading.Semaphore(CONNECTIONS_MAX)
+        super().__init__(*arguments, **named)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless as many are answered as may be: who scrapes comes again."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, from its first byte to its last."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands in the thread of this one connection, where a caller that is slow at it holds up nobody."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
 from exporter.readings import GpuShare, Snapshot, SourceHealth, TaskReadings, Tenancy, Unknown, WorkerReadings
+from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
 from gpuwarden.build import Build
 from gpuwarden.job import JobClass, Phase
@@ -159,7 +160,7 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
         patch.object(scrape, "build", SimpleNamespace(here=lambda: BUILD)),
     ):
         registry.register(SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds()))
-        return generate_latest(registry).decode()
+        return Renderer().render(registry.collect(), openmetrics=False).decode()
 
 
 def main() -> int:

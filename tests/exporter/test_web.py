@@ -1,5 +1,6 @@
 """The exporter's pages, by a real server; and the whole program, as a process of its own."""
 
+import gzip
 import http.client
 import json
 import os
@@ -102,6 +103,23 @@ def test_who_asks_for_openmetrics_is_given_it_with_the_same_series() -> None:
     assert openmetrics.endswith("# EOF\n")
     families = openmetrics_families(openmetrics)  # type: ignore[no-untyped-call]
     assert names(families) == names(text_string_to_metric_families(text))
+
+
+def test_a_page_is_packed_for_who_takes_it() -> None:
+    snapshot = now(build.snapshot(build.sighting()))
+    with served(lambda: snapshot) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        packed = answer.read()
+        connection.close()
+        _, plain, headers = get(port, "/metrics", headers={"Accept-Encoding": "identity"})
+
+    assert answer.getheader("Content-Encoding") == "gzip"
+    assert "Content-Encoding" not in headers
+    assert len(packed) * 4 < len(plain)
+    unpacked = gzip.decompress(packed).decode()
+    assert names(text_string_to_metric_families(unpacked)) == names(text_string_to_metric_families(plain))
 
 
 def names(families: Iterable[Metric]) -> set[str]:
@@ -214,6 +232,23 @@ def test_evidence_is_given_to_this_host_alone(address: str, status: str) -> None
 def test_a_client_that_sends_nothing_holds_up_nobody() -> None:
     with served(live()) as port, socket.create_connection(("127.0.0.1", port)):
         assert get(port, "/-/ready")[0] == 200
+
+
+def test_more_connections_than_may_be_are_closed_and_answered_again_once_others_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "CONNECTIONS_MAX", 2)
+
+    def answered(port: int) -> bool:
+        try:
+            return get(port, "/-/healthy")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    with served(live()) as port:
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            assert not answered(port)
+        eventually(lambda: answered(port), "two have hung up")
 
 
 def test_a_port_in_use_is_named() -> None:
