@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import bcrypt
+import httpx
 import pytest
 import structlog
 from structlog.testing import LogCapture
@@ -20,6 +21,8 @@ from exporter.doorkeeper import Doorkeeper, WebConfigError
 from tests.certificates import Authority, authority, openssl
 from tests.exporter import builders as build
 from tests.exporter.test_web import get, live, served
+from tests.remediator.prometheus import prometheus
+from tests.waiting import eventually
 
 PASSWORD = "correct horse"
 
@@ -395,3 +398,32 @@ def test_what_is_taken_here_is_taken_by_prometheus_own_tool(tmp_path: Path, ours
         [parts.find("promtool"), "check", "web-config", config], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.needs_parts
+def test_prometheus_scrapes_by_tls_with_a_certificate_and_a_password_and_in_openmetrics(
+    tmp_path: Path, ours: Authority
+) -> None:
+    wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
+    config = write(tmp_path / "web.yml", wants + users(prometheus=PASSWORD))
+    certificates = {
+        "ca_file": str(ours.own.cert), "cert_file": str(ours.client.cert), "key_file": str(ours.client.key)
+    }  # fmt: skip
+    with (
+        served(live(build.sighting()), web_config_file=config) as port,
+        prometheus(
+            tmp_path / "prometheus",
+            f"127.0.0.1:{port}",
+            scheme="https",
+            tls_config=certificates,
+            basic_auth={"username": "prometheus", "password": PASSWORD},
+        ) as url,
+    ):
+
+        def seen() -> list[str]:
+            answer = httpx.get(f"{url}/api/v1/query", params={"query": "gpuwarden_worker_alive"}, trust_env=False)
+            return [each["metric"]["worker"] for each in answer.json()["data"]["result"]]
+
+        assert eventually(seen, "its series are there") == ["w0"]
+        write(config, wants + users(prometheus="another one"))
+        eventually(lambda: not seen(), "another password is in force")
