@@ -30,6 +30,7 @@ from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
+from exporter.sources.work import Work
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -84,6 +85,7 @@ class Sampler:
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
+        self._work = Work()
         self._snapshot: Snapshot | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
@@ -129,6 +131,7 @@ class Sampler:
             incarnation: history for incarnation, history in self._histories.items() if incarnation in running
         }
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
+        self._work.let_go()
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
         if found_workers is not None:
@@ -225,7 +228,7 @@ class Sampler:
 
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
         pids, ram = _processes_and_ram(container)
-        work = _work(pids)
+        work = self._work_of(pids)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         found = history.observe(container, use, ram, work, now_s=now.boottime_s)
@@ -233,6 +236,21 @@ class Sampler:
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
         return found
+
+    def _work_of(self, pids: frozenset[int] | None) -> WorkUse:
+        if pids is None:
+            return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
+        if len(pids) > processes.PROCESSES_MAX:
+            because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
+            return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
+        try:
+            found = self._work.read(pids)
+        except (OSError, ValueError, KeyError) as error:
+            return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+        if any(each.io_bytes is None for each in found.values()):
+            because = "the kernel does not tell us the I/O of its processes"
+            return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+        return WorkUse(processes=found)
 
     def _place_the_dead(
         self, found: WorkerReadings, running: dict[str, Container], listings: Listings, ended: dict[str, Container]
@@ -383,22 +401,6 @@ def _place_now(last: Container | None, folder: str, listings: Listings) -> Conta
     every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
     holding = [each for each in every if folder in each.folders]
     return holding[0] if len(holding) == 1 else None
-
-
-def _work(pids: frozenset[int] | None) -> WorkUse:
-    if pids is None:
-        return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
-    if len(pids) > processes.PROCESSES_MAX:
-        because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
-        return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
-    try:
-        found = processes.work(pids)
-    except (OSError, ValueError, KeyError) as error:
-        return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
-    if any(each.io_bytes is None for each in found.values()):
-        because = "the kernel does not tell us the I/O of its processes"
-        return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
-    return WorkUse(processes=found)
 
 
 def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, RamUse]:
