@@ -64,14 +64,7 @@ class Witness:
 
     def __init__(self, exporter_url: str, access: Access | None = None) -> None:
         self._url = exporter_url.rstrip("/")
-        access = access or Access()
-        self._extensions = {} if access.server_name is None else {"sni_hostname": access.server_name}
-        self._client = httpx.Client(
-            timeout=TIMEOUT_S,
-            trust_env=False,
-            verify=_tls(access),
-            auth=None if access.basic_auth_file is None else _BasicAuth(access.basic_auth_file),
-        )
+        self._client = client(access or Access(), timeout_s=TIMEOUT_S)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -86,7 +79,7 @@ class Witness:
             WitnessError: no answer, or one that cannot be read.
         """
         try:
-            answer = self._client.get(f"{self._url}/metrics", extensions=self._extensions)
+            answer = self._client.get(f"{self._url}/metrics")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
         if answer.status_code != httpx.codes.OK:
@@ -133,7 +126,7 @@ class Witness:
 
     def _ask(self, about: dict[str, str]) -> httpx.Response:
         try:
-            return self._client.get(f"{self._url}/evidence", params=about, extensions=self._extensions)
+            return self._client.get(f"{self._url}/evidence", params=about)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
 
@@ -144,6 +137,25 @@ class Witness:
             return parse(answer.text)
         except facts.FactsError as error:
             raise WitnessError(str(error)) from None
+
+
+def client(access: Access, *, timeout_s: float) -> httpx.Client:
+    """One that asks an exporter as it wants to be asked, and nobody else.
+
+    Raises:
+        GpuwardenError: a file of `access` cannot be used, and why.
+    """
+
+    def by_name(request: httpx.Request) -> None:
+        request.extensions["sni_hostname"] = access.server_name
+
+    return httpx.Client(
+        timeout=timeout_s,
+        trust_env=False,
+        verify=_tls(access),
+        auth=None if access.basic_auth_file is None else _BasicAuth(access.basic_auth_file),
+        event_hooks={"request": [] if access.server_name is None else [by_name]},
+    )
 
 
 class _BasicAuth(httpx.Auth):
