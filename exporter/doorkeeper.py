@@ -45,9 +45,6 @@ USERS_MAX: Final = 100
 COST_MAX: Final = 16
 """The greatest bcrypt cost: each step doubles the work, and 16 takes some seconds."""
 
-PASSWORD_MAX_BYTES: Final = 72
-"""What bcrypt looks at of a password; one that is longer lets nobody in."""
-
 KNOWN_MAX: Final = 100
 """Passwords remembered as right, so that a scrape costs no bcrypt."""
 
@@ -156,8 +153,7 @@ class Doorkeeper:
             return False
         # A name that is none costs as much as one that is, so that the time tells nobody which names there are.
         hashed = users.get(name, next(iter(users.values())))
-        right = len(password) <= PASSWORD_MAX_BYTES and self._matches(password, hashed)
-        return right and bool(colon) and name in users
+        return self._matches(password, hashed) and bool(colon) and name in users
 
     def _matches(self, password: bytes, hashed: bytes) -> bool:
         known = hashlib.blake2b(hashed + password, key=self._key).digest()
@@ -168,7 +164,7 @@ class Doorkeeper:
         try:
             if not bcrypt.checkpw(password, hashed):
                 return False
-        except ValueError:  # it holds a byte that no password of bcrypt's may
+        except ValueError:  # over 72 bytes, which bcrypt would pass over
             return False
         finally:
             self._checking.release()

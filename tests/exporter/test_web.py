@@ -68,9 +68,11 @@ def served(latest: Callable[[], Snapshot | None], *, web_config_file: Path | Non
     with web.server("127.0.0.1", 0, pages(latest, door), door) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def now(snapshot: Snapshot) -> Snapshot:
