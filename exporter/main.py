@@ -15,6 +15,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
 from exporter.readings import GpuReadings
 from exporter.sampler import Sampler
@@ -25,6 +26,7 @@ from exporter.sources import nvml, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
+from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
@@ -57,6 +59,7 @@ def serve(settings: Settings) -> None:
     if not settings.dir.is_dir():
         raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
     host = host_key(settings.dir)
+    door = Doorkeeper(settings.web_config_file)
     thresholds = Thresholds(
         idle_ratio=settings.idle_ratio,
         ram_delta_bytes=settings.ram_delta_mib * 2**20,
@@ -87,19 +90,23 @@ def serve(settings: Settings) -> None:
         interval_s=settings.sample_interval_s,
         servers=servers,
         units=Units(settings.systemd_unit),
+        tasks=Tasks(settings.task_dir) if settings.task_dir else None,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
         registry.register(collector)
-    web = server(settings.listen, settings.port, Pages(registry, sampler.latest))
+    web = server(settings.listen, settings.port, Pages(registry, sampler.latest, host=host, door=door), door)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
+    # In a thread, as its end is: a handler runs between two steps of the main thread, which may hold any lock.
+    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
     gpus.tell()
     for engine in engines.values():
         engine.start()
     sampler.start()
-    log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__)
+    log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__,
+             web=door.describe())  # fmt: skip
     try:
         web.serve_forever(poll_interval=0.2)
     finally:
@@ -129,6 +136,15 @@ def pods_of(settings: Settings) -> Pods:
             url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
         api = Api(url, node=settings.node_name, resource=settings.budget_resource)
     return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))
+
+
+def _look_anew(door: Doorkeeper) -> None:
+    """What SIGHUP does: options and the environment stay as they are, and what is in files is read anew."""
+    because = door.look()
+    if because:
+        log.warning("SIGHUP: the web configuration cannot be used; the one before stays", because=because)
+    else:
+        log.info("SIGHUP: what changed in files is in force; options want a restart", web=door.describe())
 
 
 @dataclass(frozen=True, kw_only=True)

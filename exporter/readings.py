@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +185,22 @@ class WorkerReadings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSighting:
+    """One task of another runner's, and whether its process is there; `None` where that cannot be told."""
+
+    task: TaskFile
+    alive: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReadings:
+    """Every task of other runners, and what could not be read: (reason, how many)."""
+
+    tasks: tuple[TaskSighting, ...]
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuShare:
     """One container's part of one GPU; `None` is unknown."""
 
@@ -244,11 +260,13 @@ class ServerEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went."""
+    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds."""
 
     source: str
     success: bool
     duration_s: float
+    because: str | None = None
+    succeeded_unix_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +296,8 @@ class Snapshot:
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     servers: tuple[ServerEvidence, ...] | None = None
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
+    tasks: TaskReadings | None = None
+    """The tasks of other runners; `None` when no folder of theirs is given, or none can be read."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 

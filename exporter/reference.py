@@ -29,6 +29,7 @@ DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 NOT_MEASURED: Final = "the driver does not say"
 NO_BUDGET: Final = "the container has no label with a VRAM budget, or one that cannot be read"
+NO_TASKS: Final = "no `--task-dir` is given or can be read"
 NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
 
 ABSENT: Final[Mapping[str, str]] = {
@@ -59,6 +60,10 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
     "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
     "gpuwarden_job_health_grace_seconds": "as `gpuwarden_job_health_window_seconds`",
+    "gpuwarden_task_info": f"its file is gone, or cannot be trusted, or {NO_TASKS}",
+    "gpuwarden_task_alive": "as `gpuwarden_task_info`, or its process cannot be looked at",
+    "gpuwarden_task_start_timestamp_seconds": "as `gpuwarden_task_info`",
+    "gpuwarden_taskfiles_invalid": f"nothing is wrong with any file, or {NO_TASKS}",
     "gpuwarden_container_info": "the container does not run",
     "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
     "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
@@ -94,8 +99,10 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
     "gpuwarden_exporter_info": "never",
+    "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
     "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
+    "gpuwarden_collector_last_success_timestamp_seconds": "as `gpuwarden_collector_success`, or it never did its work",
     "gpuwarden_sample_age_seconds": "before the first look",
     "gpuwarden_gpu_idle_threshold_ratio": "never",
     "gpuwarden_ram_still_threshold_bytes": "never",

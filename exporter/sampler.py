@@ -29,7 +29,9 @@ from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import Listing
+from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
+from exporter.sources.work import Work
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -63,7 +65,9 @@ class Sampler:
         interval_s: float = 1.0,
         servers: Servers | None = None,
         units: Units | None = None,
+        tasks: Tasks | None = None,
     ) -> None:
+        self._tasks = tasks
         self._units = units or Units(())
         self._places = Places()
         self._unlisted = Unlisted(workers.own_container())
@@ -81,9 +85,11 @@ class Sampler:
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
+        self._succeeded_unix_s: dict[str, float] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
+        self._work = Work()
         self._snapshot: Snapshot | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
@@ -120,6 +126,7 @@ class Sampler:
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
         found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
+        found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
         running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
@@ -130,6 +137,7 @@ class Sampler:
         self._places.keep(running)
         self._attributed = set()
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
+        self._work.let_go()
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
         if found_workers is not None:
@@ -158,6 +166,7 @@ class Sampler:
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
+            tasks=found_tasks,
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)
@@ -174,7 +183,18 @@ class Sampler:
             because = str(error)
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
-        health.append(SourceHealth(source=source, success=because is None, duration_s=time.monotonic() - started_s))
+        duration_s = time.monotonic() - started_s
+        if because is None:
+            self._succeeded_unix_s[source] = time.time()
+        health.append(
+            SourceHealth(
+                source=source,
+                success=because is None,
+                duration_s=duration_s,
+                because=because,
+                succeeded_unix_s=self._succeeded_unix_s.get(source),
+            )
+        )
         if because != self._failing.get(source):
             if because is None:
                 log.info("source answers again", source=source)
@@ -238,7 +258,7 @@ class Sampler:
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
         pids, ram = self._places.look(container)
         self._attributed.update(pids or ())
-        work = _work(pids)
+        work = self._work_of(pids)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         found = history.observe(container, use, ram, work, now_s=now.boottime_s)
@@ -246,6 +266,21 @@ class Sampler:
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
         return found
+
+    def _work_of(self, pids: frozenset[int] | None) -> WorkUse:
+        if pids is None:
+            return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
+        if len(pids) > processes.PROCESSES_MAX:
+            because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
+            return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
+        try:
+            found = self._work.read(pids)
+        except (OSError, ValueError, KeyError) as error:
+            return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+        if any(each.io_bytes is None for each in found.values()):
+            because = "the kernel does not tell us the I/O of its processes"
+            return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+        return WorkUse(processes=found)
 
     def _place_the_dead(
         self, found: WorkerReadings, running: dict[str, Container], listings: Listings, ended: dict[str, Container]
@@ -396,19 +431,3 @@ def _place_now(last: Container | None, folder: str, listings: Listings) -> Conta
     every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
     holding = [each for each in every if folder in each.folders]
     return holding[0] if len(holding) == 1 else None
-
-
-def _work(pids: frozenset[int] | None) -> WorkUse:
-    if pids is None:
-        return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
-    if len(pids) > processes.PROCESSES_MAX:
-        because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
-        return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
-    try:
-        found = processes.work(pids)
-    except (OSError, ValueError, KeyError) as error:
-        return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
-    if any(each.io_bytes is None for each in found.values()):
-        because = "the kernel does not tell us the I/O of its processes"
-        return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
-    return WorkUse(processes=found)

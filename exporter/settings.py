@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services
+from gpuwarden.settings import services, split
 
 
 class Settings(BaseSettings):
@@ -27,7 +27,14 @@ class Settings(BaseSettings):
         description="where state files and the host key lie; $GPUWARDEN_DIR sets it too",
     )
     listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
-    port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    # Outside of 9100 to 9999: each port of that range is some exporter's in Prometheus' list of default ports, and 9835
+    # a GPU exporter's. Below 30000, where Kubernetes (node ports) and Linux (ephemeral ones) begin to hand them out.
+    port: int = Field(default=29835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    web_config_file: Path | None = Field(
+        default=None,
+        description="TLS and passwords for the pages: a web configuration file, as Prometheus and its exporters take "
+        "it; read anew when it changes, and SIGHUP tells what of it is in force (docs/exporter-web.md)",
+    )
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
@@ -60,6 +67,11 @@ class Settings(BaseSettings):
         default=(),
         description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
         "commas or each with an option of its own; each is then one container",
+    )
+    task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="folders with the task files of other runners, such as /home/farm/.gputasker/running_tasks, "
+        "separated by commas or each with an option of its own (docs/tasks.md)",
     )
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -131,6 +143,11 @@ class Settings(BaseSettings):
     @classmethod
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
+
+    @field_validator("task_dir", mode="before")
+    @classmethod
+    def _each_folder(cls, found: Any) -> Any:
+        return split(found)
 
     @model_validator(mode="after")
     def _pods_of_one_node(self) -> Self:

@@ -148,7 +148,8 @@ class EngineContainers:
                 before = self._seen(client, full_id, until_s, before)
             if before is not None:
                 paused = up[full_id].get("State") == "paused"
-                known[full_id] = (*before[:2], replace(before[2], paused=paused))
+                same = before[2].paused == paused  # hundreds of containers a second, and hardly ever one that is not
+                known[full_id] = before if same else (*before[:2], replace(before[2], paused=paused))
         self._known = known
         return {full_id: known[full_id][2] for full_id in up if full_id in known}
 

@@ -33,6 +33,8 @@ from exporter.readings import (
     ServerEvidence,
     Snapshot,
     SourceHealth,
+    TaskReadings,
+    TaskSighting,
     Tenancy,
     Unknown,
     WorkerReadings,
@@ -43,7 +45,7 @@ from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Look, Retries, Waiting
-from gpuwarden.statefile import JobFile, WorkerFile
+from gpuwarden.statefile import JobFile, TaskFile, WorkerFile
 from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
@@ -98,6 +100,7 @@ def a_snapshot() -> Snapshot:
         container=container, probe=Probe(kind="http", silence_s=120.0), workers=0, answered=True, unanswered_s=1.0
     )
     wrong = replace(server, probe=Unknown(reason="bad_probe", because="no URL"))
+    task = TaskFile(task_id=7, pid=44, pgid=44, started_unix_s=1.0)
     return Snapshot(
         host="h1",
         taken=now,
@@ -105,7 +108,8 @@ def a_snapshot() -> Snapshot:
         workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),
         servers=(server, wrong),
-        sources=(SourceHealth(source="workers", success=True, duration_s=0.01),),
+        sources=(SourceHealth(source="workers", success=True, duration_s=0.01, succeeded_unix_s=1.0),),
+        tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
         unknown={("c1", "gpu", "source_failed"): 1},
         dead_after_s=30.0,
         dead_s={"w2": 1.0},

@@ -8,19 +8,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
-from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings
+from exporter.readings import GpuShare, Snapshot, SourceHealth, TaskReadings, Tenancy, Unknown, WorkerReadings
+from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
+from gpuwarden.build import Build
 from gpuwarden.job import JobClass, Phase
-from gpuwarden.statefile import Stamp
+from gpuwarden.statefile import Stamp, TaskFile
 from tests.exporter import builders as build
 
 PATH = Path(__file__).with_name("golden.prom")
 OTHER_ID = "cd" * 32
 ENDED_ID = "ef" * 32
+BUILD = Build(version="0.0.0", revision="0123abc", python="3.11.0")
 
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
@@ -137,9 +140,19 @@ SNAPSHOT = build.snapshot(
         ),
     ),
     sources=(
-        SourceHealth(source="workers", success=True, duration_s=0.002),
-        SourceHealth(source="gpu", success=True, duration_s=0.001),
-        SourceHealth(source="docker", success=False, duration_s=5.0),
+        SourceHealth(source="workers", success=True, duration_s=0.002, succeeded_unix_s=1_700_010_000.0),
+        SourceHealth(source="gpu", success=True, duration_s=0.001, succeeded_unix_s=1_700_010_000.0),
+        # It answered a quarter of an hour ago.
+        SourceHealth(source="docker", success=False, duration_s=5.0, succeeded_unix_s=1_700_009_100.0),
+    ),
+    tasks=TaskReadings(
+        tasks=(
+            build.task(),
+            build.task(task=TaskFile(task_id=124, pid=4568, pgid=4568, started_unix_s=1_700_000_000.5), alive=False),
+            # Whether its process is there cannot be told.
+            build.task(task=TaskFile(task_id=125, pid=4569, pgid=4569, started_unix_s=1_700_000_001.0), alive=None),
+        ),
+        errors={"not_json": 1},
     ),
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
@@ -154,9 +167,10 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
         patch.object(scrape, "clock", SimpleNamespace(stamp=lambda: frozen)),
         patch.object(scrape, "time", SimpleNamespace(monotonic=lambda: 0.0)),
         patch.object(scrape, "__version__", "0.0.0"),
+        patch.object(scrape, "build", SimpleNamespace(here=lambda: BUILD)),
     ):
         registry.register(SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds()))
-        return generate_latest(registry).decode()
+        return Renderer().render(registry.collect(), openmetrics=False).decode()
 
 
 def main() -> int:

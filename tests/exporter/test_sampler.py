@@ -254,6 +254,25 @@ def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house
     ]
 
 
+def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
+    docker = Docker(error=OSError("it hangs"))
+    look = sampler(house, containers={"docker": docker})
+
+    def answered() -> tuple[float | None, str | None]:
+        (found,) = [each for each in look.sample().sources if each.source == "docker"]
+        return found.succeeded_unix_s, found.because
+
+    assert answered() == (None, "it hangs")
+    docker.error = None
+    before = time.time()
+    at, because = answered()
+    docker.error = OSError("it hangs again")
+
+    assert at is not None
+    assert (before <= at <= time.time(), because) == (True, None)
+    assert answered() == (at, "it hangs again")
+
+
 def test_an_idle_duration_starts_anew_when_its_gpu_was_unknown_for_a_look(
     house: Path, start_worker: StartWorker
 ) -> None:
