@@ -3,9 +3,10 @@
 Values only. Unknown is `None` with its reason beside it; a measured nothing is a 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from gpuwarden.statefile import JobFile, Stamp, WorkerFile
 
@@ -27,6 +28,46 @@ class GpuProcess:
     memory_bytes: int | None
 
 
+THROTTLE_REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""Why a GPU's clocks can be below what they could be: the bits of nvmlClocksThrottleReasons, the lowest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """A GPU's sensors and error counters. What is `None` is unknown; `unknown` has a fixed word why, by figure.
+
+    `throttled` names why its clocks are held down, if anything does. ECC errors are counted since the driver was
+    loaded, and, as `lifetime`, since the GPU was made; rows are remapped for good.
+    """
+
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    throttled: Sequence[str] | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    ecc_lifetime_corrected: int | None = None
+    ecc_lifetime_uncorrected: int | None = None
+    remapped_rows_corrected: int | None = None
+    remapped_rows_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    row_remap_failed: bool | None = None
+    pcie_replays: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`."""
@@ -41,6 +82,7 @@ class Gpu:
     unknown: str | None = None
     memory_free_bytes: int | None = None
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
+    figures: GpuFigures = field(default_factory=GpuFigures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +277,17 @@ class ServerEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuTotals:
+    """What has been seen of one GPU so far: how long it was busy, seconds, and its unknown samples.
+
+    `unknown` counts them by (figure, reason).
+    """
+
+    busy_s: float | None = None
+    unknown: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceHealth:
     """How one source's last reading went."""
 
@@ -270,6 +323,8 @@ class Snapshot:
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     servers: tuple[ServerEvidence, ...] | None = None
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
+    gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
+    """What has been counted of each GPU, by UUID."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 

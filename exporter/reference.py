@@ -91,6 +91,20 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_gpu_busy_seconds_total": "its utilisation was never measured",
+    "gpuwarden_gpu_unknown_samples_total": "none of them was unknown so far",
+    "gpuwarden_gpu_temperature_celsius": NOT_MEASURED,
+    "gpuwarden_gpu_power_watts": NOT_MEASURED,
+    "gpuwarden_gpu_power_limit_watts": NOT_MEASURED,
+    "gpuwarden_gpu_sm_clock_hertz": NOT_MEASURED,
+    "gpuwarden_gpu_memory_clock_hertz": NOT_MEASURED,
+    "gpuwarden_gpu_throttled": NOT_MEASURED,
+    "gpuwarden_gpu_ecc_errors_total": f"{NOT_MEASURED}, or ECC is off",
+    "gpuwarden_gpu_ecc_lifetime_errors_total": f"{NOT_MEASURED}, or ECC is off",
+    "gpuwarden_gpu_remapped_rows_total": f"{NOT_MEASURED}, or the GPU replaces no rows",
+    "gpuwarden_gpu_row_remap_pending": "as `gpuwarden_gpu_remapped_rows_total`",
+    "gpuwarden_gpu_row_remap_failed": "as `gpuwarden_gpu_remapped_rows_total`",
+    "gpuwarden_gpu_pcie_replays_total": NOT_MEASURED,
     "gpuwarden_exporter_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
     "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
@@ -103,7 +117,8 @@ ABSENT: Final[Mapping[str, str]] = {
 }
 """When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
 
-_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1"}
+_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
+                 "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,7 +14,16 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
+from exporter.evidence import (
+    ContainerHistory,
+    CpuHistory,
+    DeathHistory,
+    GpuHistory,
+    GpuUse,
+    RamUse,
+    Thresholds,
+    WorkUse,
+)
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -73,6 +82,7 @@ class Sampler:
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
+        self._gpu_history = GpuHistory(thresholds)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
@@ -152,6 +162,7 @@ class Sampler:
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
+            gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)

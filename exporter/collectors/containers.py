@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from exporter.collectors.family import gauge
+from exporter.collectors.family import counter, gauge
 from exporter.readings import Snapshot
 
 _NAME = ("container",)
@@ -68,23 +68,18 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
     )
     yield from _tenancy(snapshot)
-    busy = CounterMetricFamily(
+    yield counter(
         "gpuwarden_container_gpu_busy_seconds",
         "GPU time used by the container's processes since it was first seen, measured samples only.",
-        labels=_ON_GPU,
+        _ON_GPU,
+        (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.busy_s.items()),
     )
-    for each in found:
-        for gpu, seconds in each.busy_s.items():
-            busy.add_metric((each.container.name, gpu), seconds)
-    yield busy
-    unknown = CounterMetricFamily(
+    yield counter(
         "gpuwarden_unknown_samples",
         "Samples in which something of a container was unknown, by what and why.",
-        labels=("container", "what", "reason"),
+        ("container", "what", "reason"),
+        ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
     )
-    for key, count in sorted(snapshot.unknown.items()):
-        unknown.add_metric(key, count)
-    yield unknown
 
 
 def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:

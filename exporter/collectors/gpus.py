@@ -1,12 +1,12 @@
 """GPUs as a whole, and what on them no listed process accounts for: the parts add up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
 from exporter import evidence
-from exporter.collectors.family import gauge
-from exporter.readings import Snapshot
+from exporter.collectors.family import counter, gauge
+from exporter.readings import THROTTLE_REASONS, Gpu, GpuTotals, Snapshot
 
 _GPU = ("gpu",)
 
@@ -70,4 +70,82 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "GPU memory held by no process on its list.",
         _GPU,
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
+    )
+    yield from _counted(snapshot.gpu_totals)
+    yield from _sensors(gpus)
+    yield from _errors(gpus)
+
+
+def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
+    yield counter(
+        "gpuwarden_gpu_busy_seconds",
+        "Time that the GPU was busy since it was first seen, measured samples only.",
+        _GPU,
+        (((uuid,), found.busy_s) for uuid, found in totals.items()),
+    )
+    yield counter(
+        "gpuwarden_gpu_unknown_samples",
+        "Samples in which a sensor or an error counter of the GPU was unknown, by which and why.",
+        (*_GPU, "figure", "reason"),
+        (
+            ((uuid, figure, reason), float(count))
+            for uuid, found in totals.items()
+            for (figure, reason), count in sorted(found.unknown.items())
+        ),
+    )
+
+
+def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
+    for name, help_text, figure in (
+        ("temperature_celsius", "Temperature of the GPU's core.", "temperature_celsius"),
+        ("power_watts", "Power that the GPU draws.", "power_watts"),
+        ("power_limit_watts", "Power that the GPU may draw, by the strictest of its limits.", "power_limit_watts"),
+        ("sm_clock_hertz", "Clock of the GPU's streaming multiprocessors.", "sm_clock_hertz"),
+        ("memory_clock_hertz", "Clock of the GPU's memory.", "memory_clock_hertz"),
+    ):
+        yield gauge(
+            f"gpuwarden_gpu_{name}", help_text, _GPU, (((gpu.uuid,), getattr(gpu.figures, figure)) for gpu in gpus)
+        )
+    yield gauge(
+        "gpuwarden_gpu_throttled",
+        "1 where this holds the GPU's clocks below what they could be, 0 where it does not.",
+        (*_GPU, "reason"),
+        (
+            ((gpu.uuid, reason), float(reason in gpu.figures.throttled))
+            for gpu in gpus
+            if gpu.figures.throttled is not None
+            for reason in THROTTLE_REASONS
+        ),
+    )
+
+
+def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
+    for name, help_text, figure in (
+        ("ecc_errors", "Memory errors that ECC found since the driver was loaded.", "ecc"),
+        ("ecc_lifetime_errors", "Memory errors that ECC found in the GPU's whole life.", "ecc_lifetime"),
+        ("remapped_rows", "Rows of its memory that the GPU has replaced for good, by the errors that they had.",
+         "remapped_rows"),
+    ):  # fmt: skip
+        yield counter(
+            f"gpuwarden_gpu_{name}",
+            help_text,
+            (*_GPU, "error"),
+            (
+                ((gpu.uuid, error), getattr(gpu.figures, f"{figure}_{error}"))
+                for gpu in gpus
+                for error in ("corrected", "uncorrected")
+            ),
+        )
+    for name, help_text in (
+        ("row_remap_pending", "1 while a row waits to be replaced at the GPU's next reset."),
+        ("row_remap_failed", "1 once a row could not be replaced: the GPU is to be replaced itself."),
+    ):
+        yield gauge(
+            f"gpuwarden_gpu_{name}", help_text, _GPU, (((gpu.uuid,), getattr(gpu.figures, name)) for gpu in gpus)
+        )
+    yield counter(
+        "gpuwarden_gpu_pcie_replays",
+        "Packets that were sent again over the PCI Express link.",
+        _GPU,
+        (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
     )

@@ -11,40 +11,25 @@ Reference: https://docs.nvidia.com/deploy/nvml-api/
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pynvml
 
 from exporter.readings import Gpu, GpuProcess, GpuReadings
 from exporter.sources import samples
+from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
+from exporter.sources.nvml_figures import Figures
 from exporter.sources.samples import Cursor, Listed, Sample
 from gpuwarden.errors import GpuwardenError
 
 SOURCE: Final = "nvml"
 LIBRARY: Final = "libnvidia-ml.so.1"
-TRIES_MAX: Final = 3
-"""How often a list is asked for that grew between the call for its size and the one for its content."""
 
 IN_MIG_MODE: Final = "it is in MIG mode, and its instances are not measured"
 
-_SESSION_OVER: Final = frozenset(
-    {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    }
-)
-_GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
-_NO_SUCH_LIST: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """nvidia-ml-py raises its answer to the call for the size, also when that was a success with nothing to tell."""
-
-_ADVICE: Final = {
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced, restart the exporter once its module is too",
-    pynvml.NVML_ERROR_NO_PERMISSION: "the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "a driver from R510 on is needed",
-}
 
 
 class NvmlError(GpuwardenError):
@@ -77,6 +62,7 @@ class NvmlGpus:
         self._initialised = False
         self._identities: dict[int, tuple[str, str]] = {}
         self._cursors: dict[str, Cursor] = {}
+        self._figures: dict[str, Figures] = {}
 
     def read(self) -> GpuReadings:
         """Every GPU that the driver counts.
@@ -94,7 +80,7 @@ class NvmlGpus:
             )
         except pynvml.NVMLError as error:
             self._end_session()
-            raise NvmlError(f"the NVIDIA driver does not answer: {_said(error)}") from None
+            raise NvmlError(f"the NVIDIA driver does not answer: {said(error)}") from None
 
     def _end_session(self) -> None:
         """Forget all that another driver may number or time otherwise."""
@@ -104,6 +90,7 @@ class NvmlGpus:
         self._initialised = False
         self._identities = {}
         self._cursors = {}
+        self._figures = {}
 
     def _gpu(self, index: int) -> Gpu:
         try:
@@ -112,14 +99,15 @@ class NvmlGpus:
             self._identities[index] = uuid, name
             return self._measured(handle, uuid, index, name)
         except pynvml.NVMLError as error:
-            if error.value in _SESSION_OVER:
+            if error.value in SESSION_OVER:
                 raise
-            return self._lost(index, _said(error))
+            return self._lost(index, said(error))
 
     def _lost(self, index: int, because: str) -> Gpu:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
         uuid, name = self._identities.get(index, (f"unidentified-{index}", ""))
         self._cursors.pop(uuid, None)
+        self._figures.pop(uuid, None)
         return Gpu(
             uuid=uuid,
             index=index,
@@ -133,7 +121,7 @@ class NvmlGpus:
 
     def _measured(self, handle: Any, uuid: str, index: int, name: str) -> Gpu:
         # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
-        memory, _ = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
         ratio: float | None = None
         processes: tuple[GpuProcess, ...] | None = None
         unknown: str | None = IN_MIG_MODE
@@ -151,6 +139,7 @@ class NvmlGpus:
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
             unknown=unknown,
+            figures=self._figures.setdefault(uuid, Figures()).read(handle),
         )
 
     def _processes(
@@ -172,12 +161,12 @@ class NvmlGpus:
 
 
 def _in_mig_mode(handle: Any) -> bool:
-    modes, _ = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    modes, _ = ask(pynvml.nvmlDeviceGetMigMode, handle)
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def _utilization(handle: Any) -> tuple[float | None, str | None]:
-    rates, because = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    rates, because = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     if rates is None:
         return None, f"utilisation: {because}"
     if rates.gpu > samples.PERCENT_MAX:
@@ -193,7 +182,7 @@ def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
         ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, False),
         ("MPS", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, True),
     ):
-        found, because = _ask(call, handle, absent=frozenset() if name == "compute" else _NO_SUCH_LIST)
+        found, because = ask(call, handle, absent=frozenset() if name == "compute" else NOT_THERE)
         if because is not None:
             return None, f"list of {name} processes: {because}"
         entries += (Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps) for each in found or ())
@@ -202,7 +191,7 @@ def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
 
 
 def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None]:
-    found, because = _ask(pynvml.nvmlDeviceGetProcessUtilization, handle, seen_us, absent=_NO_NEW_SAMPLES)
+    found, because = ask(pynvml.nvmlDeviceGetProcessUtilization, handle, seen_us, absent=_NO_NEW_SAMPLES)
     if because is not None:
         return None, f"utilisation of processes: {because}"
     return [
@@ -216,29 +205,3 @@ def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None
         )
         for each in found or ()
     ], None
-
-
-def _ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, str | None]:
-    """One answer, or `None` and why there is none; codes in `absent` say that there is nothing, for no bad reason.
-
-    Raises:
-        NVMLError: the GPU is lost, or the driver is gone.
-    """
-    because = None
-    for _ in range(TRIES_MAX):
-        try:
-            return call(*arguments), None
-        except pynvml.NVMLError as error:
-            if error.value in _SESSION_OVER | _GPU_LOST:
-                raise
-            if error.value in absent:
-                return None, None
-            because = _said(error)
-            if error.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                break
-    return None, because
-
-
-def _said(error: pynvml.NVMLError) -> str:
-    """The driver's own words, and what to do about it."""
-    return ": ".join(filter(None, (str(error).rstrip("."), _ADVICE.get(error.value))))

@@ -9,6 +9,7 @@ from exporter.evidence import (
     ContainerHistory,
     CpuHistory,
     DeathHistory,
+    GpuHistory,
     GpuUse,
     RamUse,
     Thresholds,
@@ -21,8 +22,10 @@ from exporter.readings import (
     ContainerEvidence,
     CpuUse,
     Gpu,
+    GpuFigures,
     GpuReadings,
     GpuShare,
+    GpuTotals,
     ProcessWork,
     Unknown,
     WorkerReadings,
@@ -743,3 +746,58 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
     assert beat_age_s > slept_s
     assert (evidence.suspicion(build.job_file(), beat_age_s, seen) is None) is wedged
     assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
+
+
+# Counters of a GPU
+
+
+def counted(*looks: tuple[float, GpuReadings | None]) -> dict[str, GpuTotals]:
+    """What has been counted after the last of these looks: seconds since the one before, and what was read."""
+    history, now_s = GpuHistory(THRESHOLDS), 1000.0
+    for gap_s, readings in looks:
+        now_s += gap_s
+        last = history.observe(readings, now_s=now_s)
+    return dict(last)
+
+
+def at(utilization_ratio: float | None, uuid: str = "GPU-0") -> GpuReadings:
+    return build.gpus(build.gpu(0, uuid=uuid, utilization_ratio=utilization_ratio))
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy_s"),
+    [
+        pytest.param([(0, at(0.9))], 0.0, id="from zero at the first look"),
+        pytest.param([(0, at(0.9)), (1, at(0.5)), (2, at(1.0))], 2.5, id="each look stands for the time before it"),
+        pytest.param([(0, at(None))], None, id="absent until something was measured"),
+        pytest.param([(0, at(None)), (1, at(0.5))], 0.0, id="and from zero then"),
+        pytest.param([(0, at(1.0)), (1, at(None)), (1, at(1.0))], 1.0, id="an unknown look adds nothing"),
+        pytest.param([(0, at(1.0)), (1, None), (1, at(1.0))], 1.0, id="nor does one without a source"),
+        pytest.param([(0, at(1.0)), (6, at(1.0)), (1, at(1.0))], 1.0, id="nor the time after a gap"),
+        pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="nor a time that runs backwards"),
+    ],
+)
+def test_the_time_a_gpu_was_busy_is_counted_of_measured_looks_only(
+    looks: list[tuple[float, GpuReadings | None]], busy_s: float | None
+) -> None:
+    assert counted(*looks)["GPU-0"].busy_s == busy_s
+
+
+def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
+    both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=0.5))
+    first = build.gpus(build.gpu(0, utilization_ratio=1.0))
+
+    assert {uuid: found.busy_s for uuid, found in counted((0, both), (1, both)).items()} == {"GPU-0": 1.0, "GPU-1": 0.5}
+    assert list(counted((0, both), (1, first))) == ["GPU-0"]
+    assert counted((0, both), (1, first), (1, both))["GPU-1"].busy_s == 0.5
+    assert counted((0, both), (1, None)) == {}
+
+
+def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
+    refused = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "timeout"})), build.gpu(1))
+    other = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "failed"})), build.gpu(1))
+
+    found = counted((0, refused), (1, refused), (1, other))
+
+    assert found["GPU-0"].unknown == {("power_watts", "timeout"): 2, ("power_watts", "failed"): 1}
+    assert found["GPU-1"].unknown == {}

@@ -181,6 +181,7 @@ def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
     assert at_work("gpu_unattributed_utilization_ratio", gpu="GPU-0") == 0
     assert idle("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
     assert (idle("container_gpu_busy_seconds_total", container="w0", gpu="GPU-0") or 0) > 0
+    assert (idle("gpu_busy_seconds_total", gpu="GPU-0") or 0) > 0
     assert program.stop()[0] == {
         "event": "GPUs are read from the NVIDIA driver", "library": LIBRARY, "level": "info",
         "timestamp": program.log[0]["timestamp"],
@@ -239,6 +240,21 @@ def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[f
         yield eventually(pids)
     finally:
         started.remove(force=True)
+
+
+@pytest.mark.needs_compiler
+def test_a_sensor_that_a_gpu_lacks_is_absent_and_counted_beside_those_that_it_has(
+    program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card(figures=("nvmlDeviceGetTemperature 0 61",)), Card(uuid="GPU-1"))
+
+    found = program.until(lambda at: at("gpu_temperature_celsius", gpu="GPU-0") == 61)
+
+    assert found("gpu_temperature_celsius", gpu="GPU-1") is None
+    counted = {"figure": "temperature_celsius", "reason": "not_supported"}
+    assert found("gpu_unknown_samples_total", gpu="GPU-1", **counted)
+    assert found("gpu_unknown_samples_total", gpu="GPU-0", **counted) is None
+    assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="power_watts", reason="not_supported")
 
 
 # What is unknown

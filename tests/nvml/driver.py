@@ -44,6 +44,8 @@ class Card:
     graphics: Mapping[int, Memory] = field(default_factory=dict)
     mps: Mapping[int, Memory] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    figures: tuple[str, ...] = ()
+    """What its sensors and error counters tell: `FUNCTION SELECTOR VALUE…` (see nvml.c)."""
 
     def lines(self, index: int) -> list[str]:
         """Its part of the script."""
@@ -56,6 +58,7 @@ class Card:
                 f"sample {index} {each.pid} {each.timestamp_us} {each.sm} {each.memory} {each.encoder} {each.decoder}"
                 for each in self.samples
             ),
+            *(f"figure {index} {each}" for each in self.figures),
         ]
 
 

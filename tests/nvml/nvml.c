@@ -13,9 +13,12 @@
  *     error GPU FUNCTION CODE                          what that call returns
  *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
  *     hang GPU FUNCTION                                that call does not return while this line is there
+ *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
+ *                                                      clock, error + 2 * counter), 0 where there is nothing to choose;
+ *                                                      without this line it is not supported
  *
- * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. One
- * thread at a time may call it.
+ * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. Threads
+ * may call it at once; lists that grow are asked for by one thread at a time.
  */
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -33,10 +36,30 @@ long read(int file, void *into, unsigned long size);
 int close(int file);
 int usleep(u32 microseconds);
 char *getenv(const char *name);
+void *malloc(unsigned long size);
+void free(void *memory);
+int pthread_once(int *done, void (*make)(void));
+int pthread_key_create(u32 *key, void (*destroy)(void *));
+void *pthread_getspecific(u32 key);
+int pthread_setspecific(u32 key, const void *value);
 
-static char script[SCRIPT_BYTES + 1];
+static u32 script_key;
+static int script_once;
 static u64 session = 0;
 static u32 grown = 0;
+
+static void make_key(void) { pthread_key_create(&script_key, free); }
+
+/* The calling thread's own copy of the script. */
+static char *own_script(void)
+{
+    char *own;
+    pthread_once(&script_once, make_key);
+    if (!(own = pthread_getspecific(script_key)))
+        pthread_setspecific(script_key, own = malloc(SCRIPT_BYTES + 1));
+    return own;
+}
+#define script own_script()
 
 /* What stands in a line after `words`, or 0: the words must match to the blank after the last of them. */
 static const char *after(const char *line, const char *words)
@@ -264,4 +287,53 @@ int nvmlDeviceGetProcessUtilization(void *device, Sample *into, u32 *count, u64 
     if (!*count)
         return NOT_FOUND;
     return *count > room || must_grow(gpu, "nvmlDeviceGetProcessUtilization") ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* The values of the `figure` line of this call and selector; `wide` ones have 64 bits. */
+static int figure(void *device, const char *function, u32 selector, u32 count, void **into, int wide)
+{
+    int gpu = gpu_of(device), failed = begin(gpu, function);
+    const char *line = script, *rest;
+    if (failed)
+        return failed;
+    for (; (line = find(line, "figure ", gpu)); ) {
+        if (!(rest = after(line, function)) || *rest != ' ' || number(&rest) != selector)
+            continue;
+        for (u32 n = 0; n < count; n++) {
+            u64 value = number(&rest);
+            if (wide)
+                *(u64 *)into[n] = value;
+            else
+                *(u32 *)into[n] = (u32)value;
+        }
+        return SUCCESS;
+    }
+    return NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetTemperature(void *device, u32 sensor, u32 *celsius)
+{ return figure(device, "nvmlDeviceGetTemperature", sensor, 1, (void *[]){celsius}, 0); }
+
+int nvmlDeviceGetPowerUsage(void *device, u32 *milliwatts)
+{ return figure(device, "nvmlDeviceGetPowerUsage", 0, 1, (void *[]){milliwatts}, 0); }
+
+int nvmlDeviceGetEnforcedPowerLimit(void *device, u32 *milliwatts)
+{ return figure(device, "nvmlDeviceGetEnforcedPowerLimit", 0, 1, (void *[]){milliwatts}, 0); }
+
+int nvmlDeviceGetClockInfo(void *device, u32 clock, u32 *megahertz)
+{ return figure(device, "nvmlDeviceGetClockInfo", clock, 1, (void *[]){megahertz}, 0); }
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, u64 *reasons)
+{ return figure(device, "nvmlDeviceGetCurrentClocksThrottleReasons", 0, 1, (void *[]){reasons}, 1); }
+
+int nvmlDeviceGetTotalEccErrors(void *device, u32 error, u32 counter, u64 *count)
+{ return figure(device, "nvmlDeviceGetTotalEccErrors", error + 2 * counter, 1, (void *[]){count}, 1); }
+
+int nvmlDeviceGetPcieReplayCounter(void *device, u32 *count)
+{ return figure(device, "nvmlDeviceGetPcieReplayCounter", 0, 1, (void *[]){count}, 0); }
+
+int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed)
+{
+    void *into[] = {corrected, uncorrected, pending, failed};
+    return figure(device, "nvmlDeviceGetRemappedRows", 0, 4, into, 0);
 }
