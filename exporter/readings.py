@@ -288,6 +288,19 @@ class GpuTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DriverHealth:
+    """How asking the NVIDIA driver went so far, and what it has reported unasked.
+
+    Of the processes that ask it, `killed` are those of which a call did not return, and `abandoned` those of them that
+    still hang in it, beyond any signal. `xids` counts the errors that it reported, by GPU and NVIDIA's number for them.
+    """
+
+    killed: int = 0
+    abandoned: int = 0
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceHealth:
     """How one source's last reading went."""
 
@@ -323,6 +336,8 @@ class Snapshot:
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     servers: tuple[ServerEvidence, ...] | None = None
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
+    driver: DriverHealth | None = None
+    """`None` where the NVIDIA driver is not asked."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     """What has been counted of each GPU, by UUID."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from exporter.evidence import (
 from exporter.readings import (
     Container,
     ContainerEvidence,
+    DriverHealth,
     GpuReadings,
     Snapshot,
     SourceHealth,
@@ -71,9 +72,11 @@ class Sampler:
         interval_s: float = 1.0,
         servers: Servers | None = None,
         units: Units | None = None,
+        driver: Callable[[], DriverHealth] | None = None,
     ) -> None:
         self._units = units or Units(())
         self._servers = servers
+        self._driver = driver
         self._host = host
         self._directory = directory
         self._containers = containers
@@ -162,6 +165,7 @@ class Sampler:
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
+            driver=None if self._driver is None else self._driver(),
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             unknown=dict(self._unknown),
         )

@@ -6,13 +6,14 @@ from prometheus_client.core import Metric
 
 from exporter import evidence
 from exporter.collectors.family import counter, gauge
-from exporter.readings import THROTTLE_REASONS, Gpu, GpuTotals, Snapshot
+from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
 
 _GPU = ("gpu",)
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
     """Series keyed by GPU UUID; where the figures come from stands on the info series."""
+    yield from _driver(snapshot.driver)
     readings = snapshot.gpus
     if readings is None:
         return
@@ -148,4 +149,20 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         "Packets that were sent again over the PCI Express link.",
         _GPU,
         (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
+    )
+
+
+def _driver(health: DriverHealth | None) -> Iterable[Metric]:
+    """Also while the driver does not answer: then most of all."""
+    yield counter(
+        "gpuwarden_driver_processes_killed",
+        "Processes asking the NVIDIA driver that were killed because a call did not return.",
+        (),
+        (((), None if health is None else float(health.killed)),),
+    )
+    yield gauge(
+        "gpuwarden_driver_processes_abandoned",
+        "Processes that hang in the NVIDIA driver and cannot be killed.",
+        (),
+        (((), None if health is None else float(health.abandoned)),),
     )

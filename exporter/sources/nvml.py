@@ -1,16 +1,13 @@
 """GPUs as the NVIDIA driver tells them through NVML, by the package nvidia-ml-py. What they mean: docs/nvidia.md.
 
 A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
-anew, or is gone, costs one look, and the next one initialises again. Nothing else waits for a look and no lock of ours
-is held during a call, but the calls have no bound of their own yet: one that hangs holds up the sampler, whose last
-snapshot then grows too old to be published or believed, and ends with the process. For the same reason nothing is shut
-down at the end.
+anew, or is gone, costs one look, and the next one initialises again. The calls have no bound of their own: they are
+made in a process that can be killed (`nvml_child`), where for the same reason nothing is shut down at the end.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 import contextlib
-import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,39 +17,15 @@ from exporter.readings import Gpu, GpuProcess, GpuReadings
 from exporter.sources import samples
 from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
 from exporter.sources.nvml_figures import Figures
+from exporter.sources.nvml_wire import NvmlError
 from exporter.sources.samples import Cursor, Listed, Sample
-from gpuwarden.errors import GpuwardenError
 
 SOURCE: Final = "nvml"
-LIBRARY: Final = "libnvidia-ml.so.1"
 
 IN_MIG_MODE: Final = "it is in MIG mode, and its instances are not measured"
 
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """nvidia-ml-py raises its answer to the call for the size, also when that was a success with nothing to tell."""
-
-
-class NvmlError(GpuwardenError):
-    """The driver as a whole does not answer; every GPU is unknown meanwhile."""
-
-
-class LibraryMissingError(NvmlError):
-    """The driver's library cannot be loaded."""
-
-
-def load() -> None:
-    """Load the driver's library, once for this process.
-
-    Raises:
-        LibraryMissingError: it cannot be loaded, and why.
-    """
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        raise LibraryMissingError(
-            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver on this host, or make its library "
-            "visible to the exporter, or start it with --nvml off"
-        ) from None
 
 
 class NvmlGpus:
@@ -80,7 +53,11 @@ class NvmlGpus:
             )
         except pynvml.NVMLError as error:
             self._end_session()
-            raise NvmlError(f"the NVIDIA driver does not answer: {said(error)}") from None
+            raise NvmlError(
+                f"the NVIDIA driver does not answer: {said(error)}",
+                # A process keeps the library that it has loaded: the next one loads the one that fits.
+                over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            ) from None
 
     def _end_session(self) -> None:
         """Forget all that another driver may number or time otherwise."""

@@ -34,7 +34,8 @@ _REASONS: Final[Mapping[int, str]] = {
 }
 
 _ADVICE: Final = {
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced, restart the exporter once its module is too",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "its library and its kernel module are of two versions, "
+    "load the module anew or reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "a driver from R510 on is needed",
 }

@@ -12,7 +12,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
-from exporter.readings import GpuFigures, GpuShare, GpuTotals, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings
+from exporter.readings import (
+    DriverHealth,
+    GpuFigures,
+    GpuShare,
+    GpuTotals,
+    Snapshot,
+    SourceHealth,
+    Tenancy,
+    Unknown,
+    WorkerReadings,
+)
 from exporter.scrape import SnapshotCollector
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import Stamp
@@ -149,6 +159,7 @@ SNAPSHOT = build.snapshot(
         SourceHealth(source="gpu", success=True, duration_s=0.001),
         SourceHealth(source="docker", success=False, duration_s=5.0),
     ),
+    driver=DriverHealth(killed=2, abandoned=1),
     gpu_totals={
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),

@@ -3,7 +3,8 @@
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings
-from exporter.sources.nvml import NvmlError, NvmlGpus
+from exporter.sources.nvml import NvmlGpus
+from exporter.sources.nvml_wire import NvmlError
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Sample
 
 pytestmark = pytest.mark.needs_compiler
@@ -532,8 +533,8 @@ def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) 
         pytest.param(
             ["error - * 18"],
             1,
-            "RM has detected an NVML/RM version mismatch: the driver was replaced, restart the exporter once its "
-            "module is too",
+            "RM has detected an NVML/RM version mismatch: its library and its kernel module are of two versions, load "
+            "the module anew or reboot",
             id="another version was installed",
         ),
         pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="it fails altogether"),

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.scrape import SNAPSHOT_FRESH_S
+from exporter.sources import processes
 from gpuwarden import cgroup
 from tests.exporter.conftest import StartWorker
 from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Sample
@@ -326,19 +327,49 @@ def test_a_driver_loaded_anew_is_met_again_without_a_restart(
 
 
 @pytest.mark.needs_compiler
-def test_a_call_that_hangs_costs_the_look_and_not_the_scrape(
-    program: Exporter, driver: Driver, two_workers: tuple[int, int]
+def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
+    house: Path, driver: Driver, start_worker: StartWorker
 ) -> None:
-    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+    driver.answer(Card())
+    with running(house, "--docker", "none", "--nvml-answer-s", 2, env=driver.environment) as exporter:
+        driver.answer(resting(start_worker("w0").pid))
+        exporter.until(lambda at: idle_workers(at) == ["w0"])
 
-    driver.answer(*both, but=("hang 0 nvmlDeviceGetUtilizationRates",))
-    hung = program.until(lambda at: not idle_workers(at), within_s=SNAPSHOT_FRESH_S + WITHIN_S)
-    driver.answer(*both)
-    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+        driver.answer(Card(), but=("hang 0 nvmlDeviceGetUtilizationRates",))
+        hung = exporter.until(lambda at: at("driver_processes_killed_total") == 1)
+        driver.answer(Card())
+        exporter.until(lambda at: idle_workers(at) == ["w0"])
+        log = exporter.stop()
 
-    assert (hung("sample_age_seconds") or 0) > SNAPSHOT_FRESH_S
-    assert hung("collector_success", collector="sampler") == 0
-    program.stop()
+    assert hung("collector_success", collector="source_gpu") == 0
+    assert hung("gpu_info") is None
+    assert hung("container_gpu_idle_seconds", container="w0") is None
+    assert hung("driver_processes_abandoned") == 0
+    assert hung("collector_success", collector="sampler") == 1
+    assert (hung("sample_age_seconds") or 0) < SNAPSHOT_FRESH_S
+    assert hung("worker_alive", worker="w0") == 1
+    assert hung("unknown_samples_total", container="w0", what="gpu", reason="source_failed")
+    told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
+    assert any(because.startswith("a call into the NVIDIA driver did not return within 2 s") for because in told)
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize(
+    "but", [(), ("hang 0 nvmlDeviceGetUtilizationRates",)], ids=["at rest", "in a call that hangs"]
+)
+def test_an_exporter_that_is_killed_leaves_no_process_behind(
+    but: tuple[str, ...], program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card())
+    program.until(lambda at: at("gpu_info") == 1)
+    (child,) = processes.tree(program.process.pid) - {program.process.pid}
+    driver.answer(Card(), but=but)
+    program.until(lambda at: at("gpu_info") == (None if but else 1))
+
+    program.process.kill()
+    program.process.communicate()
+
+    assert eventually(lambda: not (cgroup.PROC / str(child)).exists())
 
 
 # Which source is used
