@@ -83,6 +83,8 @@ class Gpu:
     memory_free_bytes: int | None = None
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
     figures: GpuFigures = field(default_factory=GpuFigures)
+    xids_watched: bool = False
+    """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
     "gpuwarden_driver_processes_killed_total": NOT_NVIDIA,
     "gpuwarden_driver_processes_abandoned": NOT_NVIDIA,
+    "gpuwarden_gpu_xid_errors_total": "its reports are not waited for, and none came before; rare numbers: none so far",
     "gpuwarden_gpu_info": NO_GPUS,
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,

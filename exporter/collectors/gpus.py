@@ -10,10 +10,15 @@ from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Sn
 
 _GPU = ("gpu",)
 
+_XIDS = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120)
+"""NVIDIA's numbers for errors that are told from the first look on, as 0: `increase()` does not see the first increase
+of a counter that is born with it. 13 to 45 are mostly the program's; then memory, NVLink, the bus and the firmware."""
+
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
     """Series keyed by GPU UUID; where the figures come from stands on the info series."""
     yield from _driver(snapshot.driver)
+    yield _xids(snapshot)
     readings = snapshot.gpus
     if readings is None:
         return
@@ -165,4 +170,17 @@ def _driver(health: DriverHealth | None) -> Iterable[Metric]:
         "Processes that hang in the NVIDIA driver and cannot be killed.",
         (),
         (((), None if health is None else float(health.abandoned)),),
+    )
+
+
+def _xids(snapshot: Snapshot) -> Metric:
+    """Also of GPUs that are unknown by now: many an XID comes right before that."""
+    gpus = () if snapshot.gpus is None else snapshot.gpus.gpus
+    counts = {(gpu.uuid, code): 0 for gpu in gpus if gpu.xids_watched for code in _XIDS}
+    counts.update({} if snapshot.driver is None else snapshot.driver.xids)
+    return counter(
+        "gpuwarden_gpu_xid_errors",
+        "Errors that the NVIDIA driver reported of the GPU, by NVIDIA's number for them (XID).",
+        (*_GPU, "xid"),
+        (((uuid, str(code)), float(count)) for (uuid, code), count in sorted(counts.items())),
     )

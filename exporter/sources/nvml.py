@@ -9,6 +9,7 @@ Reference: https://docs.nvidia.com/deploy/nvml-api/
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
@@ -16,6 +17,7 @@ import pynvml
 from exporter.readings import Gpu, GpuProcess, GpuReadings
 from exporter.sources import samples
 from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
+from exporter.sources.nvml_events import Report, XidWatch
 from exporter.sources.nvml_figures import Figures
 from exporter.sources.nvml_wire import NvmlError
 from exporter.sources.samples import Cursor, Listed, Sample
@@ -29,9 +31,11 @@ _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUC
 
 
 class NvmlGpus:
-    """Asks the driver; one thread at a time."""
+    """Asks the driver; one thread at a time. `report` is told of errors by a thread of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Report | None = None) -> None:
+        self._report = report
+        self._xids: XidWatch | None = None
         self._initialised = False
         self._identities: dict[int, tuple[str, str]] = {}
         self._cursors: dict[str, Cursor] = {}
@@ -48,26 +52,29 @@ class NvmlGpus:
                 # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
                 pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
                 self._initialised = True
+                self._xids = XidWatch(self._report) if self._report else None
             return GpuReadings(
                 source=SOURCE, gpus=tuple(self._gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
             )
         except pynvml.NVMLError as error:
-            self._end_session()
+            ended = self._end_session()
             raise NvmlError(
                 f"the NVIDIA driver does not answer: {said(error)}",
                 # A process keeps the library that it has loaded: the next one loads the one that fits.
-                over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+                over=not ended or error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
             ) from None
 
-    def _end_session(self) -> None:
-        """Forget all that another driver may number or time otherwise."""
-        if self._initialised:
+    def _end_session(self) -> bool:
+        """Forget all that another driver may number or time otherwise; whether another session can follow."""
+        ended = self._xids is None or self._xids.close()
+        if self._initialised and ended:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
         self._initialised = False
         self._identities = {}
         self._cursors = {}
         self._figures = {}
+        return ended
 
     def _gpu(self, index: int) -> Gpu:
         try:
@@ -85,6 +92,8 @@ class NvmlGpus:
         uuid, name = self._identities.get(index, (f"unidentified-{index}", ""))
         self._cursors.pop(uuid, None)
         self._figures.pop(uuid, None)
+        if self._xids:
+            self._xids.forget(uuid)
         return Gpu(
             uuid=uuid,
             index=index,
@@ -106,6 +115,10 @@ class NvmlGpus:
             ratio, utilization_unknown = _utilization(handle)
             processes, processes_unknown = self._processes(handle, uuid, ratio)
             unknown = "; ".join(filter(None, (utilization_unknown, processes_unknown))) or None
+        figures = self._figures.setdefault(uuid, Figures()).read(handle)
+        xids_unknown = self._why_no_xids(handle, uuid)
+        if xids_unknown:
+            figures = replace(figures, unknown={**figures.unknown, "xid": xids_unknown})
         return Gpu(
             uuid=uuid,
             index=index,
@@ -116,8 +129,15 @@ class NvmlGpus:
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
             unknown=unknown,
-            figures=self._figures.setdefault(uuid, Figures()).read(handle),
+            figures=figures,
+            xids_watched=self._xids is not None and xids_unknown is None,
         )
+
+    def _why_no_xids(self, handle: Any, uuid: str) -> str | None:
+        if self._xids is None:
+            return None
+        self._xids.watch(uuid, handle)
+        return self._xids.why_not(uuid)
 
     def _processes(
         self, handle: Any, uuid: str, ratio: float | None

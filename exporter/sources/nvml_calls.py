@@ -27,6 +27,7 @@ IMPOSSIBLE: Final = "impossible"
 
 _REASONS: Final[Mapping[int, str]] = {
     **dict.fromkeys(NOT_THERE, "not_supported"),
+    **dict.fromkeys(GPU_LOST, "gpu_lost"),
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
     pynvml.NVML_ERROR_TIMEOUT: "timeout",
     pynvml.NVML_ERROR_CORRUPTED_INFOROM: "corrupted_inforom",

@@ -9,14 +9,17 @@ import ctypes
 import os
 import signal
 import sys
-from typing import Final
+import threading
+from typing import IO, Final
 
 from exporter.sources import nvml_wire
 from exporter.sources.nvml import NvmlGpus
-from exporter.sources.nvml_wire import Failed, NvmlError, Told
+from exporter.sources.nvml_wire import Failed, NvmlError, Told, Xid
 
 _PR_SET_PDEATHSIG: Final = 1
 """<linux/prctl.h>"""
+
+_TELLING: Final = threading.Lock()
 
 
 def main() -> int:
@@ -27,22 +30,29 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         return 1
-    with os.fdopen(os.dup(1), "wb", buffering=0) as answers:
+    with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what a driver's library prints is no answer
-        gpus = NvmlGpus()
+        gpus = NvmlGpus(lambda gpu, code: _tell(answers, Xid(gpu=gpu, code=code)))
         for _ in sys.stdin:
             told = _look(gpus)
-            answers.write(nvml_wire.line(told))
+            _tell(answers, told)
             if isinstance(told, Failed) and told.over:
                 return 0
     return 0
+
+
+def _tell(answers: IO[bytes], told: Told) -> None:
+    """Write one line whole: two threads tell, and a pipe takes a long line in parts."""
+    with _TELLING:
+        answers.write(nvml_wire.line(told))
+        answers.flush()
 
 
 def _look(gpus: NvmlGpus) -> Told:
     try:
         return gpus.read()
     except NvmlError as error:
-        return Failed(because=str(error), over=error.over)
+        return nvml_wire.failed(error)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ class Xid:
     code: int
 
 
+def failed(error: NvmlError) -> Failed:
+    """How an error is told."""
+    return Failed(because=str(error), over=error.over)
+
+
 Told = GpuReadings | Failed | Xid
 
 _KEYS: Final[dict[type, str]] = {GpuReadings: "gpus", Failed: "failed", Xid: "xid"}

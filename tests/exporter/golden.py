@@ -53,7 +53,7 @@ FIGURES = GpuFigures(
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
         build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03,
-                  memory_free_bytes=14000 * build.MIB, figures=FIGURES),
+                  memory_free_bytes=14000 * build.MIB, figures=FIGURES, xids_watched=True),
         build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
     ),
     workers=WorkerReadings(
@@ -159,7 +159,7 @@ SNAPSHOT = build.snapshot(
         SourceHealth(source="gpu", success=True, duration_s=0.001),
         SourceHealth(source="docker", success=False, duration_s=5.0),
     ),
-    driver=DriverHealth(killed=2, abandoned=1),
+    driver=DriverHealth(killed=2, abandoned=1, xids={("GPU-0", 31): 2, ("GPU-1", 79): 1, ("GPU-0", 154): 1}),
     gpu_totals={
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),

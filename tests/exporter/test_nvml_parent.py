@@ -1,10 +1,12 @@
 """The process that asks the NVIDIA driver: what hangs in it, ends it, or cannot be ended."""
 
+import itertools
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +73,21 @@ def answered(source: NvmlApart) -> GpuReadings | None:
         return None
 
 
+def without_xids(found: GpuReadings) -> GpuReadings:
+    """The same, by a source that waits for no reports."""
+    return replace(
+        found,
+        gpus=tuple(
+            replace(
+                gpu,
+                xids_watched=False,
+                figures=replace(gpu.figures, unknown={k: v for k, v in gpu.figures.unknown.items() if k != "xid"}),
+            )
+            for gpu in found.gpus
+        ),
+    )
+
+
 # What is told
 
 
@@ -83,13 +100,13 @@ def test_the_answer_is_that_of_the_driver(start: Start, driver: Driver) -> None:
         but=("error 1 * 15",),
     )
     source, here = start(), NvmlGpus()
-    assert source.read() == here.read()
+    assert without_xids(source.read()) == here.read()
     driver.answer(
         Card(utilization=40, compute={7: GIB, 8: GIB}, samples=(Sample(pid=7, timestamp_us=2000, sm=40),)),
         Card(uuid="GPU-1"),
     )
 
-    assert source.read() == here.read()
+    assert without_xids(source.read()) == here.read()
     assert source.health().killed == 0
 
 
@@ -258,3 +275,103 @@ def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Star
     assert asking(source) == pid
     source.close()
     assert is_over(pid)
+
+
+# Errors that the driver reports
+
+BOTH = (Card(), Card(uuid="GPU-1"))
+
+
+def watched(source: NvmlApart) -> list[str]:
+    """The GPUs whose reports are waited for."""
+    found = answered(source)
+    return [gpu.uuid for gpu in found.gpus if gpu.xids_watched] if found else []
+
+
+@pytest.fixture
+def watching(start: Start, driver: Driver) -> NvmlApart:
+    """A source that waits for the reports of GPU-0 and GPU-1; one came before."""
+    driver.answer(*BOTH, but=("xid 0 1 13",))
+    source = start()
+    eventually(lambda: watched(source) == ["GPU-0", "GPU-1"])
+    return source
+
+
+@needs_compiler
+def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(
+    watching: NvmlApart, driver: Driver
+) -> None:
+    driver.answer(*BOTH, but=("xid 0 1 13", "xid 0 2 31", "xid 1 3 79", "xid 0 4 31", "xid 0 5 48"))
+
+    assert eventually(lambda: watching.health().xids if len(watching.health().xids) == 3 else None) == {
+        ("GPU-0", 31): 2,
+        ("GPU-1", 79): 1,
+        ("GPU-0", 48): 1,
+    }
+
+
+@needs_compiler
+def test_a_number_that_is_none_of_nvidias_is_counted_as_0(watching: NvmlApart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=("xid 0 2 1000", "xid 0 3 -"))
+
+    assert eventually(lambda: watching.health().xids.get(("GPU-0", 0)) == 2)
+
+
+@needs_compiler
+def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: NvmlApart, driver: Driver) -> None:
+    watching._wait_s = 0.1
+    driver.answer(*BOTH, but=(HANGS,))
+    refused(watching)
+
+    driver.answer(*BOTH, but=(HANGS, "xid 0 2 119"))
+
+    assert eventually(lambda: watching.health().xids) == {("GPU-0", 119): 1}
+    assert refused(watching) == "the NVIDIA driver has not answered yet"
+
+
+@needs_compiler
+def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: NvmlApart, driver: Driver) -> None:
+    numbers = itertools.count(2)
+
+    def counted(gpu: int, *but: str) -> int | None:
+        """How often such an error was counted, which is reported again and again: the wait may just begin anew."""
+        driver.answer(*BOTH, but=(*but, f"xid {gpu} {next(numbers)} 31"))
+        answered(watching)
+        return watching.health().xids.get((f"GPU-{gpu}", 31))
+
+    eventually(lambda: watched(watching) == ["GPU-1"] if counted(0, "error 0 * 15") is None else None)
+    assert eventually(lambda: counted(1, "error 0 * 15"))
+    assert ("GPU-0", 31) not in watching.health().xids
+    assert eventually(lambda: counted(0))
+
+
+@needs_compiler
+def test_counts_outlive_the_driver_and_the_process(watching: NvmlApart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=("xid 0 2 31",))
+    eventually(lambda: watching.health().xids)
+
+    driver.answer(*BOTH, session=2)
+    eventually(lambda: not watched(watching))
+    eventually(lambda: watched(watching) == ["GPU-0", "GPU-1"])
+    driver.answer(*BOTH, but=("xid 0 3 31",), session=2)
+    eventually(lambda: watching.health().xids.get(("GPU-0", 31)) == 2)
+    os.kill(asking(watching), signal.SIGKILL)
+    eventually(lambda: watched(watching) == ["GPU-0", "GPU-1"])
+    driver.answer(*BOTH, but=("xid 0 4 31",), session=2)
+
+    assert eventually(lambda: watching.health().xids.get(("GPU-0", 31)) == 3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("code", "reason"), [(3, "not_supported"), (4, "no_permission"), (999, "failed")])
+def test_a_gpu_whose_reports_cannot_be_had_says_why_and_the_others_are_waited_for(
+    code: int, reason: str, start: Start, driver: Driver
+) -> None:
+    driver.answer(*BOTH, but=(f"error 0 nvmlDeviceRegisterEvents {code}",))
+    source = start()
+
+    eventually(lambda: watched(source) == ["GPU-1"])
+
+    found = source.read()
+    assert found.gpus[0].figures.unknown["xid"] == reason
+    assert "xid" not in found.gpus[1].figures.unknown

@@ -258,6 +258,23 @@ def test_a_sensor_that_a_gpu_lacks_is_absent_and_counted_beside_those_that_it_ha
     assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="power_watts", reason="not_supported")
 
 
+@pytest.mark.needs_compiler
+def test_errors_that_the_driver_reports_are_counters_that_stay_when_the_gpu_does_not(
+    program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card())
+    none = program.until(lambda at: at("gpu_xid_errors_total", gpu="GPU-0", xid="79") is not None)
+    driver.answer(Card(), but=("xid 0 1 79", "xid 0 2 154"))
+    program.until(lambda at: at("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1)
+    driver.answer(Card(), but=("error - * 9",))
+    gone = program.until(lambda at: at("gpu_info") is None)
+
+    assert none("gpu_xid_errors_total", gpu="GPU-0", xid="79") == 0
+    assert none("gpu_xid_errors_total", gpu="GPU-0", xid="154") is None
+    assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="79") == 1
+    assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1
+
+
 # What is unknown
 
 

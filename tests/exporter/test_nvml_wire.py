@@ -4,7 +4,7 @@ import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources import nvml_wire
-from exporter.sources.nvml_wire import Failed, Told, Xid
+from exporter.sources.nvml_wire import Failed, NvmlError, Told, Xid
 
 GIB = 2**30
 
@@ -60,3 +60,8 @@ def test_what_is_told_arrives_as_it_was_in_one_line(told: Told) -> None:
 def test_what_is_no_such_line_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match="no line of the process that asks the driver"):
         nvml_wire.parse(line)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool) -> None:
+    assert nvml_wire.failed(NvmlError("it is gone", over=over)) == Failed(because="it is gone", over=over)

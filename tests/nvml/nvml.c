@@ -13,6 +13,8 @@
  *     error GPU FUNCTION CODE                          what that call returns
  *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
  *     hang GPU FUNCTION                                that call does not return while this line is there
+ *     xid GPU NUMBER CODE                              an error that is reported to who waits; each has another NUMBER,
+ *                                                      and one is waited for with a greater one than was there before
  *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
  *                                                      clock, error + 2 * counter), 0 where there is nothing to choose;
  *                                                      without this line it is not supported
@@ -26,9 +28,11 @@ typedef struct { u32 version; u64 total, reserved, free, used; } Memory;
 typedef struct { u32 gpu, memory; } Rates;
 typedef struct { u32 pid; u64 bytes; u32 gpu_instance, compute_instance; } Process;
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
+typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instance; } Event;
+typedef struct { u64 seen, gpus; } EventSet;
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1 };
+enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8, GPUS_MAX = 64 };
 enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16 };
 
 int open(const char *path, int flags, ...);
@@ -336,4 +340,68 @@ int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u3
 {
     void *into[] = {corrected, uncorrected, pending, failed};
     return figure(device, "nvmlDeviceGetRemappedRows", 0, 4, into, 0);
+}
+
+/* The first report after `seen` about one of these GPUs, or the newest of all with no `into`; its number, or 0. */
+static u64 report(u64 seen, u64 gpus, Event *into)
+{
+    u64 found = 0;
+    for (int gpu = 0; gpu < GPUS_MAX; gpu++) {
+        const char *rest = script;
+        while (gpus >> gpu & 1 && (rest = find(rest, "xid ", gpu))) {
+            u64 numbered = number(&rest), code = number(&rest);
+            if (into ? numbered > seen && (!found || numbered < found) : numbered > found) {
+                found = numbered;
+                if (into)
+                    into->device = (void *)((long)gpu + 1), into->type = XID_EVENT, into->data = code;
+            }
+        }
+    }
+    return found;
+}
+
+int nvmlEventSetCreate(EventSet **set)
+{
+    int failed = begin(NO_GPU, "nvmlEventSetCreate");
+    if (failed)
+        return failed;
+    *set = malloc(sizeof **set);
+    (*set)->gpus = 0, (*set)->seen = report(0, ~0ULL, 0);
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(EventSet *set)
+{
+    free(set);
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *device, u64 types, EventSet *set)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceRegisterEvents");
+    if (!failed && types & XID_EVENT)
+        set->gpus |= 1ULL << gpu_of(device);
+    return failed;
+}
+
+/* Also fails where a GPU that is waited for has an `error` line for it. */
+int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
+{
+    for (u32 waited_ms = 0;; waited_ms += 10) {
+        int failed = begin(NO_GPU, "nvmlEventSetWait");
+        u64 found;
+        for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
+            const char *rest = set->gpus >> gpu & 1 ? find_call("error ", gpu, "nvmlEventSetWait") : 0;
+            failed = rest ? (int)number(&rest) : SUCCESS;
+        }
+        if (failed)
+            return failed;
+        if ((found = report(set->seen, set->gpus, into))) {
+            set->seen = found;
+            return SUCCESS;
+        }
+        if (waited_ms >= timeout_ms)
+            return TIMEOUT;
+        usleep(10000);
+    }
 }
