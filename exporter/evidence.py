@@ -156,7 +156,7 @@ def unattributed_ratio(gpu: Gpu) -> float | None:
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
-    if gpu.memory_used_bytes is None or gpu.processes is None:
+    if gpu.memory_used_bytes is None or gpu.processes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
     known = [process.memory_bytes for process in gpu.processes]
     if any(used is None for used in known):
@@ -402,6 +402,10 @@ class GpuHistory:
             gap_s = 0.0
         if readings is None:
             return {}
+        there = {gpu.uuid for gpu in readings.gpus}
+        # Instances are made and unmade under new names for ever.
+        self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in there}
+        self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in there}
         for gpu in readings.gpus:
             if gpu.utilization_ratio is not None:
                 # From 0 at the first look: a counter that is born later hides its first increase from `increase()`.
@@ -511,11 +515,9 @@ def _assigned(request: Iterable[str], pids: frozenset[int], gpus: tuple[Gpu, ...
     if "all" in wanted:
         return list(gpus), ()
     found = [
-        gpu
-        for gpu in gpus
-        if not wanted.isdisjoint((gpu.uuid, str(gpu.index))) or any(each.pid in pids for each in gpu.processes or ())
+        gpu for gpu in gpus if not wanted.isdisjoint(gpu.names) or any(each.pid in pids for each in gpu.processes or ())
     ]
-    known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
+    known = {name for gpu in gpus for name in gpu.names}
     return found, tuple(sorted(wanted - known))
 
 

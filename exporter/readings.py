@@ -69,8 +69,25 @@ class GpuFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MigInstance:
+    """Which part of a GPU an instance is: `number` counts the instances of the GPU `parent` (its UUID).
+
+    Compute instances of one GPU instance share its memory: each of them `shares_memory`, and is told all of it.
+    """
+
+    parent: str
+    number: int
+    gpu_instance: int
+    compute_instance: int
+    shares_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`."""
+    """One GPU, or one instance of it (MIG), which then has `mig` and the `index` of the GPU.
+
+    `processes` is `None` when the driver could not list them, with the reason in `unknown`.
+    """
 
     uuid: str
     index: int
@@ -85,6 +102,20 @@ class Gpu:
     figures: GpuFigures = field(default_factory=GpuFigures)
     xids_watched: bool = False
     """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
+    mig: MigInstance | None = None
+
+    @property
+    def number(self) -> str:
+        """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that a container can be given it by: UUID, number, and how drivers before R470 named instances."""
+        if self.mig is None:
+            return self.uuid, self.number
+        older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
+        return self.uuid, self.number, older
 
 
 @dataclass(frozen=True, kw_only=True)

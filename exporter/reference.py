@@ -87,6 +87,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_driver_processes_abandoned": NOT_NVIDIA,
     "gpuwarden_gpu_xid_errors_total": "its reports are not waited for, and none came before; rare numbers: none so far",
     "gpuwarden_gpu_info": NO_GPUS,
+    "gpuwarden_gpu_mig_info": "it is a whole GPU",
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,

@@ -27,7 +27,17 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_gpu_info",
         "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU.",
         ("gpu", "index", "name", "source"),
-        (((gpu.uuid, str(gpu.index), gpu.name, readings.source), 1.0) for gpu in gpus),
+        (((gpu.uuid, gpu.number, gpu.name, readings.source), 1.0) for gpu in gpus),
+    )
+    yield gauge(
+        "gpuwarden_gpu_mig_info",
+        "Which part of which GPU an instance is (MIG); always 1.",
+        ("gpu", "parent", "gpu_instance", "compute_instance"),
+        (
+            ((gpu.uuid, gpu.mig.parent, str(gpu.mig.gpu_instance), str(gpu.mig.compute_instance)), 1.0)
+            for gpu in gpus
+            if gpu.mig is not None
+        ),
     )
     yield gauge(
         "gpuwarden_gpu_utilization_ratio",

@@ -8,13 +8,14 @@ Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import Gpu, GpuProcess, GpuReadings
+from exporter.readings import Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
 from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
 from exporter.sources.nvml_events import Report, XidWatch
@@ -24,7 +25,13 @@ from exporter.sources.samples import Cursor, Listed, Sample
 
 SOURCE: Final = "nvml"
 
-IN_MIG_MODE: Final = "it is in MIG mode, and its instances are not measured"
+IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
+UNMEASURED_INSTANCE: Final = "the driver measures no utilisation of an instance of a GPU"
+INSTANCES_MAX: Final = 64
+"""More than any GPU can be cut into."""
+
+NO_INSTANCE: Final = 2**32 - 1
+"""How a list says that it does not tell the instance."""
 
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """nvidia-ml-py raises its answer to the call for the size, also when that was a success with nothing to tell."""
@@ -37,6 +44,7 @@ class NvmlGpus:
         self._report = report
         self._xids: XidWatch | None = None
         self._initialised = False
+        self._failed = False
         self._identities: dict[int, tuple[str, str]] = {}
         self._cursors: dict[str, Cursor] = {}
         self._figures: dict[str, Figures] = {}
@@ -47,45 +55,56 @@ class NvmlGpus:
         Raises:
             NvmlError: the driver as a whole does not answer; the next call initialises anew.
         """
+        if self._failed and not self._end_session():
+            raise NvmlError("waiting for what the NVIDIA driver reports does not end", over=True)
         try:
             if not self._initialised:
                 # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
                 pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
                 self._initialised = True
                 self._xids = XidWatch(self._report) if self._report else None
-            return GpuReadings(
-                source=SOURCE, gpus=tuple(self._gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
-            )
+            gpus = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in self._gpu(index)]
+            return GpuReadings(source=SOURCE, gpus=tuple(gpus))
         except pynvml.NVMLError as error:
-            ended = self._end_session()
+            self._failed = True
+            if self._xids:
+                self._xids.stop()
             raise NvmlError(
                 f"the NVIDIA driver does not answer: {said(error)}",
                 # A process keeps the library that it has loaded: the next one loads the one that fits.
-                over=not ended or error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+                over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
             ) from None
 
     def _end_session(self) -> bool:
         """Forget all that another driver may number or time otherwise; whether another session can follow."""
-        ended = self._xids is None or self._xids.close()
-        if self._initialised and ended:
+        if self._xids and not self._xids.has_ended():
+            return False
+        if self._initialised:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
         self._initialised = False
         self._identities = {}
         self._cursors = {}
         self._figures = {}
-        return ended
+        self._xids = None
+        self._failed = False
+        return True
 
-    def _gpu(self, index: int) -> Gpu:
+    def _gpu(self, index: int) -> list[Gpu]:
+        """A GPU, and the instances that it is cut into."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
             self._identities[index] = uuid, name
-            return self._measured(handle, uuid, index, name)
+            whole = not _in_mig_mode(handle)
+            return [
+                self._measured(handle, uuid, index, name, whole=whole),
+                *([] if whole else _instances(handle, uuid, index, name)),
+            ]
         except pynvml.NVMLError as error:
             if error.value in SESSION_OVER:
                 raise
-            return self._lost(index, said(error))
+            return [self._lost(index, said(error))]
 
     def _lost(self, index: int, because: str) -> Gpu:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
@@ -105,13 +124,13 @@ class NvmlGpus:
             unknown=because,
         )
 
-    def _measured(self, handle: Any, uuid: str, index: int, name: str) -> Gpu:
+    def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:
         # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
         memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
         ratio: float | None = None
         processes: tuple[GpuProcess, ...] | None = None
         unknown: str | None = IN_MIG_MODE
-        if not _in_mig_mode(handle):
+        if whole:
             ratio, utilization_unknown = _utilization(handle)
             processes, processes_unknown = self._processes(handle, uuid, ratio)
             unknown = "; ".join(filter(None, (utilization_unknown, processes_unknown))) or None
@@ -162,6 +181,56 @@ def _in_mig_mode(handle: Any) -> bool:
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
+def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
+    """The instances of a GPU in MIG mode, as far as the driver gives us them."""
+    count, _ = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    parts: list[tuple[Any, str, MigInstance]] = []
+    for number in range(min(count or 0, INSTANCES_MAX)):
+        part, _ = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        if part is None:
+            continue
+        uuid, _ = ask(pynvml.nvmlDeviceGetUUID, part)
+        gpu_instance, _ = ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
+        compute_instance, _ = ask(pynvml.nvmlDeviceGetComputeInstanceId, part)
+        if None not in (uuid, gpu_instance, compute_instance):
+            parts.append(
+                (part, uuid, MigInstance(parent=parent, number=number, gpu_instance=gpu_instance,
+                                         compute_instance=compute_instance))
+            )  # fmt: skip
+    sharers = Counter(mig.gpu_instance for _, _, mig in parts)
+    return [
+        _instance(part, uuid, index, name, replace(mig, shares_memory=sharers[mig.gpu_instance] > 1))
+        for part, uuid, mig in parts
+    ]
+
+
+def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -> Gpu:
+    memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    own_name, _ = ask(pynvml.nvmlDeviceGetName, handle)
+    listed, because = _listed(handle, mig)
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        name=own_name or name,
+        utilization_ratio=None,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_size_bytes=None if memory is None else memory.total,
+        memory_free_bytes=None if memory is None else memory.free,
+        processes=None if listed is None else samples.measured(listed, None, Cursor()),
+        unknown=because or UNMEASURED_INSTANCE,
+        mig=mig,
+    )
+
+
+def _belongs(process: Any, mig: MigInstance | None) -> bool:
+    """Whether a process is on this instance: a list may be of all that share a GPU instance."""
+    if mig is None:
+        return True
+    own = (mig.gpu_instance, mig.compute_instance)
+    told = (process.gpuInstanceId, process.computeInstanceId)
+    return all(each in (mine, NO_INSTANCE) for each, mine in zip(told, own, strict=True))
+
+
 def _utilization(handle: Any) -> tuple[float | None, str | None]:
     rates, because = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     if rates is None:
@@ -171,7 +240,7 @@ def _utilization(handle: Any) -> tuple[float | None, str | None]:
     return rates.gpu / samples.PERCENT_MAX, None
 
 
-def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
+def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, str | None]:
     """The compute, graphics and MPS lists as one, or why they cannot be had."""
     entries: list[Listed] = []
     for name, call, mps in (
@@ -182,7 +251,11 @@ def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
         found, because = ask(call, handle, absent=frozenset() if name == "compute" else NOT_THERE)
         if because is not None:
             return None, f"list of {name} processes: {because}"
-        entries += (Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps) for each in found or ())
+        entries += (
+            Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps)
+            for each in found or ()
+            if _belongs(each, mig)
+        )
     merged = samples.merged(entries)
     return merged, "its lists name processes that cannot be: update the driver" if merged is None else None
 

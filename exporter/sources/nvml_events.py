@@ -16,13 +16,13 @@ import pynvml
 
 from exporter.sources import nvml_calls
 
-WAIT_MS: Final = 1000
+WAIT_MS: Final = 500
 """How long one wait is, milliseconds: so long may it take until a GPU that is new is waited for, or the end is seen."""
 
 RETRY_S: Final = 1.0
 """How long after a wait failed the next set is made, seconds."""
 
-CLOSE_S: Final = 4.0
+END_S: Final = 3.0
 """How long the thread may take to end, seconds."""
 
 CODE_MAX: Final = 999
@@ -33,14 +33,14 @@ Report = Callable[[str, int], None]
 
 
 class XidWatch:
-    """Waits for the reports of one session with the driver, until it is closed."""
+    """Waits for the reports of one session with the driver, until it is stopped."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._wanted: dict[str, Any] = {}
         self._watched: dict[int, str] = {}
         self._refused: dict[str, tuple[Any, str]] = {}
-        self._closing = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._wait_on, name="xids", daemon=True)
         self._thread.start()
 
@@ -59,28 +59,31 @@ class XidWatch:
         handle, because = self._refused.get(uuid, (None, ""))
         return because if handle is not None and handle is self._wanted.get(uuid) else "not_yet"
 
-    def close(self) -> bool:
-        """End it; whether it has ended, which a call that hangs prevents."""
-        self._closing.set()
-        self._thread.join(timeout=CLOSE_S)
+    def stop(self) -> None:
+        """Have it end, soon."""
+        self._stopping.set()
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, after `stop`; waits for that a while. A call that hangs prevents it."""
+        self._thread.join(timeout=END_S)
         return not self._thread.is_alive()
 
     def _wait_on(self) -> None:
-        while not self._closing.is_set():
+        while not self._stopping.is_set():
             with contextlib.suppress(pynvml.NVMLError):
                 self._with_a_set()
             self._watched = {}
-            self._closing.wait(RETRY_S)
+            self._stopping.wait(RETRY_S)
 
     def _with_a_set(self) -> None:
         events = pynvml.nvmlEventSetCreate()
         try:
-            while not self._closing.is_set():
+            while not self._stopping.is_set():
                 self._register(events)
                 if self._watched:
                     self._wait(events)
                 else:
-                    self._closing.wait(WAIT_MS / 1000)
+                    self._stopping.wait(WAIT_MS / 1000)
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)

@@ -24,11 +24,9 @@ from exporter.sources.nvml_wire import Failed, NvmlError, Xid
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
-WAIT_S: Final = 1.0
-"""How long one look waits for an answer, seconds."""
-
-START_WAIT_S: Final = 2.0
-"""The same while the process has yet to start, load the library and find the GPUs."""
+WAIT_S: Final = 2.0
+"""How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
+known of idle GPUs. But with the rest of a look it has to stay well under what counts as a gap between two looks."""
 
 KILL_S: Final = 0.5
 """How long a killed process may take to end, seconds, before it counts as abandoned."""
@@ -94,10 +92,10 @@ class NvmlApart:
         """
         child = self._asked()
         late = child.asked_s is not None
-        wait_until_s = time.monotonic() + self._patience_s(child)
+        if not late:
+            child.ask()
+        wait_until_s = time.monotonic() + self._patience_s()
         while True:
-            if child.asked_s is None:
-                child.ask()
             told = child.answer(wait_until_s - time.monotonic())
             if told is None:
                 raise self._silent(child)
@@ -106,6 +104,7 @@ class NvmlApart:
             if not late:
                 break
             late = False
+            child.ask()
         if isinstance(told, Failed):
             if told.over:
                 raise self._ended(child, told.because)
@@ -144,11 +143,9 @@ class NvmlApart:
             raise self._failed(f"the process that asks the NVIDIA driver cannot be started: {error}") from None
         return self._child
 
-    def _patience_s(self, child: "_Child") -> float:
-        if child.answered:
-            return min(self._answer_s, self._wait_s)
+    def _patience_s(self) -> float:
         if self._started:
-            return min(self._answer_s, max(self._wait_s, START_WAIT_S))
+            return min(self._answer_s, self._wait_s)
         # The very first answer: there is nothing yet that waits for this look.
         self._started = True
         return self._answer_s
@@ -189,7 +186,6 @@ class _Child:
 
     def __init__(self, reported: "queue.SimpleQueue[Xid]") -> None:
         self.asked_s: float | None = None
-        self.answered = False
         self._reported = reported
         self._answers: queue.SimpleQueue[GpuReadings | Failed | _Ended] = queue.SimpleQueue()
         command = [sys.executable, "-P", "-m", "exporter.sources.nvml_child", str(os.getpid())]
@@ -215,7 +211,6 @@ class _Child:
         except queue.Empty:
             return None
         self.asked_s = None
-        self.answered = True
         return found
 
     def end(self) -> bool:

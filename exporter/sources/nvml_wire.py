@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from gpuwarden.errors import GpuwardenError
 
 LINE_BYTES_MAX: Final = 8 * 2**20
@@ -75,9 +75,12 @@ def parse(text: bytes) -> Told:
         raise ValueError(f"no line of the process that asks the driver: {error}") from None
 
 
-def _gpu(*, processes: list[dict[str, Any]] | None, figures: dict[str, Any], **rest: Any) -> Gpu:
+def _gpu(
+    *, processes: list[dict[str, Any]] | None, figures: dict[str, Any], mig: dict[str, Any] | None, **rest: Any
+) -> Gpu:
     return Gpu(
         **rest,
+        mig=None if mig is None else MigInstance(**mig),
         processes=None if processes is None else tuple(GpuProcess(**each) for each in processes),
         figures=GpuFigures(**figures),
     )

@@ -1,5 +1,8 @@
 """From samples to durations: what is idle, what is still, and for how long that is known."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,9 +26,11 @@ from exporter.readings import (
     CpuUse,
     Gpu,
     GpuFigures,
+    GpuProcess,
     GpuReadings,
     GpuShare,
     GpuTotals,
+    MigInstance,
     ProcessWork,
     Unknown,
     WorkerReadings,
@@ -789,8 +794,9 @@ def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
 
     assert {uuid: found.busy_s for uuid, found in counted((0, both), (1, both)).items()} == {"GPU-0": 1.0, "GPU-1": 0.5}
     assert list(counted((0, both), (1, first))) == ["GPU-0"]
-    assert counted((0, both), (1, first), (1, both))["GPU-1"].busy_s == 0.5
+    assert counted((0, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
     assert counted((0, both), (1, None)) == {}
+    assert counted((0, both), (1, None), (1, both))["GPU-1"].busy_s == 0.5
 
 
 def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
@@ -801,3 +807,54 @@ def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
 
     assert found["GPU-0"].unknown == {("power_watts", "timeout"): 2, ("power_watts", "failed"): 1}
     assert found["GPU-1"].unknown == {}
+
+
+# Instances of a GPU
+
+
+def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
+    """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
+    mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
+    given: dict[str, Any] = {"uuid": f"MIG-{number}", "mig": mig, "utilization_ratio": None}
+    return build.gpu(0, *processes, **(given | changes))
+
+
+CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode")
+
+
+@pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
+def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: str) -> None:
+    own = instance(1, build.process(4001, None, 700), memory_used_bytes=900)
+    readings = build.gpus(CUT, instance(0, build.process(OTHER_PID, None, 5)), own)
+
+    found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
+
+    assert found.gpus == ("MIG-1",)
+    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700),)
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+    assert found.unknown.reason == "not_measured"
+
+
+def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
+    found = gpu_use(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
+
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+
+
+def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> None:
+    readings = build.gpus(CUT, instance(0))
+
+    found = gpu_use(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
+
+    assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
+
+
+def test_memory_of_an_instance_adds_up_unless_others_share_it() -> None:
+    own = instance(0, build.process(4001, None, 700), memory_used_bytes=900)
+    assert own.mig
+    shared = replace(own, mig=replace(own.mig, shares_memory=True))
+
+    assert evidence.unattributed_bytes(own) == 200
+    assert evidence.unattributed_bytes(shared) is None

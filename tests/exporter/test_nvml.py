@@ -2,10 +2,10 @@
 
 import pytest
 
-from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources.nvml import NvmlGpus
 from exporter.sources.nvml_wire import NvmlError
-from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Sample
+from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -328,7 +328,94 @@ def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(gpus: NvmlGpus, 
     gpu = only(gpus.read())
 
     assert (gpu.utilization_ratio, gpu.processes, gpu.memory_used_bytes) == (None, None, GIB)
-    assert gpu.unknown == "it is in MIG mode, and its instances are not measured"
+    assert gpu.unknown == "it is in MIG mode: only what its instances hold is measured"
+
+
+# Instances of a GPU
+
+CUT = Card(
+    mig=True,
+    used_bytes=3 * GIB,
+    instances=(
+        Instance(uuid="MIG-a", gpu_instance=7, used_bytes=GIB, compute={7: GIB // 2, 8: NOT_AVAILABLE}),
+        Instance(uuid="MIG-b", gpu_instance=9, number=3, size_bytes=4 * GIB, name="Test GPU MIG 2g.20gb"),
+    ),
+)
+
+
+def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and_no_utilisation(
+    driver_here: Driver,
+) -> None:
+    driver_here.answer(CUT, Card(uuid="GPU-1"))
+
+    whole, first, second, other = NvmlGpus().read().gpus
+
+    assert (whole.uuid, whole.mig, other.uuid, other.number) == ("GPU-0", None, "GPU-1", "1")
+    assert first == Gpu(
+        uuid="MIG-a",
+        index=0,
+        name="Test GPU MIG 1g.10gb",
+        utilization_ratio=None,
+        memory_used_bytes=GIB,
+        memory_size_bytes=2 * GIB,
+        memory_free_bytes=GIB,
+        processes=(
+            GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB // 2),
+            GpuProcess(pid=8, utilization_ratio=None, memory_bytes=None),
+        ),
+        unknown="the driver measures no utilisation of an instance of a GPU",
+        mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
+    )
+    assert (second.uuid, second.number, second.name, second.processes) == ("MIG-b", "0:3", "Test GPU MIG 2g.20gb", ())
+    assert second.names == ("MIG-b", "0:3", "MIG-GPU-0/9/0")
+
+
+def test_compute_instances_that_share_memory_have_their_own_processes_each(driver_here: Driver) -> None:
+    everyone: dict[int, int | str] = {7: f"{GIB} 5 0", 8: f"{GIB} 5 1", 9: f"{GIB} 4 0"}
+    parts = (
+        Instance(uuid=f"MIG-{n}", gpu_instance=5, compute_instance=n, number=n, used_bytes=2 * GIB, compute=everyone)
+        for n in (0, 1)
+    )
+    driver_here.answer(Card(mig=True, instances=tuple(parts)))
+
+    _, first, second = NvmlGpus().read().gpus
+
+    assert [[each.pid for each in gpu.processes or ()] for gpu in (first, second)] == [[7], [8]]
+    assert first.mig
+    assert first.mig.shares_memory
+    assert second.mig
+    assert second.mig.shares_memory
+
+
+@pytest.mark.parametrize(
+    ("refused", "processes", "memory_bytes", "because"),
+    [
+        (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error"),
+        (f"{SIZES} 999", [7, 8], None, "the driver measures no utilisation of an instance of a GPU"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
+    refused: str, processes: list[int] | None, memory_bytes: int | None, because: str, driver_here: Driver
+) -> None:
+    driver_here.answer(CUT, but=(f"error 100 {refused}",))
+
+    _, first, second = NvmlGpus().read().gpus
+
+    assert (first.processes and [each.pid for each in first.processes]) == processes
+    assert first.memory_used_bytes == memory_bytes
+    assert first.unknown == because
+    assert (second.processes, second.memory_size_bytes) == ((), 4 * GIB)
+
+
+def test_a_lost_gpu_takes_its_instances_along_and_no_others(driver_here: Driver) -> None:
+    other = Card(uuid="GPU-1", mig=True, instances=(Instance(uuid="MIG-c", gpu_instance=1),))
+    driver_here.answer(CUT, other)
+    source = NvmlGpus()
+    source.read()
+
+    driver_here.answer(CUT, other, but=("error 0 * 15",))
+
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "GPU-1", "MIG-c"]
 
 
 # Sensors and error counters

@@ -129,7 +129,7 @@ def test_a_driver_that_refuses_is_told_in_its_words_by_the_same_process(start: S
 @needs_compiler
 def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start: Start, driver: Driver) -> None:
     driver.answer(Card())
-    source = start(answer_s=0.6, wait_s=0.2)
+    source = start(answer_s=2.0, wait_s=0.2)
     eventually(lambda: answered(source))
     pid = asking(source)
 
@@ -140,8 +140,8 @@ def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start:
     last = eventually(lambda: because if GAVE_UP in (because := refused(source)) else None)
 
     assert first == "the NVIDIA driver has not answered yet"
-    assert 0.2 <= first_s < 0.6
-    assert last.startswith("a call into the NVIDIA driver did not return within 0.6 s, and its process was killed")
+    assert 0.2 <= first_s < 2.0
+    assert last.startswith("a call into the NVIDIA driver did not return within 2 s, and its process was killed")
     assert is_over(pid)
     assert (source.health().killed, source.health().abandoned) == (1, 0)
 
@@ -149,7 +149,7 @@ def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start:
 @needs_compiler
 def test_after_a_hang_other_processes_ask_until_one_is_answered(start: Start, driver: Driver) -> None:
     driver.answer(Card(), but=(HANGS,))
-    source = start(answer_s=0.5, wait_s=0.5)
+    source = start(answer_s=1.5, wait_s=1.5)
     eventually(lambda: answered(source) or source.health().killed == 2)
     failures = source._failures
 
@@ -195,6 +195,7 @@ def test_an_answer_that_comes_late_is_dropped_and_its_process_is_kept(start: Sta
     driver.answer(Card(utilization=20))
     eventually(lambda: source._child is None or not source._child._answers.empty())
     driver.answer(Card(utilization=30))
+    source._wait_s = 20.0
 
     assert source.read().gpus[0].utilization_ratio == 0.3
     assert asking(source) == pid
@@ -205,20 +206,19 @@ def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
     start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging: list[subprocess.Popen[bytes]] = []
-    # What hangs in the kernel cannot be had here: these are not sent the signal.
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
     driver.answer(Card(), but=(HANGS,))
     source = start(answer_s=0.3, wait_s=0.3)
 
-    enough = eventually(lambda: because if "reboot the host" in (because := refused(source)) else None)
+    with monkeypatch.context() as unkillable:
+        # What hangs in the kernel cannot be had here: these are not sent the signal.
+        unkillable.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
+        enough = eventually(lambda: because if "reboot the host" in (because := refused(source)) else None)
     told = source.health()
-    monkeypatch.undo()
     for each in hanging:
         each.kill()
         each.wait()
     driver.answer(Card())
-    for name, value in driver.environment.items():
-        monkeypatch.setenv(name, value)
+    source._answer_s = 20.0
 
     assert enough.startswith("3 processes hang in the NVIDIA driver and cannot be killed, so no other is started")
     assert (told.killed, told.abandoned, len(set(hanging))) == (3, 3, 3)

@@ -25,7 +25,7 @@ from exporter.scrape import SNAPSHOT_FRESH_S
 from exporter.sources import processes
 from gpuwarden import cgroup
 from tests.exporter.conftest import StartWorker
-from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Sample
+from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Instance, Sample
 from tests.waiting import WITHIN_S, eventually
 
 GIB = 2**30
@@ -275,6 +275,30 @@ def test_errors_that_the_driver_reports_are_counters_that_stay_when_the_gpu_does
     assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1
 
 
+@pytest.mark.needs_compiler
+def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_is_not_taken_for_idle(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "MIG-a"}).pid
+    parts = (
+        Instance(uuid="MIG-a", gpu_instance=7, used_bytes=2 * GIB, compute={pid: GIB}),
+        Instance(uuid="MIG-b", gpu_instance=8, number=1, compute={1: GIB}),
+    )
+
+    driver.answer(Card(mig=True, used_bytes=3 * GIB, instances=parts))
+    found = program.until(lambda at: at("container_gpu_memory_bytes", container="w0") is not None)
+
+    assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-a") == GIB
+    assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-b") is None
+    assert found("container_gpu_utilization_ratio", container="w0") is None
+    assert found("container_gpu_idle_seconds", container="w0") is None
+    assert found("unknown_samples_total", container="w0", what="gpu", reason="not_measured")
+    assert found("gpu_mig_info", gpu="MIG-a", parent="GPU-0", gpu_instance="7", compute_instance="0") == 1
+    assert found("gpu_info", gpu="MIG-a", index="0:0", source="nvml") == 1
+    assert found("gpu_unattributed_memory_bytes", gpu="MIG-a") == GIB
+    assert found("gpu_utilization_ratio", gpu="MIG-a") is None
+
+
 # What is unknown
 
 
@@ -348,7 +372,7 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
     house: Path, driver: Driver, start_worker: StartWorker
 ) -> None:
     driver.answer(Card())
-    with running(house, "--docker", "none", "--nvml-answer-s", 2, env=driver.environment) as exporter:
+    with running(house, "--docker", "none", "--nvml-answer-s", 3, env=driver.environment) as exporter:
         driver.answer(resting(start_worker("w0").pid))
         exporter.until(lambda at: idle_workers(at) == ["w0"])
 
@@ -367,7 +391,7 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
     assert hung("worker_alive", worker="w0") == 1
     assert hung("unknown_samples_total", container="w0", what="gpu", reason="source_failed")
     told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
-    assert any(because.startswith("a call into the NVIDIA driver did not return within 2 s") for because in told)
+    assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
 
 
 @pytest.mark.needs_compiler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import nvml_wire
 from exporter.sources.nvml_wire import Failed, NvmlError, Told, Xid
 
@@ -31,6 +31,7 @@ WHOLE = GpuReadings(
             memory_size_bytes=None,
             processes=None,
             unknown="GPU is lost",
+            mig=MigInstance(parent="GPU-0", number=0, gpu_instance=3, compute_instance=0, shares_memory=True),
         ),
     ),
 )

@@ -8,7 +8,9 @@
  *     session NUMBER                                   another number: the driver was loaded anew, initialise first
  *     gpu GPU UUID TOTAL USED UTILIZATION NAME         bytes and percent; the name may have blanks
  *     mig GPU                                          it is in MIG mode; without this line MIG is not supported
- *     compute|graphics|mps GPU PID BYTES               a process on that list
+ *     instance GPU NUMBER DEVICE GI CI                 so cut, this is its instance of that number, itself told of in
+ *                                                      lines of a GPU from 100 on
+ *     compute|graphics|mps GPU PID BYTES [GI CI]       a process on that list
  *     sample GPU PID TIMESTAMP SM MEMORY ENC DEC       microseconds and percent; told to whom has seen less
  *     error GPU FUNCTION CODE                          what that call returns
  *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
@@ -32,7 +34,7 @@ typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instanc
 typedef struct { u64 seen, gpus; } EventSet;
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8, GPUS_MAX = 64 };
+enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8, GPUS_MAX = 64, INSTANCES_MAX = 7 };
 enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16 };
 
 int open(const char *path, int flags, ...);
@@ -253,8 +255,10 @@ static int list(void *device, const char *function, const char *kind, u32 *count
     for (*count = 0; (rest = find(rest, kind, gpu)); ++*count) {
         u32 pid = (u32)number(&rest);
         u64 bytes = number(&rest);
+        int told = *rest == ' ';
+        u32 gpu_instance = told ? (u32)number(&rest) : ~0U, compute_instance = told ? (u32)number(&rest) : ~0U;
         if (*count < room)
-            into[*count].pid = pid, into[*count].bytes = bytes;
+            into[*count] = (Process){pid, bytes, gpu_instance, compute_instance};
     }
     return *count > room || (into && must_grow(gpu, function)) ? INSUFFICIENT_SIZE : SUCCESS;
 }
@@ -404,4 +408,52 @@ int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
             return TIMEOUT;
         usleep(10000);
     }
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, u32 *count)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceGetMaxMigDeviceCount");
+    *count = INSTANCES_MAX;
+    return failed;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **instance)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceGetMigDeviceHandleByIndex");
+    const char *rest = script;
+    while (!failed && (rest = find(rest, "instance ", gpu_of(device))))
+        if (number(&rest) == index) {
+            *instance = (void *)((long)number(&rest) + 1);
+            return SUCCESS;
+        }
+    return failed ? failed : NOT_FOUND;
+}
+
+/* What the `instance` line of this device says in its last words. */
+static int instance_of(void *device, const char *function, u32 *gpu_instance, u32 *compute_instance)
+{
+    int failed = begin(gpu_of(device), function);
+    for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
+        const char *rest = script;
+        while ((rest = find(rest, "instance ", gpu))) {
+            number(&rest);
+            if ((int)number(&rest) != gpu_of(device))
+                continue;
+            *gpu_instance = (u32)number(&rest), *compute_instance = (u32)number(&rest);
+            return SUCCESS;
+        }
+    }
+    return failed ? failed : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetGpuInstanceId(void *device, u32 *id)
+{
+    u32 other;
+    return instance_of(device, "nvmlDeviceGetGpuInstanceId", id, &other);
+}
+
+int nvmlDeviceGetComputeInstanceId(void *device, u32 *id)
+{
+    u32 other;
+    return instance_of(device, "nvmlDeviceGetComputeInstanceId", &other, id);
 }
