@@ -120,6 +120,7 @@ def compile_library(folder: Path, *, compiler: Path) -> Path:
     library = folder / LIBRARY
     command: list[str | Path] = [
         compiler,
+        "-O2",
         "-shared",
         "-fPIC",
         "-nostdlib",

@@ -1,6 +1,7 @@
 /* A stand-in for NVIDIA's driver library: it answers the NVML functions that the exporter asks, from a script.
  *
- * The script is the text file that NVML_SCRIPT names, read anew at every call, at most 64 KiB, one answer a line. Words
+ * The script is the text file that NVML_SCRIPT names, at most 64 KiB, one answer a line; every call answers from the file
+ * that is there by then, which is replaced by rename and never changed. Words
  * are separated by one blank; GPU is a number from 0, or `-` in a call that is about none; `*` is every FUNCTION.
  * Functions go by their name without the version at its end, numbers are decimal, and `-` for a number is all ones,
  * which is how NVML says "not available". Structures and return codes are those of nvml.h (the NVML API reference):
@@ -34,13 +35,15 @@ typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instanc
 typedef struct { u64 seen, gpus; } EventSet;
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8, GPUS_MAX = 64, INSTANCES_MAX = 7 };
-enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16 };
+enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8 };
+enum { GPUS_MAX = 64, INSTANCES_MAX = 7, REPORT_MS = 100 };
+enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
 
 int open(const char *path, int flags, ...);
 long read(int file, void *into, unsigned long size);
 int close(int file);
 int usleep(u32 microseconds);
+int statx(int folder, const char *path, int flags, u32 mask, void *into);
 char *getenv(const char *name);
 void *malloc(unsigned long size);
 void free(void *memory);
@@ -49,23 +52,34 @@ int pthread_key_create(u32 *key, void (*destroy)(void *));
 void *pthread_getspecific(u32 key);
 int pthread_setspecific(u32 key, const void *value);
 
+/* A script as a thread has read it. Its file stays open, so that no other can have its number meanwhile; `odd` ones
+ * have lines that make a call fail, hang or grow. */
+typedef struct { int file; u64 numbered; int odd; char text[SCRIPT_BYTES + 1]; } Script;
+
 static u32 script_key;
 static int script_once;
 static u64 session = 0;
 static u32 grown = 0;
 
-static void make_key(void) { pthread_key_create(&script_key, free); }
+static void forget(void *own)
+{
+    close(((Script *)own)->file);
+    free(own);
+}
+static void make_key(void) { pthread_key_create(&script_key, forget); }
 
 /* The calling thread's own copy of the script. */
-static char *own_script(void)
+static Script *own_script(void)
 {
-    char *own;
+    Script *own;
     pthread_once(&script_once, make_key);
-    if (!(own = pthread_getspecific(script_key)))
-        pthread_setspecific(script_key, own = malloc(SCRIPT_BYTES + 1));
+    if (!(own = pthread_getspecific(script_key))) {
+        pthread_setspecific(script_key, own = malloc(sizeof *own));
+        own->file = -1;
+    }
     return own;
 }
-#define script own_script()
+#define script own_script()->text
 
 /* What stands in a line after `words`, or 0: the words must match to the blank after the last of them. */
 static const char *after(const char *line, const char *words)
@@ -120,6 +134,8 @@ static const char *find(const char *line, const char *kind, int gpu)
 static const char *find_call(const char *kind, int gpu, const char *function)
 {
     const char *rest = script, *found;
+    if (!own_script()->odd)
+        return 0;
     while ((rest = find(rest, kind, gpu))) {
         if ((found = after(rest, function)) && (*found == ' ' || *found == '\n'))
             return found;
@@ -129,14 +145,31 @@ static const char *find_call(const char *kind, int gpu, const char *function)
     return 0;
 }
 
+/* The number of the script's file (statx(2): stx_ino is the word at 32 of its 256 bytes), 0 when it is not there. */
+static u64 present_file(const char *path)
+{
+    u64 found[32];
+    return path && !statx(AT_FDCWD, path, 0, STATX_INO, found) ? found[4] : 0;
+}
+
 static int load(void)
 {
-    const char *path = getenv("NVML_SCRIPT");
-    int file = path ? open(path, 0) : -1;
-    long size = file < 0 ? -1 : read(file, script, SCRIPT_BYTES);
-    if (file >= 0)
-        close(file);
-    script[size < 0 ? 0 : size] = 0;
+    const char *path = getenv("NVML_SCRIPT"), *line;
+    Script *own = own_script();
+    long size;
+    if (own->file >= 0 && own->numbered == present_file(path))
+        return 1;
+    if (own->file >= 0)
+        close(own->file);
+    do { /* a file that is replaced between the two calls is not the one that was opened */
+        own->numbered = present_file(path);
+        own->file = path ? open(path, 0) : -1;
+    } while (own->file >= 0 && own->numbered != present_file(path) && !close(own->file));
+    size = own->file < 0 ? -1 : read(own->file, own->text, SCRIPT_BYTES);
+    own->text[size < 0 ? 0 : size] = 0;
+    own->odd = 0;
+    for (line = own->text; *line; line = next_line(line))
+        own->odd |= after(line, "hang ") || after(line, "error ") || after(line, "grow ");
     return size >= 0;
 }
 
@@ -391,7 +424,7 @@ int nvmlDeviceRegisterEvents(void *device, u64 types, EventSet *set)
 /* Also fails where a GPU that is waited for has an `error` line for it. */
 int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
 {
-    for (u32 waited_ms = 0;; waited_ms += 10) {
+    for (u32 waited_ms = 0;; waited_ms += REPORT_MS) {
         int failed = begin(NO_GPU, "nvmlEventSetWait");
         u64 found;
         for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
@@ -406,7 +439,7 @@ int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
         }
         if (waited_ms >= timeout_ms)
             return TIMEOUT;
-        usleep(10000);
+        usleep(REPORT_MS * 1000);
     }
 }
 
