@@ -6,7 +6,7 @@ stalled exporter), and does not exist while anything it needs is unknown. Pure: 
 seconds.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +18,7 @@ from exporter.readings import (
     Gpu,
     GpuReadings,
     GpuShare,
+    GpuTotals,
     ProcessWork,
     Unknown,
     WorkerReadings,
@@ -161,7 +162,7 @@ def unattributed_ratio(gpu: Gpu) -> float | None:
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
-    if gpu.memory_used_bytes is None or gpu.processes is None:
+    if gpu.memory_used_bytes is None or gpu.processes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
     known = [process.memory_bytes for process in gpu.processes]
     if any(used is None for used in known):
@@ -387,6 +388,43 @@ class ContainerHistory:
         return now_s - self._idle_since_s
 
 
+class GpuHistory:
+    """What has been counted of every GPU of this host, one look after another."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._gap_max_s = thresholds.gap_max_s
+        self._last_s: float | None = None
+        self._busy_s: dict[str, float] = {}
+        self._unknown: dict[str, Counter[tuple[str, str]]] = {}
+
+    def observe(self, readings: GpuReadings | None, *, now_s: float) -> Mapping[str, GpuTotals]:
+        """Take in one look; returns what has been counted so far of the GPUs that are there, by UUID.
+
+        A look that measured a GPU stands for the time since the look before it; one that did not, or that comes after a
+        gap, adds nothing.
+        """
+        gap_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        if not 0 <= gap_s <= self._gap_max_s:
+            gap_s = 0.0
+        if readings is None:
+            return {}
+        there = {gpu.uuid for gpu in readings.gpus}
+        # Instances are made and unmade under new names for ever.
+        self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in there}
+        self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in there}
+        for gpu in readings.gpus:
+            if gpu.utilization_ratio is not None:
+                # From 0 at the first look: a counter that is born later hides its first increase from `increase()`.
+                added_s = gap_s * gpu.utilization_ratio if gpu.uuid in self._busy_s else 0.0
+                self._busy_s[gpu.uuid] = self._busy_s.get(gpu.uuid, 0.0) + added_s
+            self._unknown.setdefault(gpu.uuid, Counter()).update(gpu.figures.unknown.items())
+        return {
+            gpu.uuid: GpuTotals(busy_s=self._busy_s.get(gpu.uuid), unknown=dict(self._unknown[gpu.uuid]))
+            for gpu in readings.gpus
+        }
+
+
 @dataclass(slots=True)
 class _Extreme:
     """A sample that is the greatest or least from its time on, and when the sample after it was taken."""
@@ -484,11 +522,9 @@ def _assigned(request: Iterable[str], pids: frozenset[int], gpus: tuple[Gpu, ...
     if "all" in wanted:
         return list(gpus), ()
     found = [
-        gpu
-        for gpu in gpus
-        if not wanted.isdisjoint((gpu.uuid, str(gpu.index))) or any(each.pid in pids for each in gpu.processes or ())
+        gpu for gpu in gpus if not wanted.isdisjoint(gpu.names) or any(each.pid in pids for each in gpu.processes or ())
     ]
-    known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
+    known = {name for gpu in gpus for name in gpu.names}
     return found, tuple(sorted(wanted - known))
 
 

@@ -17,12 +17,12 @@ from pydantic_settings import CliApp
 
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
-from exporter.readings import GpuReadings
+from exporter.readings import DriverHealth, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import nvml, simulated
+from exporter.sources import nvml_parent, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
@@ -91,6 +91,7 @@ def serve(settings: Settings) -> None:
         servers=servers,
         units=Units(settings.systemd_unit),
         tasks=Tasks(settings.task_dir) if settings.task_dir else None,
+        driver=gpus.driver,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
@@ -111,6 +112,7 @@ def serve(settings: Settings) -> None:
         web.serve_forever(poll_interval=0.2)
     finally:
         sampler.close()
+        gpus.close()
         servers.close()
         for engine in engines.values():
             engine.close()
@@ -149,10 +151,12 @@ def _look_anew(door: Doorkeeper) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _GpuSource:
-    """What reads the GPUs, `None` for nothing, and the log line that tells it."""
+    """What reads the GPUs, `None` for nothing, the log line that tells it, and what else it can do."""
 
     read: Callable[[], GpuReadings] | None
     tell: Callable[[], None]
+    driver: Callable[[], DriverHealth] | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def _gpu_source(settings: Settings) -> _GpuSource:
@@ -164,12 +168,13 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     because = "--nvml off"
     if settings.nvml != "off":
         try:
-            nvml.load()
-        except nvml.LibraryMissingError as error:
+            nvml_parent.load()
+        except nvml_parent.LibraryMissingError as error:
             if settings.nvml == "on":
                 raise
             because = str(error)
         else:
-            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml.LIBRARY)
-            return _GpuSource(read=nvml.NvmlGpus().read, tell=tell)
+            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_parent.LIBRARY)
+            driver = nvml_parent.NvmlApart(answer_s=settings.nvml_answer_s)
+            return _GpuSource(read=driver.read, tell=tell, driver=driver.health, close=driver.close)
     return _GpuSource(read=None, tell=partial(log.info, "no GPU is read", because=because))

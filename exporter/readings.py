@@ -3,9 +3,10 @@
 Values only. Unknown is `None` with its reason beside it; a measured nothing is a 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
@@ -27,9 +28,66 @@ class GpuProcess:
     memory_bytes: int | None
 
 
+THROTTLE_REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""Why a GPU's clocks can be below what they could be: the bits of nvmlClocksThrottleReasons, the lowest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """A GPU's sensors and error counters. What is `None` is unknown; `unknown` has a fixed word why, by figure.
+
+    `throttled` names why its clocks are held down, if anything does. ECC errors are counted since the driver was
+    loaded, and, as `lifetime`, since the GPU was made; rows are remapped for good.
+    """
+
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    throttled: Sequence[str] | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    ecc_lifetime_corrected: int | None = None
+    ecc_lifetime_uncorrected: int | None = None
+    remapped_rows_corrected: int | None = None
+    remapped_rows_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    row_remap_failed: bool | None = None
+    pcie_replays: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigInstance:
+    """Which part of a GPU an instance is: `number` counts the instances of the GPU `parent` (its UUID).
+
+    Compute instances of one GPU instance share its memory: each of them `shares_memory`, and is told all of it.
+    """
+
+    parent: str
+    number: int
+    gpu_instance: int
+    compute_instance: int
+    shares_memory: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`."""
+    """One GPU, or one instance of it (MIG), which then has `mig` and the `index` of the GPU.
+
+    `processes` is `None` when the driver could not list them, with the reason in `unknown`.
+    """
 
     uuid: str
     index: int
@@ -41,6 +99,23 @@ class Gpu:
     unknown: str | None = None
     memory_free_bytes: int | None = None
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
+    figures: GpuFigures = field(default_factory=GpuFigures)
+    xids_watched: bool = False
+    """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
+    mig: MigInstance | None = None
+
+    @property
+    def number(self) -> str:
+        """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that a container can be given it by: UUID, number, and how drivers before R470 named instances."""
+        if self.mig is None:
+            return self.uuid, self.number
+        older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
+        return self.uuid, self.number, older
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +334,30 @@ class ServerEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuTotals:
+    """What has been seen of one GPU so far: how long it was busy, seconds, and its unknown samples.
+
+    `unknown` counts them by (figure, reason).
+    """
+
+    busy_s: float | None = None
+    unknown: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverHealth:
+    """How asking the NVIDIA driver went so far, and what it has reported unasked.
+
+    Of the processes that ask it, `killed` are those of which a call did not return, and `abandoned` those of them that
+    still hang in it, beyond any signal. `xids` counts the errors that it reported, by GPU and NVIDIA's number for them.
+    """
+
+    killed: int = 0
+    abandoned: int = 0
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceHealth:
     """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds."""
 
@@ -298,6 +397,10 @@ class Snapshot:
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
     tasks: TaskReadings | None = None
     """The tasks of other runners; `None` when no folder of theirs is given, or none can be read."""
+    driver: DriverHealth | None = None
+    """`None` where the NVIDIA driver is not asked."""
+    gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
+    """What has been counted of each GPU, by UUID."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 

@@ -24,6 +24,7 @@ NO_JOB: Final = "the worker runs no job"
 UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
+NOT_NVIDIA: Final = "the NVIDIA driver is not asked"
 NO_WORK_READ: Final = "its processes cannot be listed or read"
 DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
@@ -89,7 +90,11 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}, it was not asked lately, or it is paused",
     "gpuwarden_server_silence_allowed_seconds": "as `gpuwarden_server_info`",
     "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
+    "gpuwarden_driver_processes_killed_total": NOT_NVIDIA,
+    "gpuwarden_driver_processes_abandoned": NOT_NVIDIA,
+    "gpuwarden_gpu_xid_errors_total": "its reports are not waited for, and none came before; rare numbers: none so far",
     "gpuwarden_gpu_info": NO_GPUS,
+    "gpuwarden_gpu_mig_info": "it is a whole GPU",
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
@@ -98,6 +103,20 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_gpu_busy_seconds_total": "its utilisation was never measured",
+    "gpuwarden_gpu_unknown_samples_total": "none of them was unknown so far",
+    "gpuwarden_gpu_temperature_celsius": NOT_MEASURED,
+    "gpuwarden_gpu_power_watts": NOT_MEASURED,
+    "gpuwarden_gpu_power_limit_watts": NOT_MEASURED,
+    "gpuwarden_gpu_sm_clock_hertz": NOT_MEASURED,
+    "gpuwarden_gpu_memory_clock_hertz": NOT_MEASURED,
+    "gpuwarden_gpu_throttled": NOT_MEASURED,
+    "gpuwarden_gpu_ecc_errors_total": f"{NOT_MEASURED}, or ECC is off",
+    "gpuwarden_gpu_ecc_lifetime_errors_total": f"{NOT_MEASURED}, or ECC is off",
+    "gpuwarden_gpu_remapped_rows_total": f"{NOT_MEASURED}, or the GPU replaces no rows",
+    "gpuwarden_gpu_row_remap_pending": "as `gpuwarden_gpu_remapped_rows_total`",
+    "gpuwarden_gpu_row_remap_failed": "as `gpuwarden_gpu_remapped_rows_total`",
+    "gpuwarden_gpu_pcie_replays_total": NOT_MEASURED,
     "gpuwarden_exporter_info": "never",
     "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
@@ -112,7 +131,8 @@ ABSENT: Final[Mapping[str, str]] = {
 }
 """When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
 
-_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1"}
+_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
+                 "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

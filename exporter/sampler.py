@@ -14,10 +14,19 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, Thresholds, WorkUse
+from exporter.evidence import (
+    ContainerHistory,
+    CpuHistory,
+    DeathHistory,
+    GpuHistory,
+    GpuUse,
+    Thresholds,
+    WorkUse,
+)
 from exporter.readings import (
     Container,
     ContainerEvidence,
+    DriverHealth,
     GpuReadings,
     Snapshot,
     SourceHealth,
@@ -66,6 +75,7 @@ class Sampler:
         servers: Servers | None = None,
         units: Units | None = None,
         tasks: Tasks | None = None,
+        driver: Callable[[], DriverHealth] | None = None,
     ) -> None:
         self._tasks = tasks
         self._units = units or Units(())
@@ -73,6 +83,7 @@ class Sampler:
         self._unlisted = Unlisted(workers.own_container())
         self._attributed: set[int] = set()
         self._servers = servers
+        self._driver = driver
         self._host = host
         self._directory = directory
         self._containers = containers
@@ -81,6 +92,7 @@ class Sampler:
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
+        self._gpu_history = GpuHistory(thresholds)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
@@ -167,6 +179,8 @@ class Sampler:
             dead_s=dead_s,
             servers=servers,
             tasks=found_tasks,
+            driver=None if self._driver is None else self._driver(),
+            gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)

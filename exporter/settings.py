@@ -78,6 +78,12 @@ class Settings(BaseSettings):
         description="ask the NVIDIA driver for GPUs: 'auto' where its library can be loaded, 'on' ends without it; "
         "docs/nvidia.md",
     )
+    nvml_answer_s: float = Field(
+        default=10.0,
+        ge=0.1,
+        le=60,
+        description="how long one look at the GPUs may take before the process that asks the driver is killed, seconds",
+    )
     simulate_gpu: Path | None = Field(
         default=None,
         description="read GPUs from this file instead of a driver; everything says so (docs/simulated-gpu.md)",

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from exporter import tenancy
-from exporter.collectors.family import gauge
+from exporter.collectors.family import counter, gauge
 from exporter.readings import Snapshot
 
 _NAME = ("container",)
@@ -72,46 +72,37 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield from _tenancy(snapshot)
     yield from _mishaps(snapshot)
-    busy = CounterMetricFamily(
+    yield counter(
         "gpuwarden_container_gpu_busy_seconds",
         "GPU time used by the container's processes since it was first seen, measured samples only.",
-        labels=_ON_GPU,
+        _ON_GPU,
+        (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.busy_s.items()),
     )
-    for each in found:
-        for gpu, seconds in each.busy_s.items():
-            busy.add_metric((each.container.name, gpu), seconds)
-    yield busy
-    unknown = CounterMetricFamily(
+    yield counter(
         "gpuwarden_unknown_samples",
         "Samples in which something of a container was unknown, by what and why.",
-        labels=("container", "what", "reason"),
+        ("container", "what", "reason"),
+        ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
     )
-    for key, count in sorted(snapshot.unknown.items()):
-        unknown.add_metric(key, count)
-    yield unknown
 
 
 def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
     """What went wrong with each container in the eyes of the kernel and of who runs it."""
-    kills = CounterMetricFamily(
+    found = snapshot.containers
+    yield counter(
         "gpuwarden_container_oom_kills",
         "Processes of the container that the kernel has killed for want of memory, in this incarnation; a kill that "
         "ends the container is told by its restarts.",
-        labels=_NAME,
+        _NAME,
+        (((each.container.name,), each.oom_kills) for each in found),
     )
-    restarts = CounterMetricFamily(
+    yield counter(
         "gpuwarden_container_restarts",
         "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
         "restarts is not counted.",
-        labels=_NAME,
+        _NAME,
+        (((each.container.name,), each.container.restarts) for each in found),
     )
-    for each in snapshot.containers:
-        if each.oom_kills is not None:
-            kills.add_metric((each.container.name,), each.oom_kills)
-        if each.container.restarts is not None:
-            restarts.add_metric((each.container.name,), each.container.restarts)
-    yield kills
-    yield restarts
 
 
 def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:

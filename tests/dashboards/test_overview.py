@@ -25,10 +25,14 @@ from exporter.evidence import Thresholds
 from exporter.readings import (
     Container,
     ContainerEvidence,
+    DriverHealth,
     Gpu,
+    GpuFigures,
     GpuProcess,
     GpuReadings,
     GpuShare,
+    GpuTotals,
+    MigInstance,
     Probe,
     ServerEvidence,
     Snapshot,
@@ -77,10 +81,19 @@ def a_snapshot() -> Snapshot:
         step_mean_s=1.0, step_max_s=2.0, items_done=1, items_failed=1,
     )  # fmt: skip
     process = GpuProcess(pid=42, utilization_ratio=0.5, memory_bytes=10)
+    figures = GpuFigures(
+        temperature_celsius=60.0, power_watts=300.0, power_limit_watts=700.0, sm_clock_hertz=2e9,
+        memory_clock_hertz=2e9, throttled=("sw_power_cap",), ecc_corrected=1, ecc_uncorrected=0,
+        ecc_lifetime_corrected=1, ecc_lifetime_uncorrected=0, remapped_rows_corrected=1, remapped_rows_uncorrected=0,
+        row_remap_pending=False, row_remap_failed=False, pcie_replays=1,
+    )  # fmt: skip
     gpu = Gpu(
         uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=100,
-        processes=(process,), memory_free_bytes=80,
+        processes=(process,), memory_free_bytes=80, figures=figures, xids_watched=True,
     )  # fmt: skip
+    part = replace(
+        gpu, uuid="MIG-0", mig=MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0), processes=()
+    )
     tenancy = Tenancy(budget_bytes=9, recyclable=True, invalid=Unknown(reason="bad_budget", because="3 GB"))
     container = Container(
         kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image",
@@ -104,7 +117,9 @@ def a_snapshot() -> Snapshot:
     return Snapshot(
         host="h1",
         taken=now,
-        gpus=GpuReadings(source="simulated", gpus=(gpu,)),
+        gpus=GpuReadings(source="simulated", gpus=(gpu, part)),
+        driver=DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 31): 1}),
+        gpu_totals={"GPU-0": GpuTotals(busy_s=1.0, unknown={("power_watts", "timeout"): 1})},
         workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),
         servers=(server, wrong),

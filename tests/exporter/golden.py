@@ -12,7 +12,19 @@ from prometheus_client import CollectorRegistry
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
-from exporter.readings import GpuShare, Snapshot, SourceHealth, TaskReadings, Tenancy, Unknown, WorkerReadings
+from exporter.readings import (
+    DriverHealth,
+    GpuFigures,
+    GpuShare,
+    GpuTotals,
+    MigInstance,
+    Snapshot,
+    SourceHealth,
+    TaskReadings,
+    Tenancy,
+    Unknown,
+    WorkerReadings,
+)
 from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
 from gpuwarden.build import Build
@@ -25,11 +37,31 @@ OTHER_ID = "cd" * 32
 ENDED_ID = "ef" * 32
 BUILD = Build(version="0.0.0", revision="0123abc", python="3.11.0")
 
+FIGURES = GpuFigures(
+    temperature_celsius=61.0,
+    power_watts=310.25,
+    power_limit_watts=700.0,
+    sm_clock_hertz=1.98e9,
+    memory_clock_hertz=2.619e9,
+    throttled=("sw_power_cap",),
+    ecc_corrected=3,
+    ecc_uncorrected=0,
+    ecc_lifetime_corrected=12,
+    ecc_lifetime_uncorrected=1,
+    remapped_rows_corrected=2,
+    remapped_rows_uncorrected=1,
+    row_remap_pending=True,
+    row_remap_failed=False,
+    pcie_replays=9,
+)
+
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
         build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03,
-                  memory_free_bytes=14000 * build.MIB),
+                  memory_free_bytes=14000 * build.MIB, figures=FIGURES, xids_watched=True),
         build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
+        build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB,
+                  mig=MigInstance(parent="GPU-2", number=0, gpu_instance=1, compute_instance=0)),
     ),
     workers=WorkerReadings(
         workers=(
@@ -154,6 +186,11 @@ SNAPSHOT = build.snapshot(
         ),
         errors={"not_json": 1},
     ),
+    driver=DriverHealth(killed=2, abandoned=1, xids={("GPU-0", 31): 2, ("GPU-1", 79): 1, ("GPU-0", 154): 1}),
+    gpu_totals={
+        "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
+        "GPU-1": GpuTotals(),
+    },
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
 )  # fmt: skip

@@ -1,5 +1,8 @@
 """From samples to durations: what is idle, what is still, and for how long that is known."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from exporter.evidence import (
     ContainerHistory,
     CpuHistory,
     DeathHistory,
+    GpuHistory,
     GpuUse,
     RamUse,
     Thresholds,
@@ -21,8 +25,12 @@ from exporter.readings import (
     ContainerEvidence,
     CpuUse,
     Gpu,
+    GpuFigures,
+    GpuProcess,
     GpuReadings,
     GpuShare,
+    GpuTotals,
+    MigInstance,
     ProcessWork,
     Unknown,
     WorkerReadings,
@@ -743,3 +751,110 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
     assert beat_age_s > slept_s
     assert (evidence.suspicion(build.job_file(), beat_age_s, seen) is None) is wedged
     assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
+
+
+# Counters of a GPU
+
+
+def counted(*looks: tuple[float, GpuReadings | None]) -> dict[str, GpuTotals]:
+    """What has been counted after the last of these looks: seconds since the one before, and what was read."""
+    history, now_s = GpuHistory(THRESHOLDS), 1000.0
+    for gap_s, readings in looks:
+        now_s += gap_s
+        last = history.observe(readings, now_s=now_s)
+    return dict(last)
+
+
+def at(utilization_ratio: float | None, uuid: str = "GPU-0") -> GpuReadings:
+    return build.gpus(build.gpu(0, uuid=uuid, utilization_ratio=utilization_ratio))
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy_s"),
+    [
+        pytest.param([(0, at(0.9))], 0.0, id="from zero at the first look"),
+        pytest.param([(0, at(0.9)), (1, at(0.5)), (2, at(1.0))], 2.5, id="each look stands for the time before it"),
+        pytest.param([(0, at(None))], None, id="absent until something was measured"),
+        pytest.param([(0, at(None)), (1, at(0.5))], 0.0, id="and from zero then"),
+        pytest.param([(0, at(1.0)), (1, at(None)), (1, at(1.0))], 1.0, id="an unknown look adds nothing"),
+        pytest.param([(0, at(1.0)), (1, None), (1, at(1.0))], 1.0, id="nor does one without a source"),
+        pytest.param([(0, at(1.0)), (6, at(1.0)), (1, at(1.0))], 1.0, id="nor the time after a gap"),
+        pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="nor a time that runs backwards"),
+    ],
+)
+def test_the_time_a_gpu_was_busy_is_counted_of_measured_looks_only(
+    looks: list[tuple[float, GpuReadings | None]], busy_s: float | None
+) -> None:
+    assert counted(*looks)["GPU-0"].busy_s == busy_s
+
+
+def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
+    both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=0.5))
+    first = build.gpus(build.gpu(0, utilization_ratio=1.0))
+
+    assert {uuid: found.busy_s for uuid, found in counted((0, both), (1, both)).items()} == {"GPU-0": 1.0, "GPU-1": 0.5}
+    assert list(counted((0, both), (1, first))) == ["GPU-0"]
+    assert counted((0, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
+    assert counted((0, both), (1, None)) == {}
+    assert counted((0, both), (1, None), (1, both))["GPU-1"].busy_s == 0.5
+
+
+def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
+    refused = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "timeout"})), build.gpu(1))
+    other = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "failed"})), build.gpu(1))
+
+    found = counted((0, refused), (1, refused), (1, other))
+
+    assert found["GPU-0"].unknown == {("power_watts", "timeout"): 2, ("power_watts", "failed"): 1}
+    assert found["GPU-1"].unknown == {}
+
+
+# Instances of a GPU
+
+
+def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
+    """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
+    mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
+    given: dict[str, Any] = {"uuid": f"MIG-{number}", "mig": mig, "utilization_ratio": None}
+    return build.gpu(0, *processes, **(given | changes))
+
+
+CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode")
+
+
+@pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
+def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: str) -> None:
+    own = instance(1, build.process(4001, None, 700), memory_used_bytes=900)
+    readings = build.gpus(CUT, instance(0, build.process(OTHER_PID, None, 5)), own)
+
+    found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
+
+    assert found.gpus == ("MIG-1",)
+    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700),)
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+    assert found.unknown.reason == "not_measured"
+
+
+def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
+    found = gpu_use(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
+
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+
+
+def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> None:
+    readings = build.gpus(CUT, instance(0))
+
+    found = gpu_use(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
+
+    assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
+
+
+def test_memory_of_an_instance_adds_up_unless_others_share_it() -> None:
+    own = instance(0, build.process(4001, None, 700), memory_used_bytes=900)
+    assert own.mig
+    shared = replace(own, mig=replace(own.mig, shares_memory=True))
+
+    assert evidence.unattributed_bytes(own) == 200
+    assert evidence.unattributed_bytes(shared) is None

@@ -12,11 +12,12 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import Thresholds
-from exporter.readings import ContainerEvidence, Gpu, GpuProcess, GpuReadings, Snapshot
+from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
 from exporter.sources.containers import Listing
 from gpuwarden import cgroup, clock, statefile
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker, Worker
@@ -190,6 +191,25 @@ def test_a_failing_gpu_source_makes_gpus_unknown_and_costs_nothing_else(
     assert snapshot.gpus is None
     assert only(snapshot).gpu_idle_s is None
     assert only(snapshot).ram_bytes is not None
+
+
+def test_what_became_of_asking_the_driver_is_told_most_of_all_when_it_does_not_answer(house: Path) -> None:
+    def fail() -> GpuReadings:
+        raise GpuwardenError("it hangs")
+
+    hanging = DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 119): 1})
+    snapshot = sampler(house, gpus=fail, driver=lambda: hanging).sample()
+
+    assert (snapshot.gpus, snapshot.driver) == (None, hanging)
+
+
+def test_the_time_a_gpu_was_busy_is_counted_from_look_to_look(house: Path) -> None:
+    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, utilization_ratio=1.0)))
+    first = look.sample()
+    last = look.sample()
+
+    assert first.gpu_totals["GPU-0"].busy_s == 0.0
+    assert last.gpu_totals["GPU-0"].busy_s == pytest.approx(last.taken.boottime_s - first.taken.boottime_s)
 
 
 def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:
