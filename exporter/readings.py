@@ -3,9 +3,11 @@
 Values only. Unknown is `None` with its reason beside it; a measured nothing is a 0.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from gpuwarden.statefile import JobFile, Stamp, WorkerFile
 
@@ -29,7 +31,12 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`."""
+    """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`.
+
+    `source` tells its figures, where that is not the source of all readings. `node` is its render node, such as
+    `renderD128`: GPUs that have one are asked for by it, and not by their index. `attribution` is `device` where nobody
+    tells what each process computes on it, and `process` where the driver does.
+    """
 
     uuid: str
     index: int
@@ -41,14 +48,28 @@ class Gpu:
     unknown: str | None = None
     memory_free_bytes: int | None = None
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
+    source: str | None = None
+    node: str | None = None
+    attribution: str = "process"
+
+
+ALL_NODES: Final = "dri"
+"""How a container asks for every GPU that has a render node: by the folder of all nodes."""
+
+NODE: Final = re.compile(r"renderD[0-9]+")
+"""The name of a render node (Documentation/gpu/drm-uapi.rst of the kernel)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReadings:
-    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface."""
+    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface; or of several together.
+
+    `failed` are those of them that did not answer: their GPUs are missing here.
+    """
 
     source: str
     gpus: tuple[Gpu, ...]
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +127,8 @@ class Container:
 
     `incarnation` changes whenever what runs in it is another: full id and StartedAt; unit and invocation id;
     pid, start ticks and boot id.
-    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
+    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; then render nodes,
+    such as `renderD128`, or `dri` for all of them; `None` for none.
     `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
     `paused` runs, and nothing in it gets any time.
     """
@@ -180,11 +202,16 @@ class WorkerReadings:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuShare:
-    """One container's part of one GPU; `None` is unknown."""
+    """One container's part of one GPU; `None` is unknown.
+
+    `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
+    not known that the GPU does anything.
+    """
 
     gpu: str
     utilization_ratio: float | None
     memory_bytes: int | None
+    attributed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
