@@ -19,7 +19,7 @@ from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import nvml, simulated
+from exporter.sources import drm, nvml, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.probes import Prober
 from exporter.sources.units import Units
@@ -67,6 +67,7 @@ def serve(settings: Settings) -> None:
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )
     gpus = _gpu_source(settings)
+    kernel_gpus = _drm_source(settings)
     engines = {
         kind: EngineContainers(base_url, settings.dir, kind=kind)
         for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
@@ -78,6 +79,7 @@ def serve(settings: Settings) -> None:
         directory=settings.dir,
         containers=engines,
         gpus=gpus.read,
+        drm=kernel_gpus.read,
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
         servers=servers,
@@ -91,6 +93,7 @@ def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
     gpus.tell()
+    kernel_gpus.tell()
     for engine in engines.values():
         engine.start()
     sampler.start()
@@ -131,4 +134,28 @@ def _gpu_source(settings: Settings) -> _GpuSource:
         else:
             tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml.LIBRARY)
             return _GpuSource(read=nvml.NvmlGpus().read, tell=tell)
-    return _GpuSource(read=None, tell=partial(log.info, "no GPU is read", because=because))
+    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
+
+
+def _drm_source(settings: Settings) -> _GpuSource:
+    """AMD's and Intel's GPUs, where there are any.
+
+    Raises:
+        GpuwardenError: a GPU that must be there is not.
+    """
+    asked = {"amd": (settings.amd, drm.AMD), "intel": (settings.intel, drm.INTEL)}
+    wanted = [drivers for mode, drivers in asked.values() if mode != "off"]
+    if not wanted or settings.simulate_gpu is not None:
+        return _GpuSource(read=None, tell=lambda: None)
+    source = drm.DrmGpus(frozenset[str]().union(*wanted))
+    found = source.drivers_found()
+    for option, (mode, drivers) in asked.items():
+        if mode == "on" and found.isdisjoint(drivers):
+            names = " or ".join(sorted(drivers))
+            raise GpuwardenError(
+                f"no GPU of the kernel's driver {names} has a node in /sys/class/drm: load the driver, or make /sys "
+                f"visible to the exporter, or start it with --{option} off"
+            )
+    if not found:
+        return _GpuSource(read=None, tell=lambda: None)
+    return _GpuSource(read=source.read, tell=partial(log.info, "GPUs are read from the kernel", drivers=sorted(found)))
