@@ -111,6 +111,7 @@ def test_a_board_that_tells_its_name_goes_by_it_and_one_without_any_by_its_numbe
     }
 
 
+@pytest.mark.behaviour("A19")
 @pytest.mark.parametrize(
     ("busy_percent", "queues", "occupied", "ratio"),
     [

@@ -72,6 +72,7 @@ def scrape(port: int) -> str:
         return text
 
 
+@pytest.mark.behaviour("A19")
 def test_a_worker_on_an_amd_gpu_is_unknown_while_the_gpu_works_and_idle_once_it_does_nothing(
     house: Path, tree: Tree, start_worker: StartWorker
 ) -> None:

@@ -348,6 +348,7 @@ def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple
         pytest.param(build.gpu(0, processes=None, utilization_ratio=None), None, id="a lost GPU does nothing known"),
     ],
 )
+@pytest.mark.behaviour("A19")
 def test_where_only_the_whole_gpu_is_measured_that_is_told(found: Gpu, attributed: bool | None) -> None:
     use = gpu_use(build.container(), OWN, build.gpus(found), THRESHOLDS)
 
