@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.readings import (
+    ALL_NODES,
+    NODE,
     Container,
     ContainerEvidence,
     CpuUse,
@@ -61,6 +63,9 @@ class Thresholds:
 
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
+
+ALL: Final = "all"
+"""How a container asks for every GPU of NVIDIA's."""
 
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
@@ -118,12 +123,13 @@ def gpu_use(
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
     by CUDA than by the driver, and work seen on another GPU is no idleness.
     """
-    if container.gpu_request is None:
+    wanted = _wanted(container.gpu_request, readings)
+    if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
         return replace(use, shares=_uninvited(pids, readings))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
-    assigned, missing = _assigned(container.gpu_request, pids or frozenset(), readings.gpus)
+    assigned, missing = _assigned(wanted, pids or frozenset(), readings)
     uuids = tuple(gpu.uuid for gpu in assigned) + missing
     if missing:
         return _unknown_use(uuids, "gpu_missing", f"assigned GPU {missing[0]} is not reported")
@@ -131,10 +137,13 @@ def gpu_use(
         return _unknown_use((), "gpu_missing", "the host reports no GPU")
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
-    shares = tuple(_share(gpu, pids) for gpu in assigned)
-    unknown = next(
-        filter(None, (_why_unknown(gpu, share, thresholds) for gpu, share in zip(assigned, shares, strict=True))), None
+    parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
+    reasons = [_why_unknown(gpu, share, thresholds) for gpu, share in parts]
+    shares = tuple(
+        replace(share, attributed=None if gpu.utilization_ratio is None else reason is None)
+        for (gpu, share), reason in zip(parts, reasons, strict=True)
     )
+    unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
@@ -409,10 +418,11 @@ class GpuHistory:
             gap_s = 0.0
         if readings is None:
             return {}
-        there = {gpu.uuid for gpu in readings.gpus}
-        # Instances are made and unmade under new names for ever.
-        self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in there}
-        self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in there}
+        if not readings.failed:  # otherwise those that are missing may be of a source that does not answer
+            there = {gpu.uuid for gpu in readings.gpus}
+            # Instances are made and unmade under new names for ever.
+            self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in there}
+            self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in there}
         for gpu in readings.gpus:
             if gpu.utilization_ratio is not None:
                 # From 0 at the first look: a counter that is born later hides its first increase from `increase()`.
@@ -516,16 +526,43 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
     return GpuUse(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, because=because))
 
 
-def _assigned(request: Iterable[str], pids: frozenset[int], gpus: tuple[Gpu, ...]) -> tuple[list[Gpu], tuple[str, ...]]:
-    """The GPUs that a request names, by `all`, index or UUID, or that list one of the pids; and names that fit none."""
-    wanted = set(request)
-    if "all" in wanted:
-        return list(gpus), ()
+def _wanted(request: Iterable[str] | None, readings: GpuReadings | None) -> frozenset[str]:
+    """What a container asked for, less render nodes where no GPU that is read has one: they are of other GPUs."""
+    wanted = frozenset(request or ())
+    if readings is not None and not any(gpu.node for gpu in readings.gpus) and not readings.failed:
+        return wanted - _nodes(wanted)
+    return wanted
+
+
+def _nodes(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
+
+
+def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> tuple[list[Gpu], tuple[str, ...]]:
+    """The GPUs that a request names, or that list one of the pids; and names that fit none.
+
+    `all` and indexes are NVIDIA's names, and `all` is every GPU of a host that has none of NVIDIA's. GPUs with a render
+    node go by it, or by their UUID. A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere
+    listed: a node that is unknown is missed only where nothing else was asked for.
+    """
+    gpus = readings.gpus
+    wholesale = wanted & {ALL, ALL_NODES}
+    if wholesale and readings.failed:
+        return [], tuple(sorted(wholesale))
+    numbered = [gpu for gpu in gpus if gpu.node is None]
+    every = {gpu.uuid for gpu in numbered or gpus} if ALL in wanted else set()
+    if ALL_NODES in wanted:
+        every |= {gpu.uuid for gpu in gpus if gpu.node is not None}
     found = [
-        gpu for gpu in gpus if not wanted.isdisjoint(gpu.names) or any(each.pid in pids for each in gpu.processes or ())
+        gpu
+        for gpu in gpus
+        if gpu.uuid in every
+        or not wanted.isdisjoint(gpu.names)
+        or any(each.pid in pids for each in gpu.processes or ())
     ]
-    known = {name for gpu in gpus for name in gpu.names}
-    return found, tuple(sorted(wanted - known))
+    nodes = _nodes(wanted)
+    missed = (wanted - nodes or nodes) - wholesale if ALL not in wanted else frozenset()
+    return found, tuple(sorted(missed - {name for gpu in gpus for name in gpu.names}))
 
 
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:

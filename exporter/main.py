@@ -22,7 +22,7 @@ from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import nvml_parent, simulated
+from exporter.sources import drm, nvml_parent, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
@@ -73,6 +73,7 @@ def serve(settings: Settings) -> None:
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )
     gpus = _gpu_source(settings)
+    kernel_gpus = _drm_source(settings)
     engines: dict[str, EngineContainers | Pods] = {
         kind: EngineContainers(base_url, settings.dir, kind=kind)
         for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
@@ -86,6 +87,7 @@ def serve(settings: Settings) -> None:
         directory=settings.dir,
         containers=engines,
         gpus=gpus.read,
+        drm=kernel_gpus.read,
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
         servers=servers,
@@ -103,6 +105,7 @@ def serve(settings: Settings) -> None:
     # In a thread, as its end is: a handler runs between two steps of the main thread, which may hold any lock.
     signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
     gpus.tell()
+    kernel_gpus.tell()
     for engine in engines.values():
         engine.start()
     sampler.start()
@@ -177,4 +180,28 @@ def _gpu_source(settings: Settings) -> _GpuSource:
             tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_parent.LIBRARY)
             driver = nvml_parent.NvmlApart(answer_s=settings.nvml_answer_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver.health, close=driver.close)
-    return _GpuSource(read=None, tell=partial(log.info, "no GPU is read", because=because))
+    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
+
+
+def _drm_source(settings: Settings) -> _GpuSource:
+    """AMD's and Intel's GPUs, where there are any.
+
+    Raises:
+        GpuwardenError: a GPU that must be there is not.
+    """
+    asked = {"amd": (settings.amd, drm.AMD), "intel": (settings.intel, drm.INTEL)}
+    wanted = [drivers for mode, drivers in asked.values() if mode != "off"]
+    if not wanted or settings.simulate_gpu is not None:
+        return _GpuSource(read=None, tell=lambda: None)
+    source = drm.DrmGpus(frozenset[str]().union(*wanted))
+    found = source.drivers_found()
+    for option, (mode, drivers) in asked.items():
+        if mode == "on" and found.isdisjoint(drivers):
+            names = " or ".join(sorted(drivers))
+            raise GpuwardenError(
+                f"no GPU of the kernel's driver {names} has a node in /sys/class/drm: load the driver, or make /sys "
+                f"visible to the exporter, or start it with --{option} off"
+            )
+    if not found:
+        return _GpuSource(read=None, tell=lambda: None)
+    return _GpuSource(read=source.read, tell=partial(log.info, "GPUs are read from the kernel", drivers=sorted(found)))

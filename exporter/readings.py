@@ -3,6 +3,7 @@
 Values only. Unknown is `None` with its reason beside it; a measured nothing is a 0.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,7 +87,10 @@ class MigInstance:
 class Gpu:
     """One GPU, or one instance of it (MIG), which then has `mig` and the `index` of the GPU.
 
-    `processes` is `None` when the driver could not list them, with the reason in `unknown`.
+    `processes` is `None` when the driver could not list them, with the reason in `unknown`. `source` tells its figures,
+    where that is not the source of all readings. `node` is its render node, such as `renderD128`: GPUs that have one
+    are asked for by it, and not by their index. `attribution` is `device` where nobody tells what each process computes
+    on it, and `process` where the driver does.
     """
 
     uuid: str
@@ -99,6 +103,9 @@ class Gpu:
     unknown: str | None = None
     memory_free_bytes: int | None = None
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
+    source: str | None = None
+    node: str | None = None
+    attribution: str = "process"
     figures: GpuFigures = field(default_factory=GpuFigures)
     xids_watched: bool = False
     """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
@@ -111,19 +118,32 @@ class Gpu:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that a container can be given it by: UUID, number, and how drivers before R470 named instances."""
+        """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""
+        if self.node is not None:
+            return self.uuid, self.node
         if self.mig is None:
             return self.uuid, self.number
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
         return self.uuid, self.number, older
 
 
+ALL_NODES: Final = "dri"
+"""How a container asks for every GPU that has a render node: by the folder of all nodes."""
+
+NODE: Final = re.compile(r"renderD[0-9]+")
+"""The name of a render node (Documentation/gpu/drm-uapi.rst of the kernel)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuReadings:
-    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface."""
+    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface; or of several together.
+
+    `failed` are those of them that did not answer: their GPUs are missing here.
+    """
 
     source: str
     gpus: tuple[Gpu, ...]
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +201,8 @@ class Container:
 
     `incarnation` changes whenever what runs in it is another: full id and StartedAt; pod uid, full id and restart
     count; unit and invocation id; pid, start ticks and boot id.
-    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
+    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; then render nodes,
+    such as `renderD128`, or `dri` for all of them; `None` for none.
     `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
     `paused` runs, and nothing in it gets any time.
     """
@@ -277,11 +298,16 @@ class TaskReadings:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuShare:
-    """One container's part of one GPU; `None` is unknown."""
+    """One container's part of one GPU; `None` is unknown.
+
+    `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
+    not known that the GPU does anything.
+    """
 
     gpu: str
     utilization_ratio: float | None
     memory_bytes: int | None
+    attributed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

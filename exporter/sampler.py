@@ -70,6 +70,7 @@ class Sampler:
         directory: Path,
         containers: Mapping[str, Containers],
         gpus: Callable[[], GpuReadings] | None,
+        drm: Callable[[], GpuReadings] | None = None,
         thresholds: Thresholds,
         interval_s: float = 1.0,
         servers: Servers | None = None,
@@ -87,7 +88,7 @@ class Sampler:
         self._host = host
         self._directory = directory
         self._containers = containers
-        self._gpus = gpus
+        self._gpus = {name: read for name, read in (("gpu", gpus), ("drm", drm)) if read is not None}
         self._thresholds = thresholds
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
@@ -134,10 +135,9 @@ class Sampler:
         """Look once; the snapshot replaces the one before."""
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
-        gpu_source = self._gpus
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
-        found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
+        found_gpus = _together({source: self._ask(source, read, health) for source, read in self._gpus.items()})
         found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
@@ -432,6 +432,18 @@ class Sampler:
         for worker in self._dead - dead:
             log.info("worker is no longer dead", worker=worker)
         self._dead = dead
+
+
+def _together(answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
+    """The GPUs of every source that answered; `None` where none did."""
+    told = [readings for readings in answers.values() if readings is not None]
+    if not told:
+        return None
+    return replace(
+        told[0],
+        gpus=tuple(gpu for readings in told for gpu in readings.gpus),
+        failed=tuple(source for source, readings in answers.items() if readings is None),
+    )
 
 
 def _place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:

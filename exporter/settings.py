@@ -84,6 +84,14 @@ class Settings(BaseSettings):
         le=60,
         description="how long one look at the GPUs may take before the process that asks the driver is killed, seconds",
     )
+    amd: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="read AMD's GPUs from the kernel: 'auto' where there are any at the start, 'on' ends without one; "
+        "docs/amd-intel.md",
+    )
+    intel: Literal["auto", "on", "off"] = Field(
+        default="auto", description="read Intel's GPUs from the kernel, as --amd AMD's; docs/amd-intel.md"
+    )
     simulate_gpu: Path | None = Field(
         default=None,
         description="read GPUs from this file instead of a driver; everything says so (docs/simulated-gpu.md)",
@@ -163,6 +171,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_gpu_source(self) -> Self:
-        if self.nvml == "on" and self.simulate_gpu is not None:
-            raise ValueError("--nvml on and --simulate-gpu cannot both be: GPUs come from one source")
+        for option in ("nvml", "amd", "intel"):
+            if getattr(self, option) == "on" and self.simulate_gpu is not None:
+                raise ValueError(f"--{option} on and --simulate-gpu cannot both be: GPUs are simulated, or none is")
         return self

@@ -84,6 +84,7 @@ SOURCES: Final = {
     "source_docker": "does the Docker engine run?",
     "source_podman": "does Podman's service run (systemctl status podman.socket)?",
     "source_gpu": "does the GPU's driver answer (`nvidia-smi`)?",
+    "source_drm": "can the exporter read /proc and /sys (docs/amd-intel.md)?",
 }
 """What to ask first where a source of the exporter's fails."""
 

@@ -59,6 +59,17 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
     )
     yield gauge(
+        "gpuwarden_container_gpu_attribution_missing",
+        "1 while what the GPU does cannot be told apart, so that its container may do all or nothing of it; else 0.",
+        _ON_GPU,
+        (
+            ((each.container.name, share.gpu), float(not share.attributed))
+            for each in found
+            for share in each.shares
+            if share.attributed is not None
+        ),
+    )
+    yield gauge(
         "gpuwarden_container_gpu_memory_bytes",
         "GPU memory that the container's processes hold.",
         _ON_GPU,

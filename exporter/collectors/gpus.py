@@ -25,9 +25,10 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     gpus = readings.gpus
     yield gauge(
         "gpuwarden_gpu_info",
-        "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU.",
-        ("gpu", "index", "name", "source"),
-        (((gpu.uuid, gpu.number, gpu.name, readings.source), 1.0) for gpu in gpus),
+        "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU. Attribution is "
+        "`process`, or `device` where nobody tells what each process computes on it.",
+        ("gpu", "index", "name", "source", "attribution"),
+        (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
     )
     yield gauge(
         "gpuwarden_gpu_mig_info",

@@ -18,7 +18,7 @@ from docker.constants import DEFAULT_DOCKER_API_VERSION
 from requests import RequestException
 
 from exporter import answering, tenancy
-from exporter.readings import Container, Health, Probe, Server, Unknown
+from exporter.readings import ALL_NODES, NODE, Container, Health, Probe, Server, Unknown
 from gpuwarden import cgroup
 
 REFRESH_S: Final = 1.0
@@ -45,6 +45,9 @@ HEALTH_DEFAULT_NS: Final = 30e9
 
 CDI_GPU: Final = "nvidia.com/gpu="
 """How `docker run --device` names a GPU, before its index, UUID or `all` (Container Device Interface)."""
+
+DRI: Final = Path("/dev/dri")
+"""Where the nodes of GPUs are that have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +318,20 @@ def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
 
 
 def _gpu_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """Which GPUs Docker was asked to give: --gpus or --device (device requests), else what the NVIDIA runtime reads."""
+    """Which GPUs Docker was asked to give: NVIDIA's, and the render nodes among its devices."""
+    return (*(_nvidia_request(found) or ()), *_render_nodes(found)) or None
+
+
+def _render_nodes(found: dict[str, Any]) -> list[str]:
+    """What `--device /dev/dri`, or a node in it, gives: AMD's and Intel's GPUs (ContainerInspect: Devices)."""
+    paths = [Path(device.get("PathOnHost", "")) for device in found["HostConfig"].get("Devices") or []]
+    if DRI in paths:
+        return [ALL_NODES]
+    return [path.name for path in paths if path.parent == DRI and NODE.fullmatch(path.name)]
+
+
+def _nvidia_request(found: dict[str, Any]) -> tuple[str, ...] | None:
+    """Which of NVIDIA's GPUs: --gpus or --device (device requests), else what the NVIDIA runtime reads."""
     for request in found["HostConfig"].get("DeviceRequests") or []:
         ids = request.get("DeviceIDs") or []
         by_cdi = tuple(name.removeprefix(CDI_GPU) for name in ids if name.startswith(CDI_GPU))

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from exporter import tenancy
-from exporter.readings import Container, Tenancy
+from exporter import evidence, tenancy
+from exporter.readings import ALL_NODES, Container, Tenancy
 from exporter.sources import kubelet, processes
 from exporter.sources.containers import Listing
 from gpuwarden import cgroup
@@ -306,7 +306,7 @@ class Pods:
             if given is not None:
                 request = _given_gpus(given.get(told.key, {}))
             elif told.gpu_wanted is not None:
-                request = ("all",) if told.gpu_wanted else None  # which is not told, so all are looked at
+                request = (evidence.ALL, ALL_NODES) if told.gpu_wanted else None  # which is not told: all are looked at
             else:
                 request = processes.gpus_of_container(pid, proc=self._proc)
         except OSError:

@@ -15,10 +15,11 @@ SERVER: Final = "server.rules.yaml"
 CHAIN: Final = "chain.rules.yaml"
 REMEDIATOR: Final = "remediator.rules.yaml"
 NODE: Final = "node.rules.yaml"
+ATTRIBUTION: Final = "attribution.rules.yaml"
 VRAM: Final = "vram.rules.yaml"
 RULES: Final = {
     name: (ALERTS / name).read_text()
-    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM)
+    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION)
 }
 
 FIRST: Final = {
@@ -60,6 +61,7 @@ FIRST: Final = {
         "a Prometheus that was down",
     ),
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
+    ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -395,7 +397,16 @@ def of_join(part: str, name: str) -> list[Mutant]:
     )
 
 
+LOCK_HELD = "min by (host, worker, container) (gpuwarden_worker_alive) == 1\n            )"
 WORKER_MUTANTS: Final = [
+    *of(
+        WORKER,
+        RULES[WORKER],
+        ("a GPU that reads busy holds it back", LOCK_HELD,
+         f"{LOCK_HELD} unless on (host, container) gpuwarden_container_gpu_idle_seconds < 1"),
+        ("a GPU that nobody can tell apart holds it back", LOCK_HELD,
+         f"{LOCK_HELD} unless on (host, container) gpuwarden_container_gpu_attribution_missing == 1"),
+    ),
     *of_silence(HEARTBEAT, "the heartbeat", f'{HEARTBEAT_AGE}{{container!=""}}'),
     *of(
         WORKER,
@@ -1124,6 +1135,27 @@ VRAM_MUTANTS: Final = [
     ),
 ]  # fmt: skip
 
+MISSING = "gpuwarden_container_gpu_attribution_missing"
+ATTRIBUTION_MUTANTS: Final = of(
+    ATTRIBUTION,
+    RULES[ATTRIBUTION],
+    ("it fires for what can be told", "== 1", "== 0"),
+    ("it fires at once", "        for: 10m\n", ""),
+    ("it fires a little early", "for: 10m", "for: 9m30s"),
+    ("it fires a little late", "for: 10m", "for: 10m30s"),
+    ("it goes on after it can be told", "for: 10m\n", "for: 10m\n        keep_firing_for: 1m\n"),
+    ("it remembers a moment in which it could not", MISSING, f"max_over_time({MISSING}[5m])"),
+    ("it is believed after it has vanished", MISSING, f"last_over_time({MISSING}[5m])"),
+    ("the worse of two exporters counts", "min by", "max by"),
+    ("every exporter is told of", f"min by (host, container, gpu) ({MISSING})", MISSING),
+    ("hosts are not told apart", "(host, container, gpu)", "(container, gpu)"),
+    ("containers are not told apart", "(host, container, gpu)", "(host, gpu)"),
+    ("GPUs are not told apart", "(host, container, gpu)", "(host, container)"),
+    ("it names another severity", "severity: warning", "severity: critical"),
+    ("it has a remedy", "warning\n", "warning\n          remedy: restart_container\n"),
+    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+)
+
 MUTANTS: Final = [
     *STALL_MUTANTS,
     *WORKER_MUTANTS,
@@ -1135,4 +1167,5 @@ MUTANTS: Final = [
     *REMEDIATOR_MUTANTS,
     *NODE_MUTANTS,
     *VRAM_MUTANTS,
+    *ATTRIBUTION_MUTANTS,
 ]

@@ -100,7 +100,8 @@ def a_snapshot() -> Snapshot:
         tenancy=tenancy, restarts=1,
     )  # fmt: skip
     evidence = ContainerEvidence(
-        container=container, shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10),), gpus=("GPU-0",),
+        container=container, gpus=("GPU-0",),
+        shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True),),
         gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
         peak_bytes={"GPU-0": 11}, oom_kills=1,

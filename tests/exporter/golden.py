@@ -62,6 +62,9 @@ SNAPSHOT = build.snapshot(
         build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
         build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB,
                   mig=MigInstance(parent="GPU-2", number=0, gpu_instance=1, compute_instance=0)),
+        # Who computes on it is known, and not how much.
+        build.gpu(0, build.process(4002, None, 3 * build.MIB), uuid="GPU-amd", name="navi31", utilization_ratio=0.9,
+                  source="amdgpu", node="renderD128", attribution="device"),
     ),
     workers=WorkerReadings(
         workers=(
@@ -104,7 +107,7 @@ SNAPSHOT = build.snapshot(
         build.evidence(
             container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
             oom_kills=1,
-            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB),),
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True),),
             gpu_idle_s=0.0,
             busy_s={"GPU-0": 61.5},
             peak_bytes={"GPU-0": 2060 * build.MIB},
@@ -116,6 +119,7 @@ SNAPSHOT = build.snapshot(
             shares=(
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
                 GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None),
+                GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=3 * build.MIB, attributed=False),
             ),
             gpu_idle_s=None,
             gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),

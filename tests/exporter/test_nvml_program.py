@@ -92,8 +92,9 @@ def command(house: Path, *arguments: object) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without settings of ours that a developer may have in it."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")} | more
+    """This process's, without settings of ours and GPUs of other vendors that a developer may have."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
+    return ours | {"GPUWARDEN_EXPORTER_AMD": "off", "GPUWARDEN_EXPORTER_INTEL": "off"} | more
 
 
 @contextmanager
@@ -453,7 +454,10 @@ def test_without_the_library_the_program_runs_without_gpus_and_says_why(
 
     assert found("gpu_info") is None
     assert found("collector_success", collector="source_gpu") is None
-    assert (log[0]["event"], log[0]["because"].partition(" (")[0]) == ("no GPU is read", f"{LIBRARY} cannot be loaded")
+    assert (log[0]["event"], log[0]["because"].partition(" (")[0]) == (
+        "no NVIDIA GPU is read",
+        f"{LIBRARY} cannot be loaded",
+    )
 
 
 @pytest.mark.needs_compiler
@@ -462,7 +466,7 @@ def test_without_the_library_the_program_runs_without_gpus_and_says_why(
     [
         pytest.param([], "GPU-0", "GPUs are read from the NVIDIA driver", id="auto, and the library is there"),
         pytest.param(["--nvml", "on"], "GPU-0", "GPUs are read from the NVIDIA driver", id="on"),
-        pytest.param(["--nvml", "off"], None, "no GPU is read", id="off"),
+        pytest.param(["--nvml", "off"], None, "no NVIDIA GPU is read", id="off"),
         pytest.param(["--simulate-gpu"], "GPU-sim-0", "GPUs are simulated", id="a simulation outdoes auto"),
     ],
 )

@@ -307,7 +307,7 @@ def test_a_pods_container_is_known_by_the_api_with_its_budget_and_restarts(host:
         name="ml/llm-0/server",
         incarnation=f"{UID}@{ID}@2",
         pid=42,
-        gpu_request=("all",),
+        gpu_request=("all", "dri"),
         image="llm:1",
         tenancy=Tenancy(budget_bytes=3000 * build.MIB),
         restarts=2,
@@ -354,7 +354,7 @@ def test_a_pods_gpus_are_those_that_the_kubelet_gave_it(
 
 
 @pytest.mark.parametrize(
-    ("limits", "request_"), [({"nvidia.com/gpu": "1"}, ("all",)), ({"cpu": "1"}, None), (None, None)]
+    ("limits", "request_"), [({"nvidia.com/gpu": "1"}, ("all", "dri")), ({"cpu": "1"}, None), (None, None)]
 )
 def test_without_the_kubelets_socket_a_limit_tells_only_whether_there_are_any(
     host: Host, cluster: Cluster, limits: dict[str, str] | None, request_: tuple[str, ...] | None

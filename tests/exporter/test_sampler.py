@@ -212,6 +212,32 @@ def test_the_time_a_gpu_was_busy_is_counted_from_look_to_look(house: Path) -> No
     assert last.gpu_totals["GPU-0"].busy_s == pytest.approx(last.taken.boottime_s - first.taken.boottime_s)
 
 
+def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_own(
+    house: Path, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+    card = build.gpu(0, node="renderD128", uuid="GPU-amd", source="amdgpu")
+    answers: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": GpuReadings(source="drm", gpus=(card,))}
+    look = sampler(house, gpus=lambda: answers["gpu"], drm=lambda: answers["drm"])
+
+    both = look.sample()
+    del answers["gpu"]
+    one = look.sample()
+    del answers["drm"]
+    none = look.sample()
+
+    assert both.gpus == GpuReadings(source="test", gpus=(build.gpu(0), card))
+    assert one.gpus == GpuReadings(source="drm", gpus=(card,), failed=("gpu",))
+    assert none.gpus is None
+    assert [health(each) for each in (both, one, none)] == [
+        {"workers": True, "gpu": True, "drm": True},
+        {"workers": True, "gpu": False, "drm": True},
+        {"workers": True, "gpu": False, "drm": False},
+    ]
+    # Without NVIDIA's driver nobody knows of how many GPUs the worker has: the other one's idleness is not its own.
+    assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
+
+
 def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     docker = Docker(build.container(pid=worker.pid))

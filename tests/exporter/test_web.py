@@ -487,7 +487,8 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
     assert (told.host, told.alive, told.job_id, told.gpu_simulated) == ("box-1", True, 7, True)
     assert told.worker_incarnation == worker.incarnation
     assert 'gpuwarden_worker_alive{container="w0",worker="w0"} 1.0' in text
-    assert 'gpuwarden_gpu_info{gpu="GPU-sim-0",index="0",name="Simulated GPU",source="simulated"} 1.0' in text
+    info = 'attribution="process",gpu="GPU-sim-0",index="0",name="Simulated GPU",source="simulated"'
+    assert f"gpuwarden_gpu_info{{{info}}} 1.0" in text
     assert f'gpuwarden_exporter_info{{nodename="box-1",version="{__version__}"}} 1.0' in text
     assert "process_resident_memory_bytes" in text
 
