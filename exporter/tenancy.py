@@ -83,11 +83,14 @@ def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
 
 
 def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
+    # What is free of memory that instances share (MIG) is told of each of them, and each would lose a tenant of its own
+    # for the same want. So nothing is known to be free there, and nobody goes.
+    shared = gpu.mig is not None and gpu.mig.shares_memory
     tenants = (_tenant(place, gpu, may_go=may_go(place, snapshot)) for place in snapshot.containers)
     return CardFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
-        free_bytes=gpu.memory_free_bytes,
+        free_bytes=None if shared else gpu.memory_free_bytes,
         floor_bytes=snapshot.vram_floor_bytes,
         tie_bytes=snapshot.vram_tie_bytes,
         tenants=[each for each in tenants if each is not None],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
-from exporter.readings import GpuShare, Tenancy
+from exporter.readings import GpuShare, MigInstance, Tenancy
 from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, limit, may_go, terms
 from gpuwarden.facts import CardFacts, TenantFacts
 from remediator.actuators.docker import LABEL
@@ -146,6 +146,17 @@ def test_of_a_container_that_is_gone_every_card_is_told_for_nobody_knows_which_i
     snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=(place("b", holds(1)),))
 
     assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-0", "GPU-1"]
+
+
+def test_of_an_instance_that_shares_its_memory_nobody_is_told_what_is_free() -> None:
+    mig = MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0)
+    its_own = build.gpu(0, uuid="MIG-a", memory_free_bytes=7 * MIB, mig=mig)
+    shared = replace(its_own, uuid="MIG-b", mig=replace(mig, gpu_instance=2, shares_memory=True))
+    tenant = place("a", holds(30 * MIB, "MIG-a"), holds(30 * MIB, "MIG-b"), tenancy=BUDGET)
+
+    told = cards(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
+
+    assert {card.gpu: card.free_bytes for card in told} == {"MIG-a": 7 * MIB, "MIG-b": None}
 
 
 def test_without_gpu_readings_no_card_is_told_of() -> None:
