@@ -66,7 +66,8 @@ class Plan:
     Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
     `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
     Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. `prometheus_policy` is what
-    the second opinion of the chain's own Prometheus may do; with `None` it is not asked.
+    the second opinion of the chain's own Prometheus may do; with `None` it is not asked, nor for the curves around a
+    trip, which reach `curves_s` before and after it.
     """
 
     work: Path
@@ -88,6 +89,7 @@ class Plan:
     cooldown_s: float = 300.0
     storm_targets: int = 3
     capture_s: float = 5.0
+    curves_s: float = 900.0
     storm_frees: int = 6
     node_lost_after_s: float = 180.0
     database: str | None = None
@@ -214,7 +216,10 @@ class Chain:
         plan = self.plan
         armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
-        asked = ["--prometheus", self.prometheus_url, "--prometheus-policy", plan.prometheus_policy or ""]
+        asked = [
+            *("--prometheus", self.prometheus_url, "--prometheus-policy", plan.prometheus_policy or ""),
+            *("--curves-s", str(plan.curves_s)),
+        ]
         return [
             *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
             *("--queue", self.queue_url, "--exporter", self.exporter_url),

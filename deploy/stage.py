@@ -107,6 +107,7 @@ def stage(
     cooldown_s: float = 0.0,
     storm_targets: int = 1000,
     capture_s: float = 20.0,
+    curves_s: float = 0.0,
     storm_frees: int = 1000,
     node_lost_after_s: float = 180.0,
     dead_after_s: float = 30.0,
@@ -133,6 +134,7 @@ def stage(
         cooldown_s: how long a container that was freed is not freed again, seconds; a story may wedge one many times.
         storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
         capture_s: how long a look at what is about to be stopped may take, seconds; a slow machine needs longer.
+        curves_s: how far around a trip the curves reach that Prometheus is asked for, seconds; 0 does not ask it.
         storm_frees: and more frees within an hour than this.
         node_lost_after_s: when a host of which nobody has heard is lost, seconds.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
@@ -168,6 +170,8 @@ def stage(
             cooldown_s=cooldown_s,
             storm_targets=storm_targets,
             capture_s=capture_s,
+            prometheus_policy="ignore" if curves_s else None,
+            curves_s=curves_s,
             storm_frees=storm_frees,
             dead_after_s=dead_after_s,
             node_lost_after_s=node_lost_after_s,

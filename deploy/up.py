@@ -33,6 +33,8 @@ from remediator.opinion import Policy
 
 CHECK_S: Final = 0.5
 """Time between two looks at the parts, seconds."""
+FREE_BOUND_MAX_S: Final = 86400
+"""The longest `--free-bound-s` that the executor takes, seconds."""
 HOUSEKEEPING_S: Final = 5.0
 """Time between two looks at the logs' sizes and, where there was none, for a Docker engine, seconds."""
 
@@ -173,6 +175,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         podman=None if arguments.podman == "none" else arguments.podman,
         processes=arguments.processes and arguments.processes.resolve(),
         systemd_units=tuple(arguments.systemd_unit),
+        free_bound_s=arguments.free_bound_s,
         prometheus_policy=arguments.prometheus_policy,
         armed=arguments.armed,
         pace=Pace(),
@@ -272,6 +275,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_units(parser)
     parser.add_argument(
+        "--free-bound-s",
+        type=_free_bound_s,
+        default=Plan.free_bound_s,
+        help="after this long without progress a free is given up and a person told, seconds; more for a service that "
+        "takes longer to come up (default: %(default)g)",
+    )
+    parser.add_argument(
         "--prometheus-policy",
         choices=[policy.value for policy in Policy],
         default=Policy.HEED.value,
@@ -295,6 +305,17 @@ def _parser() -> argparse.ArgumentParser:
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: {port})")
     return parser
+
+
+def _free_bound_s(given: str) -> float:
+    try:
+        if Plan.settle_bound_s <= (bound_s := float(given)) <= FREE_BOUND_MAX_S:
+            return bound_s
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(
+        f"{given!r} is no such time: wanted are {Plan.settle_bound_s:g} to {FREE_BOUND_MAX_S} seconds"
+    )
 
 
 if __name__ == "__main__":

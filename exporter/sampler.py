@@ -6,7 +6,7 @@ Each source fails alone: what it would have told is unknown in that snapshot, an
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -41,6 +41,7 @@ from exporter.sources.containers import Listing
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
+from exporter.tenancy import may_be_ranked
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -181,6 +182,7 @@ class Sampler:
             tasks=found_tasks,
             driver=None if self._driver is None else self._driver(),
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
+            unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)
@@ -444,6 +446,17 @@ def _together(answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
         gpus=tuple(gpu for readings in told for gpu in readings.gpus),
         failed=tuple(source for source, readings in answers.items() if readings is None),
     )
+
+
+def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[str]:
+    """Containers that may be ranked by their VRAM budgets and are in no ranking, for whatever reason."""
+    seen = {each.id for each in running.values()}
+    for listing in listings.values():
+        if listing is not None:
+            yield from listing.unseen
+            for each in listing.containers.values():
+                if each.id not in seen and may_be_ranked(each.tenancy):
+                    yield each.name
 
 
 def _place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:

@@ -42,6 +42,11 @@ def terms(labels: Mapping[str, str], *, vanishes: bool = False) -> Tenancy:
     return Tenancy(recyclable=recyclable, budget_bytes=int(said) * 2**20)
 
 
+def may_be_ranked(its: Tenancy) -> bool:
+    """Whether by its labels alone a container may be the one that goes: who has the greatest used − budget."""
+    return its.recyclable and its.budget_bytes is not None
+
+
 def may_go(place: ContainerEvidence, snapshot: Snapshot) -> bool:
     """Whether a container may be stopped for its memory's sake as things are.
 

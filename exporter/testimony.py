@@ -76,6 +76,7 @@ def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | 
         silence_allowed_s=probe.silence_s if probe else None,
         probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
         cards=tenancy.cards(snapshot, name),
+        unseen=list(snapshot.unseen),
     )
 
 

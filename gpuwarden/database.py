@@ -58,6 +58,9 @@ CHANGES_POLL_S: Final = 0.05
 IDLE_TRUSTED_S: Final = 1.0
 """A connection that was used within this time is used again unasked, seconds: asking costs each claim a round trip."""
 
+_DISK_FULL: Final = "53100"
+"""PostgreSQL's error code for it (its manual, appendix A)."""
+
 CLOCK_TRUSTED_S: Final = 5.0
 """How long the distance between the server's clock and ours is taken as known, seconds.
 
@@ -723,6 +726,8 @@ def _translated(engine: Engine) -> Iterator[None]:
 def _told_of(engine: Engine, error: Exception) -> DatabaseError:
     cause = error.orig if isinstance(error, DBAPIError) else error
     because = str(cause).strip().partition("\n")[0]
+    if getattr(cause, "sqlstate", None) == _DISK_FULL:
+        because = f"its server's disk is full, make room there: {because}"
     # The three that say so in so many words: the drivers' common name for it, and the pool's.
     away = isinstance(error, NoConnectionFreeError) or any(
         each.__name__ == "OperationalError" for each in type(cause).__mro__

@@ -142,6 +142,9 @@ class ServerFacts(ContainerFacts):
     # The memory of every GPU that it has a part in; null where no GPU is read, and an exporter of before this field
     # tells none.
     cards: list[CardFacts] | None = None
+    # The names of others on this host that by their labels may be stopped for their memory's sake, and of which nothing
+    # more is known; null is unknown, and an exporter of before this field tells none.
+    unseen: list[str] | None = None
 
 
 _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)

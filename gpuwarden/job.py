@@ -300,7 +300,7 @@ class Phase(StrEnum):
 
 
 class Trip(StrEnum):
-    """Which condition ended an attempt, a server or a tenant, or has a host's jobs held; told apart (A18)."""
+    """Which condition ended an attempt, a server or a tenant, has jobs held or a run judged; told apart (A18)."""
 
     STALL = "stall"
     BUDGET = "budget"
@@ -309,6 +309,7 @@ class Trip(StrEnum):
     SERVER = "server"
     NODE_LOST = "node_lost"
     VRAM = "vram"
+    ITEMS = "items"
 
     @property
     def exit_code(self) -> int:

@@ -1,13 +1,16 @@
 """The history of the tables: how those of one revision become those of another. By Alembic, one history a schema."""
 
 import threading
+import time
+from collections.abc import Collection
 from typing import Any, Final
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, func, inspect, select
+from sqlalchemy import Connection, Engine, func, inspect, select, text
+from sqlalchemy.exc import OperationalError
 
 from gpuwarden.database import (
     NOTHING,
@@ -27,6 +30,16 @@ BASELINE: Final = "0001"
 
 # Alembic keeps what it migrates in module globals: two threads of one process would migrate each other's databases.
 _MIGRATING: Final = threading.Lock()
+
+IN_USE_S: Final = 60.0
+"""How long tables of PostgreSQL are waited for that programs use, in seconds."""
+
+_LOCK_MS: Final = 500
+"""How long for one of them at a time: less than PostgreSQL's `deadlock_timeout`, which is 1 s unless it is told."""
+
+_LET_THROUGH_S: Final = 0.1
+_TAKEN: Final = frozenset({"55P03", "40P01"})
+"""PostgreSQL's states of what could not be locked in time, or not without a deadlock."""
 
 
 def _config(schema: Schema) -> Config:
@@ -51,7 +64,7 @@ def migrate_to(
 
     Raises:
         DatabaseError: the tables are of a newer gpuwarden or another program's, or there is no such revision; or they
-            would go down and nobody was asked.
+            would go down and nobody was asked; or programs go on using them.
     """
     config = _config(schema)
     script = ScriptDirectory.from_config(config)
@@ -78,6 +91,8 @@ def migrate_to(
                 f"{engine.url.render_as_string(hide_password=True)}: a table {min(tables)!r} is there that is not "
                 f"gpuwarden's (there is no {schema.version_table}): give gpuwarden a database of its own"
             )
+        if is_shared(engine) and found != wanted:
+            _take(connection, set(inspect(connection).get_table_names()) & set(schema.tables.tables), schema)
         config.attributes.update(connection=connection, version_table=schema.version_table)
         with _MIGRATING:
             if schema.first in tables:
@@ -95,6 +110,36 @@ def migrate_to(
             elif found != wanted:
                 command.upgrade(config, wanted or "base")
     return found, wanted
+
+
+def _take(connection: Connection, tables: Collection[str], schema: Schema) -> None:
+    """Lock all that changes before any of it does.
+
+    One after the other as they change, they would lock out a transaction that holds the next one, and PostgreSQL would
+    break off one of the two. Here all are let go again where one cannot be had at once, and such a transaction ends.
+    """
+    if not tables:
+        return
+    preparer = connection.dialect.identifier_preparer
+    names = ", ".join(preparer.quote(table) for table in sorted(tables))
+    give_up_s = time.monotonic() + IN_USE_S
+    while True:
+        try:
+            with connection.begin_nested():
+                connection.execute(select(func.set_config("lock_timeout", f"{_LOCK_MS}", True)))
+                connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+                connection.execute(select(func.set_config("lock_timeout", "0", True)))
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) not in _TAKEN:
+                raise
+            if time.monotonic() >= give_up_s:
+                raise DatabaseError(
+                    f"the {schema.name}'s tables have been in use for {IN_USE_S:g} s: end the programs that use them "
+                    "(pg_stat_activity tells which have a transaction open), then start this one again"
+                ) from None
+            time.sleep(_LET_THROUGH_S)
+        else:
+            return
 
 
 def migrate_within(context: EnvironmentContext | Any) -> None:

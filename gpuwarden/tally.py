@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class WorkerTally:
     """One worker at the items of one run: how many it finished, and how many failed, each once, forgiven ones left out.
 
-    `runs_for_s` is for how long it has been running a job of the run, seconds; `None` while it runs none.
+    `runs_for_s` is for how long it has been running a job of the run, seconds; `None` while it runs none. `spent` says
+    of such a job that is at a cap why it cannot be taken from it, and what to do; `None` where all can be taken.
     """
 
     host: str
@@ -15,6 +16,7 @@ class WorkerTally:
     done: int
     failed: int
     runs_for_s: float | None
+    spent: str | None = None
 
     def __str__(self) -> str:
         return f"{self.worker} on {self.host}"

@@ -49,7 +49,7 @@ class Admits(Protocol):
 
     @property
     def subject(self) -> Subject:
-        """A worker, a server, a tenant or a host."""
+        """A worker, a server, a tenant, a host or a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +132,11 @@ def is_beat(alert: Alert) -> bool:
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
     """What an admitted alert is about, and its name: the worker it names, else the container, else the host.
 
-    Of one container a silence and a use of memory are two matters, each with an episode of its own.
+    Of one container a silence and a use of memory are two matters, each with an episode of its own. Items that fail are
+    a matter of their run, whichever of the host's workers failed them.
     """
+    if labels.get("trip") == Trip.ITEMS:
+        return Subject.RUN, labels.get("run", "")
     if worker := labels.get("worker"):
         return Subject.WORKER, worker
     if container := labels.get("container"):
@@ -167,6 +170,8 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
         )
     elif remedies[remedy].subject is Subject.HOST:
         return _admit_host(alert, remedy)
+    elif remedies[remedy].subject is Subject.RUN:
+        return _admit_run(alert, remedy)
     elif remedies[remedy].subject is not Subject.WORKER:
         return _admit_container(alert, remedy)
     elif not is_text(labels.get("worker", "")):
@@ -190,6 +195,15 @@ def _admit_container(alert: Alert, remedy: str) -> Refusal | None:
     else:
         return None
     return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
+    """The run is what is judged; the worker that it names is on the host whose remediator judges it."""
+    labels = alert.labels
+    if is_text(labels.get("run", "")) and is_text(labels.get("worker", "")):
+        return None
+    because = f"remedy {remedy} needs the labels `run` and `worker`, 1 to {NAME_MAX} printable characters"
+    return Refusal(reason="no_run", because=because, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _admit_host(alert: Alert, remedy: str) -> Refusal | None:

@@ -9,6 +9,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -100,7 +101,11 @@ class Loop:
 
     def run(self, what: Coroutine[Any, Any, _T]) -> _T:
         """Wait for what it comes to."""
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+        return self.start(what).result()
+
+    def start(self, what: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Begin it; what it comes to may be waited for later."""
+        return asyncio.run_coroutine_threadsafe(what, self._loop)
 
     def close(self) -> None:
         """Let go of the thread."""

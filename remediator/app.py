@@ -30,6 +30,7 @@ from remediator.ledger_metrics import SERIES, LedgerCollector
 from remediator.plan import Limits
 from remediator.readiness import Readiness
 from remediator.reconcile import Reconciler
+from remediator.remedies.wrangle import Rules
 from remediator.watchdog import Watchdog
 
 log: Final = structlog.get_logger("remediator")
@@ -54,6 +55,7 @@ def create_app(
     alertmanagers: Sequence[str] = (),
     queue: Collector | None = None,
     node_lost_after_s: float = Limits.node_lost_after_s,
+    wrangle_activation: int = Rules.activation,
 ) -> FastAPI:
     """The application.
 
@@ -66,6 +68,7 @@ def create_app(
         alertmanagers: the Alertmanagers that are asked for the alerts that a call left out.
         queue: the queue's numbers, where it is to be told of too.
         node_lost_after_s: what the rule about silent hosts is told, seconds.
+        wrangle_activation: what the rule about items that fail is told, a count.
     """
     registry = _registry(ledger, host, queue)
     rejected = Counter(
@@ -76,8 +79,8 @@ def create_app(
     )
     for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
-    lost_after = "gpuwarden_remediator_node_lost_after_seconds"
-    Gauge(lost_after, SERIES[lost_after].meaning, registry=registry).set(node_lost_after_s)
+    _tell(registry, "gpuwarden_remediator_node_lost_after_seconds", node_lost_after_s)
+    _tell(registry, "gpuwarden_remediator_wrangle_activation_items", wrangle_activation)
     inbox = Inbox(ledger, host=host)
     watchdog = Watchdog()
     registry.register(watchdog)
@@ -150,6 +153,11 @@ async def _durable(taken: Future[tuple[int, int]]) -> tuple[int, int]:
         raise NoAnswerError(f"the ledger has not answered within {WRITE_TIMEOUT_S:g} s") from None
     except asyncio.CancelledError:  # told to end: the call is answered all the same
         raise NoAnswerError("the program ends and does not wait for the ledger") from None
+
+
+def _tell(registry: CollectorRegistry, name: str, threshold: float) -> None:
+    """A rule's threshold, as it was set."""
+    Gauge(name, SERIES[name].meaning, registry=registry).set(threshold)
 
 
 def _describe(app: FastAPI) -> None:

@@ -15,6 +15,7 @@ the standard library alone. REQUEST is a JSON object:
     native         whether frames of native code may be asked for too, which stops the process meanwhile
     log_files      the files that may hold its last lines: the first that is there is read; else
     container      the full id of the container to ask its engine about; null for none
+    kind           what it is a container of: docker, podman or another
     engine         its engine's socket, as unix:///path, where it has one
 
 The lines, by their `kind`; a field that could not be read is null:
@@ -31,7 +32,7 @@ The lines, by their `kind`; a field that could not be read is null:
     over           the last line, of one that was not cut short
 
 Sources: proc_pid_stat(5), proc_pid_task(5), proc_pid_wchan(5), proc_pid_syscall(5); `py-spy dump --json`;
-Docker's API, "Get container logs".
+Docker's API, "Get container logs" and "Inspect a container"; podman-run(1), --log-driver=k8s-file.
 """
 
 import contextlib
@@ -71,8 +72,14 @@ PY_SPY_SHARE: Final = 0.45
 MEMORY_MAX_BYTES: Final = 2**30
 """Memory that this program may have, and py-spy: what py-spy reads is the target's own, and may lie."""
 
+PODMAN_READ_BYTES: Final = 2**20
+"""What is read of the end of Podman's own file: it holds as many bytes of log as are kept, were each a piece by itself
+with 46 bytes about it."""
+
 ENGINE_S: Final = 1.0
 """How long the engine may take between two parts of a container's last lines, seconds."""
+
+CONTAINER_LOG: Final = "the container's log"
 
 OUTPUT_MAX_BYTES: Final = 4 * 2**20
 
@@ -112,7 +119,7 @@ def main(argv: list[str]) -> int:
     # What costs least first.
     seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["session"], out)
     if not any(_file_log(Path(path), out) for path in request["log_files"]) and request["container"] is not None:
-        _container_log(request["engine"], request["container"], out)
+        _container_log(request["kind"], request["engine"], request["container"], out)
     py_spy: str | None = request["py_spy"]
     if py_spy is None:
         out.say("note", text="no Python stacks, for py-spy is not installed: pip install 'gpuwarden[evidence]'")
@@ -224,20 +231,26 @@ def _states(pid: int) -> set[str]:
 def _file_log(path: Path, out: _Out) -> bool:
     """The last lines of a file; whether it is there."""
     try:
-        # Nobody leads us elsewhere by a link, and nothing is waited for that is no file.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as log:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                out.say("note", text=f"no last lines of {path}: it is no file")
-                return True
-            before = max(0, log.seek(0, os.SEEK_END) - LOG_MAX_BYTES - 1)
-            log.seek(before)
-            _say_lines(str(path), log.read(LOG_MAX_BYTES + 1), out)
+        data, _ = _end_of(path, LOG_MAX_BYTES + 1)
     except FileNotFoundError:
         return False
     except OSError as error:
         out.say("note", text=f"no last lines of {path}: {_why(error)}")
+    else:
+        _say_lines(str(path), data, out)
     return True
+
+
+def _end_of(path: Path, size_bytes: int) -> tuple[bytes, bool]:
+    """The last bytes of a file, and whether there are others before them."""
+    # Nobody leads us elsewhere by a link, and nothing is waited for that is no file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is no file")
+        before = max(0, file.seek(0, os.SEEK_END) - size_bytes)
+        file.seek(before)
+        return file.read(size_bytes), before > 0
 
 
 class _Socket(http.client.HTTPConnection):
@@ -251,9 +264,11 @@ class _Socket(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _container_log(url: str, container: str, out: _Out) -> None:
+def _container_log(kind: str, url: str, container: str, out: _Out) -> None:
     if not url.startswith("unix://"):
         out.say("note", text=f"no last lines of the container: its engine at {url} has no socket here")
+        return
+    if kind == "podman" and _podman_file_log(url, container, out):
         return
     because = ""
     for lines in (LOG_LINES_MAX, 1):  # one of a hundred may be of any length
@@ -267,11 +282,48 @@ def _container_log(url: str, container: str, out: _Out) -> None:
             because = _why(error)
             break
         else:
-            _say_lines("the container's log", b"".join(_unframed(data)), out)
+            _say_lines(CONTAINER_LOG, b"".join(_unframed(data)), out)
             if because:
                 out.say("note", text=f"of the container's last lines there is only the last: {because}")
             return
     out.say("note", text=f"no last lines of the container: {because}")
+
+
+def _podman_file_log(url: str, container: str, out: _Out) -> bool:
+    """The last lines of Podman's own file, which tells them right; whether it could be read.
+
+    A program that writes a line in two goes, as an unbuffered print() does, has it kept in pieces now and then. Asked
+    for the last so many lines, Podman 4.3 puts such a piece behind the line before it, those of one line in reverse,
+    and leaves out the first (https://github.com/containers/podman/issues/19545).
+    """
+    try:
+        path = json.loads(_engine_says(url, f"/containers/{container}/json"))["LogPath"]
+    except (OSError, http.client.HTTPException, _TooMuchError, ValueError, KeyError):
+        return False  # it says the same when it is asked for the lines
+    if not path:
+        return False  # it keeps them elsewhere: in the journal
+    try:
+        data, cut = _end_of(Path(path), PODMAN_READ_BYTES)
+    except OSError as error:
+        because = f"{path} cannot be read: {_why(error)}"
+        out.say("note", text=f"the container's last lines may be out of order, as Podman 4.3 tells them: {because}")
+        return False
+    _say_lines(CONTAINER_LOG, b"".join(_joined(data.split(b"\n")[cut:])), out)
+    return True
+
+
+def _joined(kept: list[bytes]) -> Iterator[bytes]:
+    """What was written, of a log in pieces: TIME STREAM TAG PIECE, where the tag P says that the line goes on."""
+    begun: dict[bytes, list[bytes]] = {}
+    for each in kept:
+        _, _, rest = each.partition(b" ")
+        stream, _, rest = rest.partition(b" ")
+        tag, _, piece = rest.partition(b" ")
+        begun.setdefault(stream, []).append(piece)
+        if tag == b"F":
+            yield b"".join([*begun.pop(stream), b"\n"])
+    for pieces in begun.values():
+        yield from pieces
 
 
 class _TooMuchError(Exception):

@@ -5,7 +5,7 @@ it has started. What it had seen until then is kept.
 
 What is kept is a JSON object, its format numbered:
 
-    format            1
+    format            2
     armed             whether a stop was to follow; in a dry run nothing is ever blocked, not even for a moment
     took_s            how long it took, seconds
     cut_short         why it is not whole, as a sentence; null where it is
@@ -16,6 +16,9 @@ What is kept is a JSON object, its format numbered:
                       what `bystander` writes of a thread, with `python` and `native`, its stacks, where they were
                       had; a stack whose thread is not known stands by itself, its tid null
     logs              the last lines: source, lines, cut_bytes
+    curves            figures over time around the trip, each with metric, gpu (null for what is no GPU's own), source
+                      (the Prometheus that has it), at (its first point, Unix seconds by the ledger's clock), step_s
+                      and values, of which null was unknown then; one of format 1 has none
     notes             what was not seen, and why, a sentence each
 """
 
@@ -27,7 +30,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,8 +42,10 @@ import structlog
 from gpuwarden import cgroup, joblogs
 from gpuwarden.facts import ContainerFacts
 from gpuwarden.job import Trip
-from remediator import bystander
+from remediator import bystander, curves
+from remediator.curves import CurvesError, Said, Sought
 from remediator.plan import ContainerState, Episode
+from remediator.prometheus import Prometheus
 
 log: Final = structlog.get_logger("capture")
 
@@ -57,7 +63,7 @@ LET_GO_S: Final = 0.5
 LINGERING_MAX: Final = 4
 """With so many bystanders that do not die, no more are sent."""
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _LOOK: Final = (sys.executable, "-IS", str(Path(bystander.__file__)))
 
@@ -75,10 +81,13 @@ class Captured:
         """In one sentence."""
         threads = [thread for process in self.document["processes"] for thread in process["seen"]]
         python = sum("python" in thread for thread in threads)
-        cut = self.document["cut_short"]
+        cut, drawn = self.document["cut_short"], len(self.document["curves"])
         return (
             f"{_count(len(self.document['processes']), 'process', 'es')}, {_count(len(threads), 'thread')}, "
-            f"Python stacks of {python}; took {self.took_s:.1f} s" + (f"; {cut}" if cut else "")
+            f"Python stacks of {python}"
+            + (f", {_count(drawn, 'curve')}" if drawn else "")
+            + f"; took {self.took_s:.1f} s"
+            + (f"; {cut}" if cut else "")
         )
 
 
@@ -101,6 +110,8 @@ class Captor:
         engines: the sockets of this host's engines, by kind of container.
         job_logs: the folder in which workers keep their jobs' logs; `None` where they keep none.
         py_spy: where py-spy is; `None` where it is not.
+        curves_s: how long before and after the trip the curves reach, seconds; 0 is none of them.
+        prometheus: who is asked for them; `None` where there is nobody to ask.
         look: the program that looks, before its request.
     """
 
@@ -112,6 +123,8 @@ class Captor:
         engines: Mapping[str, str] | None = None,
         job_logs: Path | None = None,
         py_spy: Path | None = None,
+        curves_s: float = 0.0,
+        prometheus: Prometheus | None = None,
         look: Sequence[str] = _LOOK,
     ) -> None:
         self._for_s = for_s
@@ -119,17 +132,24 @@ class Captor:
         self._engines = dict(engines or {})
         self._job_logs = job_logs
         self._py_spy = py_spy
+        self._curves_s = curves_s
+        self._prometheus = prometheus
         self._look = look
         self._lingering: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
 
     def capture(
-        self, episode: Episode, container: ContainerState, facts: ContainerFacts | None, *, armed: bool
+        self, episode: Episode, container: ContainerState, facts: ContainerFacts | None, *, armed: bool, now: float
     ) -> Captured:
-        """See what is to be stopped; it never takes longer than its bound, and never fails."""
+        """See what is to be stopped; it never takes longer than its bound, and never fails.
+
+        `now` is by the clock by which the episode was opened.
+        """
         started_s = time.monotonic()
+        around = self._around(episode, facts, now=now)
         lines, cut_short = self._see(self._request(episode, container, armed=armed))
         _let_go_on(lines)
+        lines += around(started_s + self._for_s)
         took_s = time.monotonic() - started_s
         document = {
             "format": FORMAT,
@@ -139,6 +159,23 @@ class Captor:
             "facts": None if facts is None else _told(facts),
         }
         return Captured(armed=armed, took_s=took_s, document=_assembled(document, lines, max_bytes=self._max_bytes))
+
+    def _around(
+        self, episode: Episode, facts: ContainerFacts | None, *, now: float
+    ) -> Callable[[float], list[dict[str, Any]]]:
+        """Begin to ask for the curves; what is returned waits for them until then, and has lines like a bystander's."""
+        if not self._curves_s:
+            return lambda _: []
+        try:
+            sought = curves.seek(episode, facts, now=now, around_s=self._curves_s)
+        except CurvesError as error:
+            note = curves.lacking(["it"], str(error))
+            return lambda _: [_note(note)]
+        if self._prometheus is None:
+            note = curves.lacking(sought.names, "there is no Prometheus to ask (--prometheus)")
+            return lambda _: [_note(note)]
+        answers = self._prometheus.curves(sought, within_s=self._for_s * SHARE)
+        return lambda until_s: _drawn(sought, answers, until_s=until_s)
 
     def _request(self, episode: Episode, container: ContainerState, *, armed: bool) -> dict[str, Any]:
         log_files = [] if container.log_file is None else [container.log_file]
@@ -154,6 +191,7 @@ class Captor:
             # They cost the process CPU, and that its CPU stands still is what tells a dead worker.
             "native": armed and Trip.DEAD_WORKER not in {episode.trip, *episode.trips},
             "log_files": log_files,
+            "kind": container.kind,
             "engine": engine,
             "container": None if engine is None else container.handle,
         }
@@ -197,6 +235,20 @@ class Captor:
             log.warning("a look at what is to be stopped cannot be killed", pid=look.pid)
             with self._lock:
                 self._lingering.append(look)
+
+
+def _drawn(sought: Sought, answers: "Future[Sequence[Said]]", *, until_s: float) -> list[dict[str, Any]]:
+    try:
+        said = answers.result(max(0.0, until_s - time.monotonic()))
+    except TimeoutError:
+        answers.cancel()
+        return [_note(curves.lacking(sought.names, "no time was left"))]
+    found, notes = curves.choose(sought, said)
+    return [*(_storable({"kind": "curve", **asdict(each)}) for each in found), *(_note(each) for each in notes)]
+
+
+def _note(text: str) -> dict[str, Any]:
+    return {"kind": "note", "text": _storable(text)}
 
 
 def _ends(pid: int, deadline_s: float) -> bool:
@@ -260,7 +312,7 @@ def _read(data: bytes) -> Iterator[dict[str, Any]]:
             yield _storable(json.loads(line))
 
 
-_RANKS: Final = ("note", "process", "log", "thread", "python", "native")
+_RANKS: Final = ("note", "process", "log", "thread", "curve", "python", "native")
 """What is kept first where not all of it fits."""
 
 
@@ -279,6 +331,7 @@ def _assembled(document: dict[str, Any], lines: Sequence[Mapping[str, Any]], *, 
         "left_out_bytes": left_out_bytes,
         "processes": [process | {"seen": list(_threads(process["pid"], kept))} for process in kept["process"]],
         "logs": kept["log"],
+        "curves": kept["curve"],
         "notes": [note["text"] for note in kept["note"]],
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpuwarden.text import plain, when
+from remediator import curves
 from remediator.ledger import Kept
 
 THREADS_SHOWN: Final = 16
@@ -29,11 +30,16 @@ _FIGURES: Final = (
 )  # fmt: skip
 """Which of the exporter's facts are told, and how."""
 
+CURVE_COLUMNS: Final = 60
+"""Columns of a curve told of in short; in full it has one for each of its points."""
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
 _Fields = Mapping[str, Any]
 
 
 def in_short(kept: Kept, *, since: float) -> Iterator[str]:
-    """Who was in which wait, and the innermost Python frames of each thread, a line each."""
+    """Who was in which wait, the innermost Python frames of each thread, and the curves, a line each."""
     document = kept.document
     yield f"  {kept.at - since:+7.1f} s  captured {_aim(document)}:"
     threads = [(process, thread) for process in document["processes"] for thread in process["seen"]]
@@ -41,6 +47,7 @@ def in_short(kept: Kept, *, since: float) -> Iterator[str]:
         yield f"    {process['pid']} {plain(process['name'])}: {_thread(thread)}{_innermost(thread)}"
     if len(threads) > THREADS_SHOWN:
         yield f"    and {len(threads) - THREADS_SHOWN} threads more: `gpuwarden ledger evidence` has them"
+    yield from (f"    {line}" for line in _drawn(document, since=since, columns=CURVE_COLUMNS))
     yield from (f"    {plain(each)}" for each in _what_lacks(document))
 
 
@@ -52,6 +59,7 @@ def in_full(kept: Kept) -> Iterator[str]:
     yield from (f"  {plain(each)}" for each in _what_lacks(document))
     if document["facts"] is not None:
         yield f"  the exporter: {', '.join(_figures(document['facts']))}"
+    yield from (f"  {line}" for line in _drawn(document, since=None, columns=curves.POINTS_MAX))
     for process in document["processes"]:
         state = STATES.get(process["state"], process["state"])
         yield f"  process {process['pid']} {plain(process['name'])}, {state}, {process['threads']} threads"
@@ -88,6 +96,47 @@ def _figure(value: object, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.1f}{unit}" if isinstance(value, float) else f"{value}{unit}"
+
+
+def _drawn(document: _Fields, *, since: float | None, columns: int) -> Iterator[str]:
+    """The curves, a line each, after one that tells from when to when: since the episode opened, or as local times."""
+    found = document.get("curves", [])  # what an older version kept has none
+    if not found:
+        return
+    at, step_s = found[0]["at"], found[0]["step_s"]
+    until = at + (len(found[0]["values"]) - 1) * step_s
+    told = [when(each) if since is None else f"{each - since:+.0f} s" for each in (at, until)]
+    yield f"{told[0]} to {told[1]}, {step_s} s from point to point:"
+    names = [plain(curves.named(each["metric"], each["gpu"])) for each in found]
+    for name, curve in zip(names, found, strict=True):
+        yield f"  {name:{max(map(len, names))}} |{_bars(curve, columns)}| {_range(curve)}"
+
+
+def _bars(curve: _Fields, columns: int) -> str:
+    """The greatest of the points in each column, from zero up; a blank where none of them is known."""
+    values, is_share = curve["values"], curve["metric"].endswith("_ratio")
+    top = 1.0 if is_share else max(value for value in values if value is not None)
+    columns = min(columns, len(values))
+    bars = ""
+    for column in range(columns):
+        among = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+        highest = max((value for value in among if value is not None), default=None)
+        share = 0.0 if highest is None or top <= 0.0 else highest / top
+        bars += " " if highest is None else _BARS[min(len(_BARS) - 1, max(0, int(share * len(_BARS))))]
+    return bars
+
+
+def _range(curve: _Fields) -> str:
+    metric, known = curve["metric"], [value for value in curve["values"] if value is not None]
+    last = curve["values"][-1]
+    told = "unknown" if last is None else _amount(metric, last)
+    return f"{_amount(metric, min(known))} to {_amount(metric, max(known))}, at last {told}"
+
+
+def _amount(metric: str, value: float) -> str:
+    if metric.endswith("_bytes"):
+        return f"{value / 2**20:.0f} MiB"
+    return f"{value:.0%}" if metric.endswith("_ratio") else f"{value:.1f} s"
 
 
 def _thread(thread: _Fields) -> str:

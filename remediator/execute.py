@@ -3,7 +3,7 @@
 One per host, in a process of its own, under a lock. It holds nothing in memory that matters but its patience: killed
 anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also settles what another
 host's executor has fenced and left, once that one has shown no life for the bound, and holds the jobs of a host that
-is lost.
+is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
 """
 
 import os
@@ -28,7 +28,7 @@ from remediator import freeing, opinion, plan, safety, summary, warning
 from remediator.actuators import ENGINES, Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
-from remediator.ledger import Ledger
+from remediator.ledger import WRANGLING, Ledger
 from remediator.opinion import Opinion, Policy
 from remediator.plan import (
     ContainerState,
@@ -40,6 +40,7 @@ from remediator.plan import (
     Kind,
     Limits,
     Listener,
+    RunFacts,
     Stage,
     Subject,
     Unconfirmed,
@@ -47,7 +48,7 @@ from remediator.plan import (
 from remediator.policy import JobRemedyPolicy, Policies, PolicyFile
 from remediator.prometheus import Prometheus
 from remediator.queues import Queue
-from remediator.remedies import REMEDIES
+from remediator.remedies import REMEDIES, wrangle
 from remediator.safety import Orders, Safeguards
 from remediator.silences import Silences
 from remediator.witness import Witness, WorkerUnseenError
@@ -91,7 +92,10 @@ ALIVE_S: Final = 15.0
 """A host whose executor gave its newest sign of life within this time shows life, seconds; one is given each second."""
 
 LOOK_FOR_S: Final = 10.0
-"""How often an executor looks at the hosts that are said to be silent, seconds: each does, for as long as they are."""
+"""How often an executor looks at the hosts that are said to be silent, seconds: each does, for as long as they are.
+
+And how often it counts how the items of a run went that is to be judged.
+"""
 
 _LOSE: Final = "lose"
 """What the account calls it that a host's jobs are taken for lost."""
@@ -223,6 +227,7 @@ class Executor:
         self._took_over = False
         self._started_at = time.time()
         self._looking_since_s = self._went_round_s = time.monotonic()
+        self._judged_s: dict[int, float] = {}
         self._next_look_s = self._next_tend_s = self._next_fences_s = self._next_look_for_s = 0.0
         self._clock_s = self._forgets_from_s = 0.0
         self._closing = threading.Event()
@@ -320,12 +325,14 @@ class Executor:
             self._see_executors(time.monotonic())
         self._keep_fences(episodes, left)
         known = {each.episode_id for each in (*episodes, *left, *self._silent)}
-        for closed in (set(self._waits) | set(self._watches)) - known:
+        for closed in (set(self._waits) | set(self._watches) | set(self._judged_s)) - known:
             self._waits.pop(closed, None)
             self._watches.pop(closed, None)
+            self._judged_s.pop(closed, None)
         for episode in episodes:
-            if episode.episode_id not in self._at_work:
-                self._at_work[episode.episode_id] = pool.submit(self._work, episode)
+            if episode.episode_id not in self._at_work and self._is_due(episode):
+                work = self._judge if episode.subject is Subject.RUN else self._work
+                self._at_work[episode.episode_id] = pool.submit(work, episode)
         for episode in left:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
@@ -333,6 +340,16 @@ class Executor:
         for episode in self._silent:
             if looks_for and episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._look_for, episode, accused)
+
+    def _is_due(self, episode: Episode) -> bool:
+        """Whether an episode has its turn at this look; what a run costs to count grows with its items."""
+        if episode.subject is not Subject.RUN:
+            return True
+        now_s = time.monotonic()
+        if now_s - self._judged_s.get(episode.episode_id, -LOOK_FOR_S) < LOOK_FOR_S:
+            return False
+        self._judged_s[episode.episode_id] = now_s
+        return True
 
     def _see_executors(self, now_s: float) -> None:
         """Since when each host's executor has shown the same sign of life, by our own clock and not by theirs."""
@@ -592,7 +609,7 @@ class Executor:
             return False
         tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
         armed = not isinstance(step, plan.WouldAct)
-        captured = captor.capture(episode, container, facts.place, armed=armed)
+        captured = captor.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
         log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.because)
         self._ledger.keep(episode, captured, now=self._ledger.now())
         return True
@@ -649,6 +666,62 @@ class Executor:
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
+    def _judge(self, episode: Episode) -> None:
+        """Decide about a run whose items fail on a worker of this host. Only the queue is changed."""
+        read_at_s = clock.boottime_s()
+        try:
+            facts = self._facts_of_run(episode)
+            step = self._held_for_run(facts, REMEDIES[episode.remedy].decide(facts))
+            if isinstance(step, plan.Wait):
+                self._wait(episode, step)
+            elif clock.boottime_s() - read_at_s <= FACTS_S:
+                self._waits[episode.episode_id] = ""
+                if isinstance(step, plan.Wrangle):
+                    self._carry_out(episode, step)
+                else:
+                    self._perform(episode, step)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
+
+    def _held_for_run(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that an order or a silence puts before it; what latches the brake passes."""
+        if not isinstance(step, plan.Wrangle):
+            return step
+        safeguards, now = self._pace.safeguards, self._ledger.now()
+        wanted = safety.wish(facts.episode, step)
+        orders, recent = self._ledger.standing(wanted, safeguards, now=now)
+        held = safety.may_wrangle(wanted, orders, recent, safeguards, now=now)
+        return held if isinstance(held, plan.Wait) else self._silenced(facts) or step
+
+    def _silenced(self, facts: Facts) -> plan.Wait | None:
+        if self._hands.silences is None:
+            return None
+        heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
+        return safety.heed(heard.silences, heard.unknown, self._pace.safeguards)
+
+    def _facts_of_run(self, episode: Episode) -> Facts:
+        queue, unknown, run = self._hands.queue, "", None
+        try:
+            run = RunFacts(
+                tally=queue.tally(episode.worker, now=queue.now()),
+                decided=self._ledger.has_told(episode.episode_id, "decided", WRANGLING.values()),
+                done=self._ledger.has_told(episode.episode_id, "did", WRANGLING.values()),
+            )
+        except GpuwardenError as error:
+            unknown = str(error)
+        return Facts(
+            armed=self._armed(episode.remedy),
+            limits=self._pace.limits,
+            episode=episode,
+            evidence=None,
+            container=None,
+            container_known=False,
+            job=None,
+            job_known=run is not None,
+            run=run,
+            unknown=unknown,
+        )
+
     def _held_for_host(self, facts: Facts, step: plan.Step) -> plan.Step:
         """The step, or the wait that an order or a silence puts before it; what is given back is not held."""
         if not isinstance(step, plan.Lose):
@@ -657,10 +730,7 @@ class Executor:
         wanted = safety.wish(facts.episode, step)
         orders, recent = self._ledger.standing(wanted, safeguards, now=now)
         held = safety.may_hold(wanted, orders, recent, by=self._host, now=now)
-        if held is None and self._hands.silences is not None:
-            heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
-            held = safety.heed(heard.silences, heard.unknown, safeguards)
-        return held or step
+        return held or self._silenced(facts) or step
 
     def _facts_of_host(self, episode: Episode, accused: int) -> Facts:
         """A host acts for another where both are armed for it: whoever disarmed either wants nothing moved."""
@@ -673,7 +743,7 @@ class Executor:
                 silent_for_s=self._silent_s(episode.host, now_s),
                 accused=accused,
                 alive=sum(self._shows_life(each, now_s) for each in {*self._heard_s, self._host}),
-                taken=self._ledger.has_decided(episode.episode_id, _LOSE),
+                taken=self._ledger.has_told(episode.episode_id, "decided", [_LOSE]),
             )
         except GpuwardenError as error:
             unknown = str(error)
@@ -852,12 +922,15 @@ class Executor:
                 self._free(episode, step)
             case plan.Quarantine(because=because):
                 self._quarantine(episode, because)
-            case plan.Wait() | plan.Lose() | plan.Return():
+            case plan.Wait() | plan.Lose() | plan.Return() | plan.LockWorker() | plan.Migrate() | plan.BlockRun():
                 raise AssertionError("it is not performed here")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
         safeguards = self._safeguards(episode.remedy)
-        instead = self._ledger.begin(episode, step, safeguards=safeguards, now=self._ledger.now())
+        self._instead(episode, self._ledger.begin(episode, step, safeguards=safeguards, now=self._ledger.now()))
+
+    def _instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
+        """What is done instead of what may not be begun."""
         if isinstance(instead, plan.Close):
             self._perform(episode, instead)
         elif isinstance(instead, plan.Wait):
@@ -966,6 +1039,19 @@ class Executor:
                 self._ledger.record(episode.episode_id, "did", name, because, now=self._ledger.now())
                 if losing:
                     log.error("node lost: a person must look", host=episode.host, job_id=job.job_id)
+
+    def _carry_out(self, episode: Episode, step: plan.Wrangle) -> None:
+        """Do it, on record before. Decided anew in the transaction that does it: what is so no more is not done."""
+        instead = self._ledger.set_about(episode, step, safeguards=self._pace.safeguards, now=self._ledger.now())
+        if instead is not None:
+            self._instead(episode, instead)
+            return
+        queue, name, rules = self._hands.queue, WRANGLING[type(step)], wrangle.rules(self._pace.limits)
+        who = f"the executor of {self._host}, episode {episode.episode_id}"
+        if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
+            tell = f"; the {step.tell} is to be told" if step.tell else ""
+            self._ledger.record(episode.episode_id, "did", name, f"{step.deed}{tell}", now=self._ledger.now())
+            log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.because)
 
     def _act_s(self, kind: Kind) -> float:
         """For how long an intent is held while something is done for it, seconds.

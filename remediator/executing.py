@@ -65,7 +65,7 @@ def execute(settings: ExecuteSettings) -> None:
             witness=witness,
             queue=BuiltinQueue(store),
             actuators=actuators,
-            captor=_captor(settings),
+            captor=_captor(settings, prometheus),
             silences=silences,
             prometheus=prometheus,
             policy=None if settings.policy is None else PolicyFile(settings.policy, asks=bool(settings.prometheus)),
@@ -96,7 +96,7 @@ def _engines(settings: ExecuteSettings) -> dict[str, str]:
     return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
 
 
-def _captor(settings: ExecuteSettings) -> Captor | None:
+def _captor(settings: ExecuteSettings, prometheus: Prometheus | None) -> Captor | None:
     if not settings.capture_s:
         return None
     py_spy = find_py_spy()
@@ -108,6 +108,8 @@ def _captor(settings: ExecuteSettings) -> Captor | None:
         engines=_engines(settings),
         job_logs=settings.job_logs,
         py_spy=py_spy,
+        curves_s=settings.curves_s,
+        prometheus=prometheus,
     )
 
 
@@ -120,6 +122,9 @@ def _pace(settings: ExecuteSettings) -> Pace:
             retries_max=settings.retries_max,
             avoid_s=settings.avoid_s,
             node_lost_after_s=settings.node_lost_after_s,
+            wrangle_activation=settings.wrangle_activation,
+            wrangle_migrations_max=settings.wrangle_migrations_max,
+            wrangle_patience_s=settings.wrangle_patience_s,
         ),
         safeguards=Safeguards(
             cooldown_s=settings.cooldown_s,

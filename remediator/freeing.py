@@ -37,11 +37,20 @@ SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 """Stages of a free at which its container was seen dead."""
 
 
-def go_on(facts: Facts, free: Intent, *, stop: Callable[[], Step], ended: Callable[[], Step] | None = None) -> Step:
+def go_on(
+    facts: Facts,
+    free: Intent,
+    *,
+    stop: Callable[[], Step],
+    ended: Callable[[], Step] | None = None,
+    doubted: Callable[[], Step | None] | None = None,
+) -> Step:
     """The free's next step. What is seen dead comes here only once its settle is over, and so starts after it.
 
     `stop` chooses what becomes of what is only promised and still runs. `ended`, where it is given, chooses what
     becomes of what is only promised and ended, or was restarted, without us; else that is seen dead and started.
+    `doubted`, where it is given, chooses what becomes of what a stop did not end, unless it is to be stopped again;
+    else it is: what was fenced has nothing left to lose.
     """
     if not facts.container_known:
         return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
@@ -49,6 +58,8 @@ def go_on(facts: Facts, free: Intent, *, stop: Callable[[], Step], ended: Callab
         return stop()
     if free.stage is Stage.PLANNED and ended is not None:
         return ended()
+    if free.stage is Stage.STOPPING and doubted is not None and is_up(facts, free):
+        return doubted() or see_dead(facts, free)
     if free.stage in (Stage.PLANNED, Stage.STOPPING):
         return see_dead(facts, free)
     return _start_again(facts, free) if free.stage is Stage.DEAD else _see_up(facts, free)

@@ -1,6 +1,7 @@
 """What is the same for every remedy that frees a container without a job, whatever it is accused of. Pure.
 
-Order: confirm from the host's own exporter, write the intent, confirm and stop, see it dead, start. What it is about is
+Order: confirm from the host's own exporter, write the intent, confirm and stop, see it dead, start. Where a stop did
+not end it, it is confirmed again before the next. What it is about is
 one incarnation of one container. Whoever else ends that incarnation first (Docker's restart policy, what restarts
 unhealthy containers, a person) has settled it: nothing is stopped after them, and nothing is started. A container that
 holds workers is theirs, and is judged by their jobs.
@@ -12,12 +13,15 @@ from gpuwarden.facts import ServerFacts
 from gpuwarden.job import Trip
 from remediator import freeing
 from remediator.plan import (
+    Advance,
     Begin,
     Close,
     ContainerState,
     Facts,
     Intent,
+    Kind,
     Outcome,
+    Stage,
     Step,
     Stop,
     Wait,
@@ -36,7 +40,11 @@ def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
         return _consider(facts, trip, confirm)
     if not free.over:
         return freeing.go_on(
-            facts, free, stop=lambda: _stop_if_still_so(facts, free, confirm), ended=lambda: _ended_without_us(facts)
+            facts,
+            free,
+            stop=lambda: _stop_if_still_so(facts, free, confirm),
+            ended=lambda: _ended_without_us(facts),
+            doubted=lambda: _doubted(facts, free, confirm),
         )
     return freeing.close(free, None)
 
@@ -134,6 +142,21 @@ def _stop_if_still_so(facts: Facts, free: Intent, confirm: Confirm) -> Step:
     if freeing.late(facts, facts.free_for_s):
         return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
     return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
+
+
+def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
+    """What becomes of what a stop did not end and is not confirmed any more; `None` where it is.
+
+    Nothing was taken from it before, as a fence takes a job: an engine that refused the stop has left a server that may
+    be well by now.
+    """
+    confirmed, figures = _still_so(facts, free, confirm)
+    if confirmed:
+        return None
+    if freeing.late(facts, facts.free_for_s):
+        because = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+    return Wait(reason="unconfirmed", because=f"not stopped again, for it is not confirmed any more: {figures}")
 
 
 def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:

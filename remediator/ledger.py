@@ -7,8 +7,8 @@ an intent holds it: a lease, taken and lengthened with each change of it, keeps 
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -56,7 +56,22 @@ from remediator import retention, whole
 from remediator.alert import Alert, Refusal, subject
 from remediator.capture import Captured
 from remediator.holder import Holder
-from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
+from remediator.plan import (
+    OVER,
+    Begin,
+    BlockRun,
+    Close,
+    Episode,
+    Intent,
+    Kind,
+    LockWorker,
+    Migrate,
+    Outcome,
+    Stage,
+    Subject,
+    Wait,
+    Wrangle,
+)
 from remediator.safety import (
     RATE_WINDOW_S,
     TOPIC,
@@ -68,6 +83,7 @@ from remediator.safety import (
     Safeguards,
     Wish,
     may_begin,
+    may_wrangle,
     target,
     wish,
 )
@@ -78,7 +94,12 @@ TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""
 
 ROOM_MIN_BYTES: Final = 2**20
-"""With less room on the disk of an SQLite ledger, nothing more is expected to be kept there; a payload's usual need."""
+"""With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""
+
+WRANGLING: Final[Mapping[type[Wrangle], str]] = {LockWorker: "lock", Migrate: "move", BlockRun: "block"}
+"""What an account calls what is done about runs."""
+
+CONDEMNS: Final = (WRANGLING[LockWorker], WRANGLING[BlockRun])
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
@@ -357,10 +378,8 @@ class Ledger:
             refuse_other_revisions(connection, LEDGER)
             self._alone(connection)
             this = EPISODES.c.episode_id == episode.episode_id
-            # Locked: what another executor has closed meanwhile owes nothing, and nobody would look at it again.
-            is_open = select(this).where(this, EPISODES.c.closed_at.is_(None)).with_for_update()
-            if connection.scalar(is_open) is None:
-                return Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
+            if not _is_open(connection, episode.episode_id):
+                return _CLOSED_MEANWHILE
             if retention.is_spent(connection, Kind.FREE, step.free_key):
                 return _FREED_ALREADY
             orders = _orders(connection, now)
@@ -368,9 +387,7 @@ class Ledger:
             recent = _recent(connection, wanted, orders, safeguards, now=now)
             verdict = may_begin(wanted, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
-                who = f"the executor of {self._host}"
-                self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=verdict.because))
-                return Wait(reason="brake", because=f"the brake was latched here: {verdict.because}")
+                return self._latch(connection, verdict, now)
             if verdict is not None:
                 return verdict
             data: dict[str, Any] = {
@@ -391,6 +408,39 @@ class Ledger:
             connection.execute(update(EPISODES).where(this).values(trip=step.trip))
             self._write(connection, episode.episode_id, "decided", "begin", step.because, now)
             return None
+
+    def set_about(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+        """Write ahead what is to be done about a run. What is to be done instead where that may not be: see `begin`.
+
+        What was written last, and not told to be done, is promised already: it is neither written nor counted again.
+        """
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            self._alone(connection)
+            if not _is_open(connection, episode.episode_id):
+                return _CLOSED_MEANWHILE
+            name, because = WRANGLING[type(step)], f"{step.deed}: {step.because}"
+            newest = _newest_of(connection, episode.episode_id)
+            promised = (
+                newest is not None
+                and (newest.act, newest.step) == ("decided", name)
+                and newest.because.startswith(f"{step.deed}: ")
+            )
+            orders = _orders(connection, now)
+            wanted = wish(episode, step)
+            wanted = replace(wanted, condemns=wanted.condemns and not promised)
+            recent = _recent(connection, wanted, orders, safeguards, now=now)
+            verdict = may_wrangle(wanted, orders, recent, safeguards, now=now)
+            if isinstance(verdict, Latch):
+                return self._latch(connection, verdict, now)
+            if verdict is None and not promised:
+                self._write(connection, episode.episode_id, "decided", name, because, now)
+            return verdict
+
+    def _latch(self, connection: Connection, found: Latch, now: float) -> Wait:
+        who = f"the executor of {self._host}"
+        self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=found.because))
+        return Wait(reason="brake", because=f"the brake was latched here: {found.because}")
 
     # --- orders
 
@@ -617,9 +667,9 @@ class Ledger:
             self._write(connection, episode_id, "decided", step, because, now)
             return True
 
-    def has_decided(self, episode_id: int, step: str) -> bool:
-        """Whether an episode's account has that something was to be done."""
-        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == "decided", JOURNAL.c.step == step
+    def has_told(self, episode_id: int, act: str, steps: Collection[str]) -> bool:
+        """Whether an episode's account has any of these steps: `decided`, they were to be done, `did`, they were."""
+        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == act, JOURNAL.c.step.in_(sorted(steps))
         with reading(self._engine) as connection:
             return connection.scalar(select(JOURNAL.c.entry_id).where(*its).limit(1)) is not None
 
@@ -664,9 +714,9 @@ class Ledger:
             return True
 
     def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
-        """The episode is over. Firing alerts that accuse another attempt than its own, or a host, go back to the inbox.
+        """The episode is over. Firing alerts that accuse another attempt than its own, a host or a run go back.
 
-        They came while it was open, and Alertmanager does not send them again within hours.
+        They came while it was open, and Alertmanager does not send them again within hours: the inbox has them again.
         """
         with writing(self._engine) as connection:
             closed = (
@@ -859,9 +909,7 @@ class Ledger:
             connection.execute(update(EXECUTORS).where(EXECUTORS.c.host == host).values(summed_up_on=day))
 
     def check_usable(self) -> None:
-        """Read of every table, be a writer for a moment, and change nothing.
-
-        Of a file also see that its disk has room; a server's disk is seen by what is really written, and not here.
+        """Read of every table, be a writer for a moment, see that its disk has room, and change nothing.
 
         Raises:
             DatabaseError: it cannot be read, or not written: another process holds the write lock, it is read-only, or
@@ -873,8 +921,21 @@ class Ledger:
         with writing(self._engine) as connection:
             # Of no row: a server that only reads, a standby for one, refuses it all the same.
             connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
-        if not self.shared:
+        if self.shared:
+            self._check_servers_room()
+        else:
             self._check_room()
+
+    def _check_servers_room(self) -> None:
+        """Have the server write so much to a file of its own, beside its tables, and remove it.
+
+        It does not tell how much room it has, and what is written to the tables and taken back would be left in them.
+        """
+        with reading(self._engine) as connection:
+            connection.execute(text("SET LOCAL work_mem = '64kB'"))
+            connection.execute(text("SET LOCAL temp_tablespaces = ''"))
+            rows = func.unnest(func.array_fill(func.repeat("x", 1024), [ROOM_MIN_BYTES // 1024]))
+            connection.execute(select(func.count()).select_from(rows.alias()))
 
     def _check_room(self) -> None:
         file = self._engine.url.database or ""
@@ -897,6 +958,8 @@ class Ledger:
 
 _LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
 
+_CLOSED_MEANWHILE: Final = Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
+
 _FREED_ALREADY: Final = Close(outcome=Outcome.SUPERSEDED, because="that incarnation of the container was freed already")
 
 _NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
@@ -904,6 +967,15 @@ _NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
 
 FLEET_FRESH_S: Final = 600.0
 """An executor that has shown no life for longer counts no workers into the fleet, seconds."""
+
+
+def _is_open(connection: Connection, episode_id: int) -> bool:
+    """Whether an episode is open, and stays so until this transaction is over.
+
+    What another executor has closed meanwhile owes nothing, and nobody would look at it again.
+    """
+    its = EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None)
+    return connection.scalar(select(EPISODES.c.episode_id).where(*its).with_for_update()) is not None
 
 
 def _warned_before(connection: Connection, episode: Episode, key: str) -> Mapping[str, Any] | None:
@@ -980,8 +1052,22 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
         freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
         gpu_freed_s_ago=min((now - at for at in beside), key=abs, default=None),
         fleet=connection.scalar(fleet),
+        condemned=_condemned(connection, since=storm_since, until=storm_until),
         answer=None if answer is None else _order(answer),
     )
+
+
+def _condemned(connection: Connection, *, since: float, until: float) -> int:
+    """How many workers were to be locked, and runs to be blocked, by what was decided between two times."""
+    lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
+    found = (
+        select(func.count())
+        .select_from(JOURNAL)
+        .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
+        .where(EPISODES.c.subject == Subject.RUN, lately, JOURNAL.c.act == "decided", JOURNAL.c.step.in_(CONDEMNS))
+        .where(JOURNAL.c.at > since, JOURNAL.c.at < until)
+    )
+    return int(connection.scalar(found) or 0)
 
 
 def _frees(connection: Connection, *, since: float) -> Sequence[Row[Any]]:
@@ -1002,9 +1088,14 @@ _TOLD: Final = and_(JOURNAL.c.act != "ordered", not_(JOURNAL.c.step.startswith("
 
 def _waits_for(connection: Connection, episode_id: int) -> str:
     """What an episode waits for by its account; "" while it is at work."""
-    its = select(JOURNAL.c.step).where(JOURNAL.c.episode_id == episode_id, _TOLD)
-    newest = connection.scalar(its.order_by(JOURNAL.c.entry_id.desc()).limit(1)) or ""
-    return newest.removeprefix("wait: ") if newest.startswith("wait: ") else ""
+    newest = _newest_of(connection, episode_id)
+    return newest.step.removeprefix("wait: ") if newest is not None and newest.step.startswith("wait: ") else ""
+
+
+def _newest_of(connection: Connection, episode_id: int) -> Row[Any] | None:
+    """The newest line of an episode's account that is neither an alert nor an order."""
+    its = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id, _TOLD)
+    return connection.execute(its.order_by(JOURNAL.c.entry_id.desc()).limit(1)).one_or_none()
 
 
 def _held(connection: Connection, host: str | None) -> list[Held]:
@@ -1091,13 +1182,13 @@ def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
 def _hand_back(connection: Connection, episode: Row[Any]) -> int:
     """Give the firing alerts that accuse another attempt back to the inbox; how many.
 
-    An episode about a host closes only where none fires: one that does came since.
+    An episode about a host or a run closes only where none fires: one that does came since.
     """
     newest = ALERTS.c.alert_id.in_(_newest(episode.episode_id))
     others = [
         alert.alert_id
         for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
-        if episode.subject == Subject.HOST
+        if episode.subject in (Subject.HOST, Subject.RUN)
         or any(getattr(episode, name) != value for name, value in _accused(alert.labels).items())
     ]
     if others:

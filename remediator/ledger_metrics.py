@@ -160,6 +160,14 @@ SERIES: Final[Mapping[str, Series]] = {
         meaning="For how long nobody has heard of a host that is taken for lost: the setting node_lost_after_s.",
         absent="never",
     ),
+    "gpuwarden_remediator_wrangle_activation_items": Series(
+        kind="gauge",
+        labels=(),
+        unit="count",
+        meaning="So many items of a run may fail on one worker before anything is judged: the setting "
+        "wrangle_activation.",
+        absent="never",
+    ),
     "gpuwarden_remediator_watchdog_timestamp_seconds": Series(
         kind="gauge",
         labels=(),

@@ -140,8 +140,14 @@ class _Groups(BaseModel):
     groups: list[_Group]
 
 
-class _Rules(BaseModel):
+class Answered(BaseModel):
+    """What every answer has that is one."""
+
     status: Literal["success"]
+    warnings: list[str] = []
+
+
+class _Rules(Answered):
     data: _Groups
 
 
@@ -155,13 +161,11 @@ class _Vector(BaseModel):
     result: list[_Sample]
 
 
-class _Values(BaseModel):
-    status: Literal["success"]
+class _Values(Answered):
     data: _Vector
-    warnings: list[str] = []
 
 
-_Read = TypeVar("_Read", _Rules, _Values)
+_Read = TypeVar("_Read", bound=Answered)
 
 
 def expressions(answer: bytes, episode: Episode) -> Sequence[tuple[str, str]]:
@@ -170,7 +174,7 @@ def expressions(answer: bytes, episode: Episode) -> Sequence[tuple[str, str]]:
     Raises:
         OpinionError: there are none, or too many, or the answer cannot be read.
     """
-    rules = [rule for group in _parse(_Rules, answer).data.groups for rule in group.rules]
+    rules = [rule for group in parse(_Rules, answer).data.groups for rule in group.rules]
     its = {
         (rule.name, rule.query)
         for rule in rules
@@ -222,16 +226,21 @@ def _name(episode: Episode) -> str:
 
 
 def _series(answer: bytes) -> Sequence[_Sample]:
-    values = _parse(_Values, answer)
-    if values.warnings:  # of several stores behind it, one may not have answered
-        raise OpinionError(f"it warns that its answer may not be whole: {values.warnings[0][:200]}")
-    return values.data.result
+    return parse(_Values, answer).data.result
 
 
-def _parse(wanted: type[_Read], answer: bytes) -> _Read:
+def parse(wanted: type[_Read], answer: bytes) -> _Read:
+    """An answer as what was wanted.
+
+    Raises:
+        OpinionError: it cannot be read, or may not be whole.
+    """
     try:
-        return wanted.model_validate_json(answer)
+        found = wanted.model_validate_json(answer)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(each) for each in first["loc"])
         raise OpinionError(f"its answer cannot be read: {where or 'it'}: {first['msg'][:200]}") from None
+    if found.warnings:  # of several stores behind it, one may not have answered
+        raise OpinionError(f"it warns that its answer may not be whole: {found.warnings[0][:200]}")
+    return found

@@ -7,23 +7,26 @@ read anew, so that it never acts on what was true before. Every step carries the
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
+from gpuwarden.tally import RunTally
 
 
 class Subject(StrEnum):
-    """What an episode is about: a worker, with the job it runs, a container without one, or a host.
+    """What an episode is about: a worker, with the job it runs, a container without one, a host, or a run.
 
     A container is a server, which is asked and does not answer, or a tenant, which holds more of a GPU's memory than it
-    may. A host that is silent is nobody's own: whoever shares its ledger works on such an episode.
+    may. A host that is silent is nobody's own: whoever shares its ledger works on such an episode. A run whose items
+    fail is judged by the host whose worker fails them; where workers of several hosts do, by each of those.
     """
 
     WORKER = "worker"
     SERVER = "server"
     HOST = "host"
     TENANT = "tenant"
+    RUN = "run"
 
 
 class Kind(StrEnum):
@@ -94,8 +97,8 @@ class Episode:
     Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by;
     `fingerprints` are what Alertmanager knows them by.
     `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server or a tenant
-    the container's name and the container's incarnation, of a host its key and none. `rules` are the names of the rules
-    that accused it, also of those whose alert has ended since.
+    the container's name and the container's incarnation, of a host its key and none, of a run its id and none. `rules`
+    are the names of the rules that accused it, also of those whose alert has ended since.
     """
 
     episode_id: int
@@ -189,6 +192,18 @@ class HostFacts:
     taken: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What its queue knows of a run that is to be judged, now; `tally` is `None` where it has no such run.
+
+    Of this episode the ledger has that something was `decided` about it or its workers, and that it was `done`.
+    """
+
+    tally: RunTally | None
+    decided: bool
+    done: bool
+
+
 class Unconfirmed(StrEnum):
     """What becomes of a fenced job whose process was not seen dead within the bound."""
 
@@ -207,6 +222,9 @@ class Limits:
     retries_max: int = 3
     avoid_s: float = 600.0
     node_lost_after_s: float = 180.0
+    wrangle_activation: int = 5
+    wrangle_migrations_max: int = 3
+    wrangle_patience_s: float = 1800.0
     unconfirmed: Unconfirmed = Unconfirmed.REQUEUE
     warn_signal: str | None = None
     warn_grace_s: float = 30.0
@@ -231,9 +249,9 @@ class Facts:
     episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is set where the
     exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files away, while
     one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is about a worker,
-    `server` about a container without one, `host` about a host: an episode has one of them. `listener` is whom a
-    warning would reach, or `None` with why in `deaf`; `warned_for_s` is for how long this executor has known that it
-    was warned.
+    `server` about a container without one, `host` about a host, `run` about a run: an episode has one of them.
+    `listener` is whom a warning would reach, or `None` with why in `deaf`; `warned_for_s` is for how long this executor
+    has known that it was warned.
     """
 
     armed: bool
@@ -246,6 +264,7 @@ class Facts:
     job_known: bool
     server: ServerFacts | None = None
     host: HostFacts | None = None
+    run: RunFacts | None = None
     worker_ended: bool = False
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
@@ -388,6 +407,56 @@ class Return:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LockWorker:
+    """Keep the worker from claiming, take its job of the run from it, and have what it failed tried again."""
+
+    host: str
+    worker: str
+    because: str
+    tell: Literal["administrator"] = "administrator"
+
+    @property
+    def deed(self) -> str:
+        """What is to be done, in words: the same words are the same to whoever is asked for a yes."""
+        return f"lock {self.worker} on {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migrate:
+    """Take the run from the one worker that runs it, to one that has not had it."""
+
+    host: str
+    worker: str
+    because: str
+    tell: None = None
+
+    @property
+    def deed(self) -> str:
+        """As of `LockWorker`."""
+        return f"move it from {self.worker} on {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRun:
+    """Let nobody claim the run's jobs, and take those that run from their workers."""
+
+    because: str
+    tell: Literal["submitter"] = "submitter"
+
+    @property
+    def deed(self) -> str:
+        """As of `LockWorker`."""
+        return "block it"
+
+
+Wrangle = LockWorker | Migrate | BlockRun
+"""What is done about a run whose items fail, or about a worker that fails them; only the queue is changed.
+
+`tell` is who is to be told (B8).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Advance:
     """Record that an intent has come to a stage by itself, or is given up."""
 
@@ -411,5 +480,8 @@ Step = (
     | Fail
     | Lose
     | Return
+    | LockWorker
+    | Migrate
+    | BlockRun
     | Advance
 )

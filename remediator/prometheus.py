@@ -1,15 +1,18 @@
-"""Asks Prometheus for a second opinion about one target, every replica at once, within a bound of time and bytes.
+"""Asks Prometheus about one target, every replica at once, within a bound of time and bytes.
 
-What the answers mean is `remediator.opinion`'s.
+For a second opinion, and for the curves around the trip; what the answers mean is `remediator.opinion`'s and
+`remediator.curves`'s.
 """
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
-from remediator import answers, opinion
+from remediator import answers, curves, opinion
 from remediator.answers import Asking
+from remediator.curves import Curve, Said, Sought
 from remediator.opinion import Answer, Opinion, Verdict
 from remediator.plan import Episode
 
@@ -18,6 +21,9 @@ ANSWER_S: Final = 5.0
 
 ANSWER_MAX_BYTES: Final = 16 * 2**20
 """The largest answer that is read, bytes."""
+
+CURVES_MAX_BYTES: Final = 2**20
+"""The largest answer with curves of one kind that is read, bytes; of 64 GPUs it has about 200 KiB."""
 
 _RULES: Final = {"type": "alert", "exclude_alerts": "true"}
 """What an older Prometheus does not know of these it ignores."""
@@ -43,6 +49,37 @@ class Prometheus:
     def ask(self, episode: Episode) -> Opinion:
         """What each of them says of an episode's target now."""
         return self._loop.run(self._ask_all(episode))
+
+    def curves(self, sought: Sought, *, within_s: float) -> Future[Sequence[Said]]:
+        """Begin to ask for a target's curves; what each of them has may be waited for later."""
+        return self._loop.start(self._curves_of_all(sought, within_s=min(within_s, ANSWER_S)))
+
+    async def _curves_of_all(self, sought: Sought, *, within_s: float) -> Sequence[Said]:
+        return await asyncio.gather(*(self._curves_of(url, sought, within_s=within_s) for url in self._urls))
+
+    async def _curves_of(self, url: str, sought: Sought, *, within_s: float) -> Said:
+        """What one of them has until it fails, and why not the rest."""
+        source, found, why = answers.shown(url), list[Curve](), dict[str, str]()
+        left = list(sought.wanted)
+        try:
+            async with answers.asking(within_s=within_s, max_bytes=CURVES_MAX_BYTES) as asking:
+                while left:
+                    asked = {
+                        "query": left[0].expression(fresh_s=self._fresh_s),
+                        "start": str(sought.window.at),
+                        "end": str(sought.window.until),
+                        "step": str(sought.window.step_s),
+                        "timeout": f"{within_s:g}s",
+                    }
+                    try:
+                        answer = await asking.post(f"{url}/api/v1/query_range", asked)
+                        found += curves.read(answer, left[0], sought.window, source=source)
+                    except GpuwardenError as error:
+                        why[left[0].metric] = str(error)
+                    del left[0]
+        except GpuwardenError as error:
+            why.update({each.metric: str(error) for each in left})
+        return Said(source=source, curves=found, why=why)
 
     async def _ask_all(self, episode: Episode) -> Opinion:
         return Opinion(answers=await asyncio.gather(*(self._ask_one(url, episode) for url in self._urls)))

@@ -2,8 +2,8 @@
 
 Absent while the queue cannot be read, for unknown is never zero; what was counted and is none is a 0. A scrape reads
 small indexes and the events that are new since the last one, and so costs the same however many jobs are done. What
-grows with the jobs that wait, the count of them, is made beside the scrapes: each starts one and shows the newest, with
-its age.
+grows with the jobs that wait, and with the items of runs that are judged, the count of them, is made beside the
+scrapes: each starts one and shows the newest, with its age.
 
 Hosts may share a queue, and each then shows the whole of it: they are never summed.
 """
@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import Look, Outcome, Retries, Waiting
+from gpuwarden.queue.counts import FAILING_MAX, Failing, Look, Outcome, Retries, Waiting
 from remediator.series import Series
 
 log: Final = structlog.get_logger("remediator")
@@ -59,12 +59,22 @@ BUCKETS_S: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 
 OPEN: Final = tuple(state for state in State if state not in (State.COMPLETED, State.FAILED, State.CANCELLED))
 OUTCOMES: Final = ("completed", "failed", "cancelled")
 
-_Counted: TypeAlias = tuple[float, float, dict[str, Waiting]]
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """What was counted beside the scrapes: the claimable jobs, by queue, and who fails items."""
+
+    waiting: Mapping[str, Waiting]
+    failing: Failing
+
+
+_Counted: TypeAlias = tuple[float, float, Count]
 """When a count was begun and ended, by a monotonic clock, and what it found."""
 
 
 _UNREAD: Final = "the queue cannot be read"
 _NONE_YET: Final = f"{_UNREAD}, or none ended since this process started"
+_NO_COUNT: Final = "as `gpuwarden_queue_jobs` of state queued"
 
 SERIES: Final[Mapping[str, Series]] = {
     "gpuwarden_queue_up": Series(
@@ -88,8 +98,8 @@ SERIES: Final[Mapping[str, Series]] = {
         kind="gauge",
         labels=(),
         unit="seconds",
-        meaning="Age of the count of claimable jobs, which is made beside the scrapes.",
-        absent="as `gpuwarden_queue_jobs` of state queued",
+        meaning="Age of the count of claimable jobs, and of items that failed, which is made beside the scrapes.",
+        absent=_NO_COUNT,
     ),
     "gpuwarden_queue_workers": Series(
         kind="gauge",
@@ -139,6 +149,28 @@ SERIES: Final[Mapping[str, Series]] = {
         unit="count",
         meaning="Workers that were found dead with a job and have not come back.",
         absent=_UNREAD,
+    ),
+    "gpuwarden_queue_run_items_failed": Series(
+        kind="gauge",
+        labels=("run", "worker_host", "worker"),
+        unit="count",
+        meaning="Items of a run that asked for wrangling and goes on which a worker has failed, each once and forgiven "
+        f"ones left out; of workers that failed any, and of {FAILING_MAX} at most: those who finished none come first.",
+        absent=f"{_NO_COUNT}, or the worker failed none",
+    ),
+    "gpuwarden_queue_run_items_done": Series(
+        kind="gauge",
+        labels=("run", "worker_host", "worker"),
+        unit="count",
+        meaning="Items of the same run which the same worker has finished.",
+        absent="as `gpuwarden_queue_run_items_failed`",
+    ),
+    "gpuwarden_queue_run_workers_left_out": Series(
+        kind="gauge",
+        labels=(),
+        unit="count",
+        meaning=f"Workers that failed items of runs and are not in those two series, being more than {FAILING_MAX}.",
+        absent=_NO_COUNT,
     ),
     "gpuwarden_queue_gpus_quarantined": Series(
         kind="gauge", labels=(), unit="count", meaning="GPUs out of use until a person releases them.", absent=_UNREAD
@@ -279,8 +311,8 @@ class QueueCollector(Collector):
         self._tally.take(store, now_s=time.monotonic())
         return store.look(now=now)
 
-    def _count(self) -> tuple[float, Mapping[str, Waiting]] | None:
-        """The newest count of claimable jobs and its age, seconds; each call begins one, unless one is under way."""
+    def _count(self) -> tuple[float, Count] | None:
+        """The newest count and its age, seconds; each call begins one, unless one is under way."""
         begun_s, ended_s = (0.0, 0.0) if self._counted is None else self._counted[:2]
         rested = time.monotonic() - ended_s >= COUNT_REST * (ended_s - begun_s)
         if self._counting is None and self._store is not None and rested:
@@ -301,10 +333,10 @@ class QueueCollector(Collector):
         age_s = time.monotonic() - begun_s
         return None if age_s > COUNT_AGE_MAX_S else (age_s, found)
 
-    def _families(self, look: Look, counted: tuple[float, Mapping[str, Waiting]] | None) -> Iterator[Metric]:
+    def _families(self, look: Look, counted: tuple[float, Count] | None) -> Iterator[Metric]:
         self._queues |= {*(queue for queue, _ in look.at_work), *look.crews, *look.retries}
         if counted is not None:
-            self._queues |= set(counted[1])
+            self._queues |= set(counted[1].waiting)
         queues = sorted(self._queues)
         yield from self._jobs(look, counted, queues)
         workers, busy = _gauge("gpuwarden_queue_workers"), _gauge("gpuwarden_queue_workers_busy")
@@ -321,6 +353,8 @@ class QueueCollector(Collector):
             retries.add_metric((queue, "reclaim"), found.reclaims)
             dead.add_metric((queue,), look.dead.get(queue, 0))
         yield from (retries, dead)
+        if counted is not None:
+            yield from _items(counted[1].failing)
         yield from self._ended()
         quarantined = _gauge("gpuwarden_queue_gpus_quarantined")
         quarantined.add_metric((), look.quarantined)
@@ -329,9 +363,7 @@ class QueueCollector(Collector):
             lag.add_metric((consumer,), count)
         yield from (quarantined, lag)
 
-    def _jobs(
-        self, look: Look, counted: tuple[float, Mapping[str, Waiting]] | None, queues: Sequence[str]
-    ) -> Iterator[Metric]:
+    def _jobs(self, look: Look, counted: tuple[float, Count] | None, queues: Sequence[str]) -> Iterator[Metric]:
         jobs, oldest = _gauge("gpuwarden_queue_jobs"), _gauge("gpuwarden_queue_oldest_seconds")
         age = _gauge("gpuwarden_queue_count_age_seconds")
         for queue in queues:
@@ -340,7 +372,7 @@ class QueueCollector(Collector):
                     jobs.add_metric((queue, state), look.at_work.get((queue, state), 0))
             if counted is None:
                 continue
-            waiting = counted[1].get(queue)
+            waiting = counted[1].waiting.get(queue)
             jobs.add_metric((queue, State.QUEUED), 0 if waiting is None else waiting.jobs)
             if waiting is not None and waiting.oldest_at is not None:
                 oldest.add_metric((queue,), max(0.0, look.now - waiting.oldest_at))
@@ -376,8 +408,18 @@ def _patience_s(before: _Counted | None) -> float:
 
 def _counted(store: JobStore) -> _Counted:
     begun_s = time.monotonic()
-    found = store.waiting()
+    found = Count(waiting=store.waiting(), failing=store.failing())
     return begun_s, time.monotonic(), found
+
+
+def _items(failing: Failing) -> Iterator[Metric]:
+    failed, done = _gauge("gpuwarden_queue_run_items_failed"), _gauge("gpuwarden_queue_run_items_done")
+    for each in failing.workers:
+        failed.add_metric((each.run_id, each.host, each.worker), each.failed)
+        done.add_metric((each.run_id, each.host, each.worker), each.done)
+    left_out = _gauge("gpuwarden_queue_run_workers_left_out")
+    left_out.add_metric((), failing.left_out)
+    yield from (failed, done, left_out)
 
 
 def _gauge(name: str) -> GaugeMetricFamily:

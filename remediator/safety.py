@@ -12,7 +12,24 @@ from enum import StrEnum
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.plan import Advance, Begin, Episode, Facts, Fence, Kind, Lose, Stage, Step, Stop, Subject, Wait, Warn
+from remediator.plan import (
+    Advance,
+    Begin,
+    BlockRun,
+    Episode,
+    Facts,
+    Fence,
+    Kind,
+    LockWorker,
+    Lose,
+    Stage,
+    Step,
+    Stop,
+    Subject,
+    Wait,
+    Warn,
+    Wrangle,
+)
 
 
 class Act(StrEnum):
@@ -200,7 +217,8 @@ class Wish:
     """A free that a remedy wants to begin, or has promised and not begun in earnest.
 
     `handle` is the container's, which survives a restart, `key` its incarnation's, which does not. `gpus` are those
-    that it is to be freed for, where it is for their memory.
+    that it is to be freed for, where it is for their memory. What is wanted of a run has no container, and its deed for
+    a key; `condemns` is set where a worker is to be locked or a run blocked for it.
     """
 
     episode_id: int
@@ -210,6 +228,7 @@ class Wish:
     key: str
     because: str
     gpus: frozenset[str] = frozenset()
+    condemns: bool = False
 
     @property
     def target(self) -> str:
@@ -225,7 +244,8 @@ class Recent:
     `frees` how many frees were begun within `RATE_WINDOW_S`, and since then. `freed_s_ago` is how long ago the one at
     hand was last freed, by the wall clock; negative where that was set back. `fleet` is how many workers the executors
     see together, `None` while none has told. `answer` is what a person last said about the episode at hand.
-    `gpu_freed_s_ago` is how long ago another container was freed on one of the wish's GPUs, 0 while one is.
+    `gpu_freed_s_ago` is how long ago another container was freed on one of the wish's GPUs, 0 while one is. `condemned`
+    is how many workers were to be locked and runs to be blocked within the storm window, and since the release.
     """
 
     targets: frozenset[str] = frozenset()
@@ -233,6 +253,7 @@ class Recent:
     freed_s_ago: float | None = None
     gpu_freed_s_ago: float | None = None
     fleet: int | None = None
+    condemned: int = 0
     answer: Order | None = None
 
 
@@ -260,6 +281,8 @@ def wish(episode: Episode, step: Step) -> Wish:
         handle, key = step.container_handle, step.free_key
     elif isinstance(step, Lose):
         key = episode.host
+    elif isinstance(step, Wrangle):
+        key = step.deed
     return Wish(
         episode_id=episode.episode_id,
         host=episode.host,
@@ -268,6 +291,7 @@ def wish(episode: Episode, step: Step) -> Wish:
         key=key,
         because=step.because,
         gpus=_gpus_freed_for(episode, step),
+        condemns=isinstance(step, LockWorker | BlockRun),
     )
 
 
@@ -280,9 +304,8 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
 
     A person is asked only where nothing else holds it, and before a storm is counted: what nobody approved is none.
     """
-    if not orders.armed(host=wish.host, remedy=wish.remedy):
-        order = orders.arming(host=wish.host, remedy=wish.remedy)
-        return Wait(reason="dry_run", because=f"disarmed just now: {_told(order)}")
+    if (disarmed := _disarmed(wish, orders)) is not None:
+        return disarmed
     if (held := may_go_on(orders, host=wish.host, now=now)) is not None:
         return held
     ago_s = recent.freed_s_ago
@@ -301,6 +324,13 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
         )
         return Wait(reason="gpu_cooldown", because=because)
     return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)
+
+
+def _disarmed(wish: Wish, orders: Orders) -> Wait | None:
+    if orders.armed(host=wish.host, remedy=wish.remedy):
+        return None
+    order = orders.arming(host=wish.host, remedy=wish.remedy)
+    return Wait(reason="dry_run", because=f"disarmed just now: {_told(order)}")
 
 
 def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
@@ -355,6 +385,29 @@ def may_hold(wish: Wish, orders: Orders, recent: Recent, *, by: str, now: float)
     if (held := may_go_on(orders, host=by, now=now)) is not None:
         return replace(held, because=f"on {by}, which would hold its jobs: {held.because}")
     return is_approved(wish, orders, recent, now=now)
+
+
+def may_wrangle(
+    wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards, *, now: float
+) -> Wait | Latch | None:
+    """Whether a worker may be locked, or a run blocked or moved: `None`, or why not.
+
+    Nothing is freed by that, so that it does not cool down. But where one worker after another is found faulty, or one
+    run after another, they have one cause, and that is a storm too. A run that moves condemns nobody.
+    """
+    if (disarmed := _disarmed(wish, orders)) is not None:
+        return disarmed
+    held = may_go_on(orders, host=wish.host, now=now) or is_approved(wish, orders, recent, now=now)
+    if held is not None or not wish.condemns:
+        return held
+    count, above = recent.condemned + 1, safeguards.storm_above(recent.fleet)
+    if count <= above:
+        return None
+    because = (
+        f"{count} workers to be locked and runs to be blocked within {safeguards.storm_window_s:.0f} s; above {above} "
+        "they have one cause, which no lock mends"
+    )
+    return Latch(because=because)
 
 
 def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun: bool = False) -> Wait | None:

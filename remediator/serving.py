@@ -63,6 +63,7 @@ def serve(settings: ServeSettings) -> None:
             alertmanagers=settings.alertmanager,
             queue=queue,
             node_lost_after_s=settings.node_lost_after_s,
+            wrangle_activation=settings.wrangle_activation,
         )
         server = _Server(
             uvicorn.Config(

@@ -12,6 +12,7 @@ from gpuwarden.reporter import state_directory
 from gpuwarden.settings import services, split
 from remediator.alert import ALERTS_MAX
 from remediator.opinion import Policy
+from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
 
 STOP_MARGIN_S: Final = 15.0
 """What settle_bound_s must leave beyond stop_grace_s, seconds."""
@@ -58,6 +59,14 @@ class _Common(BaseSettings):
         description="a host of which nobody has heard for this long is lost, and its jobs are held for it, seconds; "
         "the same for `serve`, which tells the rule, and `execute`, which decides; where they differ the longest; "
         "at least two minutes less than the leases of jobs (600 s), which otherwise give them away before that",
+    )
+    wrangle_activation: int = Field(
+        default=ACTIVATION,
+        ge=0,
+        le=999_999,
+        description="so many items of a run that asked for wrangling may fail on a worker before anything is judged, a "
+        "count: one more is what the rule fires at; the same for `serve`, which tells the rule, and `execute`, which "
+        "decides; where they differ the greatest",
     )
     log_level: str = Field(
         default="info",
@@ -163,7 +172,8 @@ class ExecuteSettings(_Common):
     prometheus: _Urls = Field(
         default=(),
         description="URLs of the Prometheus servers that evaluate the rules, separated by commas or each with an "
-        "option of its own; they are then asked for a second opinion right before anything is begun or stopped",
+        "option of its own; they are then asked for a second opinion right before anything is begun or stopped, and "
+        "for the curves that are kept of what is stopped",
     )
     prometheus_policy: Policy | None = Field(
         default=None,
@@ -238,6 +248,13 @@ class ExecuteSettings(_Common):
     capture_max_bytes: int = Field(
         default=256 * 2**10, ge=16 * 2**10, le=16 * 2**20, description="how much of that is kept of one stop, bytes"
     )
+    curves_s: float = Field(
+        default=900.0,
+        ge=0,
+        le=86400,
+        description="how far before the trip, and how far after it at most, the curves of beat age, GPU and RAM reach "
+        "that are kept too, as prometheus has them, seconds; 0 keeps none",
+    )
     job_logs: Path | None = Field(
         default=None,
         description="the folder, on this host, in which workers keep their jobs' logs (`gpuwarden worker --logs`): the "
@@ -274,6 +291,20 @@ class ExecuteSettings(_Common):
         ge=1,
         description="more frees to be begun within an hour than this, or than there are workers where that is more, "
         "latch the brake too: of whichever containers, one that is freed again and again counts each time",
+    )
+    wrangle_migrations_max: int = Field(
+        default=MIGRATIONS_MAX,
+        ge=0,
+        le=999_999,
+        description="so often a run of which nobody finishes an item is moved to another worker before the run is "
+        "blocked, a count",
+    )
+    wrangle_patience_s: float = Field(
+        default=PATIENCE_S,
+        ge=0,
+        le=604800,
+        description="who has run a job of a run for so long and neither finished nor failed an item does not fail, "
+        "seconds",
     )
     alertmanager: _Urls = Field(
         default=(),

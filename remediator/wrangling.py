@@ -1,7 +1,7 @@
 """`gpuwarden wrangle`: what is found of runs whose items fail, and of the workers that fail them; a person has it done.
 
-Nothing is done by itself: `list` says what would be done, and `do` does it for one run, decided anew in the transaction
-that acts, and in the name of the person who said so.
+What an executor does by itself where it is armed (`remediator.remedies.wrangle`): `list` says what would be done, and
+`do` does it for one run, decided anew in the transaction that acts, and in the name of the person who said so.
 """
 
 import argparse
@@ -10,25 +10,23 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore
 from gpuwarden.stores import add_store, existing
 from gpuwarden.tally import RunTally
 from gpuwarden.text import plain, stamp, who
-from remediator.plan import Wait
+from remediator.plan import BlockRun, LockWorker, Migrate, Wait
+from remediator.queues.builtin import BuiltinQueue
 from remediator.remedies.wrangle import (
     ACTIVATION,
     MIGRATIONS_MAX,
     PATIENCE_S,
-    BlockRun,
     Leave,
-    LockWorker,
-    Migrate,
     Rules,
     Verdict,
-    decide,
+    judge,
 )
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
@@ -42,44 +40,19 @@ def command(argv: list[str]) -> int:
         return act(store, arguments)
 
 
-def carry_out(store: JobStore, run_id: str, verdict: LockWorker | Migrate | BlockRun, rules: Rules, by: str) -> bool:
-    """Do what was decided about a run, if that is what is decided now; false, and nothing done, where it is not."""
-
-    def still(run: RunTally) -> bool:
-        return _same(decide(run, rules), verdict)
-
-    because = f"wrangled, run {run_id}: {verdict.because}"
-    now = store.now()
-    if isinstance(verdict, BlockRun):
-        return bool(store.block_run(run_id, still=still, because=f"{because} (blocked by {by}, {stamp(now)})", now=now))
-    slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
-    act = store.lock_faulty if isinstance(verdict, LockWorker) else store.migrate_run
-    return act(run_id, **slot, still=still, who=by, because=because, now=now)
-
-
-def _same(found: Verdict, verdict: LockWorker | Migrate | BlockRun) -> bool:
-    """Whether the same is decided about the same; the figures may have grown."""
-    if isinstance(found, Leave | Wait) or type(found) is not type(verdict):
-        return False
-    return _target(found) == _target(verdict)
-
-
-def _target(verdict: LockWorker | Migrate | BlockRun) -> tuple[str, str] | None:
-    return None if isinstance(verdict, BlockRun) else (verdict.host, verdict.worker)
-
-
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     rules = _rules(arguments)
     for run_id in store.wrangled_runs():
         run = store.tally(run_id, now=store.now())
         if run is None:
             continue  # taken away since it was listed
-        verdict = decide(run, rules)
+        verdict = judge(run, rules)
         if arguments.json:
             told = {"run": run_id, "verdict": type(verdict).__name__.lower(), **asdict(verdict), "tally": asdict(run)}
             print(json.dumps(told))
         else:
-            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.because)}{_tell(verdict)}")
+            besides = f"{_tell(verdict)}{_cap(run, verdict, rules)}"
+            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.because)}{besides}")
     return 0
 
 
@@ -88,14 +61,14 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
     run = store.tally(run_id, now=store.now())
     if run is None:
         raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden run list` names them")
-    verdict = decide(run, rules)
+    verdict = judge(run, rules)
     if isinstance(verdict, Leave | Wait):
         print(f"gpuwarden wrangle: nothing is done: {plain(verdict.because)}", file=sys.stderr)
         return 1
-    if not carry_out(store, run_id, verdict, rules, who()):
+    if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=who(), now=store.now()):
         print("gpuwarden wrangle: nothing is done: it has just changed; look again", file=sys.stderr)
         return 1
-    print(f"{plain(run_id)}: {_did(verdict)}: {plain(verdict.because)}{_tell(verdict)}")
+    print(f"{plain(run_id)}: {_DID[type(verdict)]}: {plain(verdict.because)}{_tell(verdict)}")
     return 0
 
 
@@ -114,24 +87,25 @@ def _forgive(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _would(verdict: Verdict) -> str:
     match verdict:
-        case LockWorker(host=host, worker=worker):
-            return f"would lock {plain(worker)} on {plain(host)}"
-        case Migrate(host=host, worker=worker):
-            return f"would move it from {plain(worker)} on {plain(host)}"
-        case BlockRun():
-            return "would block it"
         case Wait():
             return "waits"
         case Leave():
             return "nothing to do"
+    return f"would {plain(verdict.deed)}"
 
 
-def _did(verdict: Verdict) -> str:
-    return {LockWorker: "worker locked", Migrate: "moved", BlockRun: "blocked"}[type(verdict)]
+_DID: Final = {LockWorker: "worker locked", Migrate: "moved", BlockRun: "blocked"}
 
 
 def _tell(verdict: Verdict) -> str:
     return f"; the {verdict.tell} is to be told" if isinstance(verdict, LockWorker | BlockRun) else ""
+
+
+def _cap(run: RunTally, verdict: Verdict, rules: Rules) -> str:
+    """That a run has been moved as often as it may be, where the verdict does not say so itself."""
+    if run.migrations < max(rules.migrations_max, 1) or not isinstance(verdict, Leave | Wait):
+        return ""
+    return f"; moved {run.migrations} times of at most {rules.migrations_max}: instead of the next move it is blocked"
 
 
 def _rules(arguments: argparse.Namespace) -> Rules:

@@ -1,8 +1,8 @@
-"""What all tests share: a PostgreSQL, the order of their modules, and `--no-skips`: a skip is a failure, as in CI."""
+"""What all tests share: PostgreSQL, commands, the order of modules, and `--no-skips`: a skip is a failure, as in CI."""
 
 import gc
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -10,10 +10,13 @@ import pytest
 
 from deploy.postgres import NoPostgres, Postgres
 from deploy.postgres import postgres as postgres_server
+from gpuwarden.cli import main
 
 # A slow machine fails no test: times are measured in bench/, never asserted.
 hypothesis.settings.register_profile("gpuwarden", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("gpuwarden")
+
+Cli = Callable[..., tuple[int, str, str]]
 
 TESTS = Path(__file__).parent
 LONGEST = (
@@ -86,3 +89,19 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         if isinstance(found, NoPostgres):
             pytest.skip(found.because)
         yield found
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run `gpuwarden` with arguments, as ann: its exit code, what it printed and what it complained of."""
+    monkeypatch.setenv("SUDO_USER", "ann")
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        try:
+            code = main(list(argv))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run

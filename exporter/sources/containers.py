@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,8 @@ class Listing:
     """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders.
 
     `taken_s` is when the daemon listed them, before any of them was inspected; `ids` are those of all that it listed.
+    `unseen` names those that run, could not be inspected and may be ranked by their VRAM budgets
+    (`tenancy.may_be_ranked`).
     """
 
     containers: dict[str, Container]
@@ -64,6 +66,7 @@ class Listing:
     ids: frozenset[str] = frozenset()
     lag_s: float = 0.0
     """For how long a container may have run that is not listed yet, seconds."""
+    unseen: tuple[str, ...] = ()
 
 
 class EngineContainers:
@@ -123,6 +126,7 @@ class EngineContainers:
                     taken_s=taken_s,
                     duration_s=duration_s,
                     ids=frozenset(row["Id"] for row in rows),
+                    unseen=tuple(_unseen(rows, containers)),
                 )
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:300]
@@ -206,6 +210,14 @@ class EngineContainers:
 
 _UP: Final = frozenset({"running", "paused"})
 """The states of a container that has processes, in the engine's own words."""
+
+
+def _unseen(rows: list[dict[str, Any]], seen: Mapping[str, Container]) -> Iterator[str]:
+    """Of those that run and were left out, the names of those that may be ranked, by what the daemon's list tells."""
+    for row in rows:
+        runs = row.get("State", "running") == "running"  # a paused one is stopped by nobody
+        if runs and row["Id"] not in seen and tenancy.may_be_ranked(tenancy.terms(row.get("Labels") or {})):
+            yield next(iter(row["Names"] or ()), row["Id"]).removeprefix("/")
 
 
 def _connect(base_url: str) -> docker.APIClient:

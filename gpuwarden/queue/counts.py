@@ -1,25 +1,39 @@
 """How much there is of everything in the queue, for people and for Prometheus; no statement looks at a finished job.
 
-Every count but one is of a small index or a small table. The one is of the jobs that wait for a worker, `waiting`: it
-grows with their number, to some 200 ms for a million.
+Every count but two is of a small index or a small table. One is of the jobs that wait for a worker, `waiting`: it
+grows with their number, to some 200 ms for a million. The other is of the items that failed, `failing`: it grows with
+those that were done or failed in the runs that go on and asked for wrangling.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, Row, String, and_, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Executable, Row, Select, String, and_, case, func, literal_column, or_, select
 
 from gpuwarden.database import reading
-from gpuwarden.job import FRESH_S, State
+from gpuwarden.job import FRESH_S, ItemOutcome, State
 from gpuwarden.queue import statements
 from gpuwarden.queue.room import Room
 from gpuwarden.queue.statements import Prepared
 from gpuwarden.queue.trips import FLAG_FRESH_S
-from gpuwarden.schema import AT_WORK, CONSUMERS, DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, WORKERS
+from gpuwarden.schema import (
+    AT_WORK,
+    CONSUMERS,
+    DEAD_WORKERS,
+    DISPATCH_EVENTS,
+    ITEM_OUTCOMES,
+    JOBS,
+    QUARANTINED_GPUS,
+    RUNS,
+    WORKERS,
+)
 
 OUTCOMES_MAX: Final = 20_000
 """So many events are read at a time; the next look takes up the rest."""
+
+FAILING_MAX: Final = 200
+"""So many workers of runs are told of that have failed items: those first who finished none, and failed most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +42,25 @@ class Waiting:
 
     jobs: int
     oldest_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailingWorker:
+    """One worker that has failed items of a run, each counted once and forgiven ones left out, and how many it did."""
+
+    run_id: str
+    host: str
+    worker: str
+    failed: int
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """The workers that have failed items of the runs that go on and asked for wrangling; `left_out` more there are."""
+
+    workers: tuple[FailingWorker, ...] = ()
+    left_out: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +120,16 @@ class Counts(Room):
         with reading(self._engine) as connection:
             return {row[0]: Waiting(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())}
 
+    def failing(self) -> Failing:
+        """Who has failed items, `FAILING_MAX` at most; what wrangling would be asked to judge is among the first."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(_failing()).all()
+        workers = tuple(
+            FailingWorker(run_id=row.run_id, host=row.host, worker=row.worker, failed=row.failed, done=row.done)
+            for row in rows
+        )
+        return Failing(workers=workers, left_out=int(rows[0].them) - len(rows) if rows else 0)
+
     def look(self, *, now: float) -> Look:
         """All that is cheap to count, in one transaction; nothing is written for it."""
         newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
@@ -141,6 +184,24 @@ def _crews_of(rows: Sequence[Row[Any]]) -> dict[str, Crew]:
 def _waiting() -> Executable:
     claimable = statements.is_in({State.QUEUED})
     return select(JOBS.c.queue, func.count(), func.min(JOBS.c.queued_at)).where(claimable).group_by(JOBS.c.queue)
+
+
+def _failing() -> Select[Any]:
+    names = ("run_id", "host", "worker")
+    its = [ITEM_OUTCOMES.c[name] for name in names]
+    judged = select(RUNS.c.run_id).where(RUNS.c.wrangled, RUNS.c.state == "running")
+    how_many = func.count(ITEM_OUTCOMES.c.item.distinct())
+    failed = (
+        select(*its, how_many.label("failed"))
+        .where(ITEM_OUTCOMES.c.run_id.in_(judged), ITEM_OUTCOMES.c.outcome == ItemOutcome.FAILED)
+        .group_by(*its)
+        .subquery("who")
+    )
+    same = [ITEM_OUTCOMES.c[name] == failed.c[name] for name in names]
+    done = select(how_many).where(*same, ITEM_OUTCOMES.c.outcome == ItemOutcome.DONE).scalar_subquery()
+    each = select(failed, done.label("done")).subquery("each")
+    worst_first = case((each.c.done > 0, 1), else_=0), each.c.failed.desc(), *(each.c[name] for name in names)
+    return select(each, func.count().over().label("them")).order_by(*worst_first).limit(FAILING_MAX)
 
 
 @Prepared

@@ -229,17 +229,17 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
     run = connection.execute(select(RUNS).where(RUNS.c.run_id == run_id)).one_or_none()
     if run is None:
         return None
-    its = JOBS.c.run_id == run_id
+    of_run = JOBS.c.run_id == run_id
     running = {
         (row.host, row.worker): max(0.0, now - row.since)
         for row in connection.execute(
             select(JOBS.c.host, JOBS.c.worker, func.min(JOBS.c.claimed_at).label("since"))
-            .where(its, statements.is_in({State.RUNNING}))
+            .where(of_run, statements.is_in({State.RUNNING}))
             .group_by(JOBS.c.host, JOBS.c.worker)
         )
     }
-    unsettled = select(func.count()).where(its, statements.is_in({State.FENCING, State.NODE_LOST}))
-    ranked = select(exists().where(its, JOBS.c.gang.is_not(None), statements.is_in(set(State) - FINAL)))
+    unsettled = select(func.count()).where(of_run, statements.is_in({State.FENCING, State.NODE_LOST}))
+    ranked = select(exists().where(of_run, JOBS.c.gang.is_not(None), statements.is_in(set(State) - FINAL)))
     counts = {
         (row.host, row.worker): (int(row.done), int(row.failed))
         for row in connection.execute(
@@ -253,11 +253,12 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
             .group_by(ITEM_OUTCOMES.c.host, ITEM_OUTCOMES.c.worker)
         )
     }
-    workers = []
+    workers, spent = [], _spent(connection, run_id)
     for host, worker in sorted({*running, *counts}):
         done, failed = counts.get((host, worker), (0, 0))
         runs_for_s = running.get((host, worker))
-        workers.append(WorkerTally(host=host, worker=worker, done=done, failed=failed, runs_for_s=runs_for_s))
+        told: dict[str, Any] = {"runs_for_s": runs_for_s, "spent": spent.get((host, worker))}
+        workers.append(WorkerTally(host=host, worker=worker, done=done, failed=failed, **told))
     return RunTally(
         run_id=run_id,
         asked=run.wrangled,
@@ -287,16 +288,26 @@ def _take_from(connection: Connection, run_id: str, host: str, worker: str, beca
     """
     held = and_(JOBS.c.run_id == run_id, JOBS.c.host == host, JOBS.c.worker == worker)
     running = statements.is_in({State.RUNNING})
-    for row in connection.execute(statements.locked(select(JOBS).where(held, running))).all():
-        if row.attempt >= row.attempts_max or row.reclaims >= RECLAIMS_MAX:
-            used = f"attempt {row.attempt} of {row.attempts_max}, reclaimed {row.reclaims} times of {RECLAIMS_MAX}"
-            raise SpentError(
-                f"nothing is done: job {row.job_id} has no attempt or reclaim left ({used}): taken from {worker} on "
-                f"{host} it would fail, and its run; `gpuwarden worker lock {worker} --host {host}` lets the worker "
-                f"finish it and claim nothing more"
-            )
+    connection.execute(statements.locked(select(JOBS.c.job_id).where(held, running))).all()
+    if (spent := _spent(connection, run_id).get((host, worker))) is not None:
+        raise SpentError(f"nothing is done: {spent}")
     fence = statements.transition(Move.FENCE, held, running, because=because, lease_expires_at=_may_run_until(now))
     connection.execute(fence)
+
+
+def _spent(connection: Connection, run_id: str) -> dict[tuple[str, str], str]:
+    """The workers from which what they run of a run cannot be taken, by host and name: why, and what to do instead."""
+    running = and_(JOBS.c.run_id == run_id, statements.is_in({State.RUNNING}))
+    at_a_cap = or_(JOBS.c.attempt >= JOBS.c.attempts_max, JOBS.c.reclaims >= RECLAIMS_MAX)
+    told = {}
+    for row in connection.execute(select(JOBS).where(running, at_a_cap).order_by(JOBS.c.job_id.desc())):
+        used = f"attempt {row.attempt} of {row.attempts_max}, reclaimed {row.reclaims} times of {RECLAIMS_MAX}"
+        told[row.host, row.worker] = (
+            f"job {row.job_id} has no attempt or reclaim left ({used}): taken from {row.worker} on {row.host} it would "
+            f"fail, and its run; `gpuwarden worker lock {row.worker} --host {row.host}` lets the worker finish it and "
+            f"claim nothing more"
+        )
+    return told
 
 
 def _may_run_until(now: float) -> ColumnElement[float]:

@@ -1,11 +1,13 @@
-"""Where jobs are settled: fence, requeue, fail. One file a kind of queue."""
+"""Where jobs are settled: fence, requeue, fail; and where runs are judged. One file a kind of queue."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from gpuwarden.job import Trip
 from gpuwarden.queue import Slot
-from remediator.plan import HeldJob, JobFacts
+from gpuwarden.tally import RunTally
+from remediator.plan import HeldJob, JobFacts, Wrangle
+from remediator.remedies.wrangle import Rules
 
 
 class Queue(Protocol):
@@ -46,6 +48,12 @@ class Queue(Protocol):
 
     def find(self, job_id: int, *, attempt: int, now: float) -> bool:
         """The job's host is back: it runs again, for a lease; false unless it is lost, as this attempt."""
+
+    def tally(self, run_id: str, *, now: float) -> RunTally | None:
+        """How the items of a run went, worker by worker; `None` when the queue has no such run."""
+
+    def wrangle(self, run_id: str, verdict: Wrangle, *, rules: Rules, who: str, now: float) -> bool:
+        """Do what was decided about a run, if that is what is decided now; false, and nothing done, where it is not."""
 
     def tend(self, *, now: float) -> None:
         """What runs on a timer: expired leases, unread events."""

@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from gpuwarden.job import HEARTBEAT_S, JobId, Trip
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
-from remediator.plan import HeldJob, JobFacts
+from gpuwarden.tally import RunTally
+from gpuwarden.text import stamp
+from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
+from remediator.remedies.wrangle import Rules, stands
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S
 """How long a lease must have been seen expired before its job is reclaimed, seconds."""
@@ -82,6 +85,24 @@ class BuiltinQueue:
     def find(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Node lost to running."""
         return self._store.find(job_id, attempt=attempt, now=now)
+
+    def tally(self, run_id: str, *, now: float) -> RunTally | None:
+        """From how each of its items went each time."""
+        return self._store.tally(run_id, now=now)
+
+    def wrangle(self, run_id: str, verdict: Wrangle, *, rules: Rules, who: str, now: float) -> bool:
+        """One transaction, in which it is decided anew from what is counted there."""
+
+        def still(run: RunTally) -> bool:
+            return stands(run, verdict, rules)
+
+        because = f"wrangled, run {run_id}: {verdict.because}"
+        if isinstance(verdict, BlockRun):
+            because = f"{because} (blocked by {who}, {stamp(now)})"
+            return bool(self._store.block_run(run_id, still=still, because=because, now=now))
+        slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
+        act = self._store.lock_faulty if isinstance(verdict, LockWorker) else self._store.migrate_run
+        return act(run_id, **slot, still=still, who=who, because=because, now=now)
 
     def tend(self, *, now: float) -> None:
         """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.

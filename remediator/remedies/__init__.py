@@ -10,7 +10,7 @@ from typing import Final
 
 from gpuwarden.job import Trip
 from remediator.plan import Facts, Step, Subject
-from remediator.remedies import lose_node, recycle_container, restart_container, restart_worker
+from remediator.remedies import lose_node, recycle_container, restart_container, restart_worker, wrangle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,4 +41,5 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         trips=recycle_container.TRIPS,
         subject=Subject.TENANT,
     ),
+    "wrangle": Remedy(decide=wrangle.decide, adopt=wrangle.adopt, trips=wrangle.TRIPS, subject=Subject.RUN),
 }

@@ -53,6 +53,8 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
     choices = [choose(card, accused=accused) for card in held]
     confirmed = [choice.because for choice in choices if choice.victim == accused]
     unlisted = [gpu for gpu in jobless.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
+    if confirmed and seen.unseen != []:
+        return False, f"{_unseen(seen.unseen)}; {'; '.join(confirmed)}"
     if confirmed and unlisted:
         because = f"the driver does not list the processes of {', '.join(unlisted)}: it could not be seen dead there"
         return False, f"{because}; {'; '.join(confirmed)}"
@@ -60,6 +62,14 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
         simulated = ", simulated GPU" if seen.gpu_simulated else ""
         return True, "; ".join(confirmed) + simulated
     return False, "; ".join(choice.because for choice in choices) or "it holds no memory of any GPU"
+
+
+def _unseen(names: Sequence[str] | None) -> str:
+    """Why nobody is known to be most over: somebody may be missing from the ranking."""
+    if names is None:
+        return "the exporter does not tell whether anybody is missing from the ranking: it is of an older version"
+    told = ", ".join(sorted(names)[:RANKED_MAX])
+    return f"what {told} holds is unknown, for the engine does not tell of it: nobody is known to be most over budget"
 
 
 def choose(card: CardFacts, *, accused: str | None = None) -> Choice:

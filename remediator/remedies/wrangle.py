@@ -1,16 +1,37 @@
-"""Wrangling: is it the worker that is faulty, or the job? Decided from how the items of a run went, worker by worker.
+"""Remedy `wrangle`: is it the worker that is faulty, or the job? Decided from how a run's items went on each. Pure.
 
 Nothing is judged before one worker that has finished none of the run's items has failed more than `activation` of them.
 Whoever finishes items beside it proves that worker faulty; where nobody finishes any, those who run the job beside it
 tell; and where nobody does, the job is moved to a worker that has not had it. One verdict at a time: it is carried out,
-and the run is counted anew. Pure.
+and the run is counted anew.
+
+An episode is one run, on the host whose worker an alert accuses. That host's executor carries out what is decided about
+its own workers and about the run; what is decided about another host's worker waits for that one's. The alert is what
+has a run looked at, and its end alone is no recovery: the queue is asked.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from gpuwarden.job import Trip
 from gpuwarden.tally import RunTally, WorkerTally
-from remediator.plan import Wait
+from remediator.plan import (
+    BlockRun,
+    Close,
+    Facts,
+    Limits,
+    LockWorker,
+    Migrate,
+    Outcome,
+    RunFacts,
+    Step,
+    Wait,
+    WouldAct,
+    Wrangle,
+)
+
+TRIPS: Final = frozenset({Trip.ITEMS})
+"""The trip of its alerts; the queue is the evidence."""
 
 ACTIVATION: Final = 5
 """So many items of one run may fail on a worker before anything is judged (B1): the next one is the sixth."""
@@ -38,37 +59,64 @@ class Leave:
     because: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockWorker:
-    """Keep the worker from claiming, take its job of the run from it, and have what it failed tried again."""
-
-    host: str
-    worker: str
-    because: str
-    tell: Literal["administrator"] = "administrator"
+Verdict = Leave | Wait | Wrangle
 
 
-@dataclass(frozen=True, kw_only=True)
-class Migrate:
-    """Take the run from the one worker that runs it, to one that has not had it."""
+def decide(facts: Facts) -> Step:
+    """The next step of one episode, by the executor of the host that it is on."""
+    found = facts.run
+    if found is None:
+        return Wait(reason="queue_silent", because=f"how its items went is unknown: {facts.unknown}")
+    if found.tally is None:
+        return _nothing(facts, found, "no_run", f"the queue has no run {facts.episode.worker!r}")
+    verdict = judge(found.tally, rules(facts.limits))
+    if isinstance(verdict, Wait):
+        return verdict
+    if isinstance(verdict, Leave):
+        return _nothing(facts, found, "nothing_due", verdict.because)
+    if not isinstance(verdict, BlockRun) and verdict.host != facts.episode.host:
+        because = f"{verdict.worker} on {verdict.host} comes first, and is for the executor there: {verdict.because}"
+        return _nothing(facts, found, "elsewhere", because)
+    if facts.armed:
+        return verdict
+    if facts.episode.would_act:
+        return Wait(reason="dry_run", because=f"dry run: would {verdict.deed}, and does nothing")
+    return WouldAct(because=f"would {verdict.deed}: {verdict.because}")
 
-    host: str
-    worker: str
-    because: str
+
+def adopt(_: Facts) -> Step:
+    """Nothing is owed for another host: what is done is done in one transaction."""
+    return Wait(reason="settled", because="there is nothing to settle")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockRun:
-    """Let nobody claim the run's jobs, and take those that run from their workers."""
+def _nothing(facts: Facts, found: RunFacts, reason: str, because: str) -> Step:
+    """Nothing is to be done now. While the alert fires that may change; then it is over."""
+    if facts.episode.firing:
+        return Wait(reason=reason, because=because)
+    if found.done:
+        return Close(outcome=Outcome.MENDED, because=f"the alert ended: {because}")
+    if found.decided:
+        because = "what was decided may have been done: `gpuwarden worker list` and `gpuwarden job list` tell"
+        return Close(outcome=Outcome.PARTLY, because=f"the alert ended, and {because}")
+    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended, and nothing was done: {because}")
 
-    because: str
-    tell: Literal["submitter"] = "submitter"
+
+def rules(limits: Limits) -> Rules:
+    """The constants, from the settings."""
+    return Rules(
+        activation=limits.wrangle_activation,
+        migrations_max=limits.wrangle_migrations_max,
+        patience_s=limits.wrangle_patience_s,
+    )
 
 
-Verdict = Leave | Wait | LockWorker | Migrate | BlockRun
+def stands(run: RunTally, verdict: Wrangle, rules: Rules) -> bool:
+    """Whether the same is decided about the same; the figures may have grown."""
+    found = judge(run, rules)
+    return not isinstance(found, Leave | Wait) and found.deed == verdict.deed
 
 
-def decide(run: RunTally, rules: Rules) -> Verdict:
+def judge(run: RunTally, rules: Rules) -> Verdict:
     """What is to become of a run and its workers now."""
     if (kept_from := _kept_from(run)) is not None:
         return Leave(because=kept_from)
@@ -79,7 +127,7 @@ def decide(run: RunTally, rules: Rules) -> Verdict:
     done = sum(each.done for each in run.workers)
     if done:
         because = f"{worst} has failed {worst.failed} items and finished none, and others have finished {done}"
-        return LockWorker(host=worst.host, worker=worst.worker, because=because)
+        return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, because=because))
     if run.unsettled:
         because = f"{run.unsettled} of its jobs are fenced or on hosts that seem lost: who runs them is not known"
         return Wait(reason="unsettled", because=because)
@@ -118,7 +166,7 @@ def _among_others(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -
         because = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.patience_s:.0f} s"
         return Wait(reason="undecided", because=because)
     because = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.patience_s:.0f} s or more"
-    return LockWorker(host=worst.host, worker=worst.worker, because=because)
+    return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, because=because))
 
 
 def _alone(run: RunTally, worst: WorkerTally, rules: Rules) -> Verdict:
@@ -126,6 +174,13 @@ def _alone(run: RunTally, worst: WorkerTally, rules: Rules) -> Verdict:
     told = f"nobody has finished any, and {worst}, alone with it, has failed {worst.failed} items"
     if run.migrations < rules.migrations_max:
         because = f"{told}; move {run.migrations + 1} of {rules.migrations_max}, to a worker that has not had it"
-        return Migrate(host=worst.host, worker=worst.worker, because=because)
-    because = f"{told}, after {run.migrations} moves: it is the job"
+        return _if_not_spent(worst, Migrate(host=worst.host, worker=worst.worker, because=because))
+    because = f"{told}, after {run.migrations} moves of at most {rules.migrations_max}: it is the job"
     return BlockRun(because=because)
+
+
+def _if_not_spent(worst: WorkerTally, verdict: LockWorker | Migrate) -> Verdict:
+    """What is at a cap would fail for being taken from its worker, and its run with it."""
+    if worst.spent is None:
+        return verdict
+    return Wait(reason="spent", because=f"{verdict.because}; but {worst.spent}")

@@ -17,9 +17,10 @@ REMEDIATOR: Final = "remediator.rules.yaml"
 NODE: Final = "node.rules.yaml"
 ATTRIBUTION: Final = "attribution.rules.yaml"
 VRAM: Final = "vram.rules.yaml"
+WRANGLING: Final = "wrangling.rules.yaml"
 RULES: Final = {
     name: (ALERTS / name).read_text()
-    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION)
+    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING)
 }
 
 FIRST: Final = {
@@ -62,6 +63,7 @@ FIRST: Final = {
     ),
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
     ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
+    WRANGLING: ("fires at the sixth", "hosts that share a queue", "fires for each worker"),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -1155,6 +1157,80 @@ ATTRIBUTION_MUTANTS: Final = of(
     ("it has a remedy", "warning\n", "warning\n          remedy: restart_container\n"),
     ("its runbook goes by another name", "runbook:", "runbook_url:"),
 )
+# The rule about items that fail.
+
+FAILED: Final = "gpuwarden_queue_run_items_failed"
+DONE: Final = "gpuwarden_queue_run_items_done"
+ACTIVATION: Final = "max(gpuwarden_remediator_wrangle_activation_items)"
+TOO_MANY: Final = """\
+                min by (run, worker_host, worker) (gpuwarden_queue_run_items_failed)
+                  > on () group_left ()
+                max(gpuwarden_remediator_wrangle_activation_items)
+"""
+NONE_DONE: Final = """\
+              and on (run, worker_host, worker) (
+                max by (run, worker_host, worker) (gpuwarden_queue_run_items_done) == 0
+              ),
+"""
+EACH_WORKER: Final = NONE_DONE.strip().partition(" (gpuwarden")[0]
+
+WRANGLING_MUTANTS: Final = [
+    *of(
+        WRANGLING,
+        TOO_MANY,
+        ("the fifth is one too many", "> on", ">= on"),
+        ("the count is in the rule", ACTIVATION, "vector(5)"),
+        ("the least of two bounds counts", "max(gpuwarden_remediator", "min(gpuwarden_remediator"),
+        ("a bound is believed after it has vanished", "(gpuwarden_remediator_wrangle_activation_items)",
+         "(last_over_time(gpuwarden_remediator_wrangle_activation_items[5m]))"),
+        ("whoever tells the most is believed", "min by", "max by"),
+        ("hosts that tell of one queue are added up", "min by", "sum by"),
+        ("what failed is believed after it has vanished", FAILED, f"last_over_time({FAILED}[5m])"),
+        ("runs are not told apart", "(run, worker_host, worker)", "(worker_host, worker)"),
+        ("hosts are not told apart", "(run, worker_host, worker)", "(run, worker)"),
+        ("workers are not told apart", "(run, worker_host, worker)", "(run, worker_host)"),
+    ),
+    *of(
+        WRANGLING,
+        NONE_DONE,
+        ("one that is done clears nobody", NONE_DONE, "              ,\n"),
+        ("who is not known to have finished one has finished none", NONE_DONE,
+         NONE_DONE.replace("and on", "unless on").replace("== 0", "> 0")),
+        ("whoever tells the least that is done is believed", "max by", "min by"),
+        ("what is done is believed after it has vanished", DONE, f"last_over_time({DONE}[5m])"),
+        ("what others have done clears it", EACH_WORKER, f"and on (run) (\n{' ' * 16}max by (run)"),
+        ("what it has done of another run clears it", EACH_WORKER,
+         f"and on (worker_host, worker) (\n{' ' * 16}max by (worker_host, worker)"),
+        ("what its namesake elsewhere has done counts", EACH_WORKER,
+         f"and on (run, worker) (\n{' ' * 16}max by (run, worker)"),
+    ),
+    *of(
+        WRANGLING,
+        RULES[WRANGLING],
+        ("it names the host that tells", '"worker_host", "(.+)"', '"instance", "(.+)"'),
+        ("each series of it is an alert", "max by (host, worker, run)", "max by (host, worker, run, worker_host)"),
+        ("it names no run", "max by (host, worker, run)", "max by (host, worker)"),
+        ("it names no worker", "max by (host, worker, run)", "max by (host, run)"),
+    ),
+    *of(
+        WRANGLING,
+        PATIENCE,
+        ("it waits a minute", "        labels:", "        for: 1m\n        labels:"),
+        ("it lingers a minute", "        labels:", "        keep_firing_for: 1m\n        labels:"),
+    ),
+    *of(
+        WRANGLING,
+        """\
+          severity: critical
+          remedy: wrangle
+          trip: items
+""",
+        ("it names another severity", "critical", "warning"),
+        ("it names another remedy", "wrangle", "restart_worker"),
+        ("it names another trip", "trip: items", "trip: drill"),
+    ),
+    *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+]  # fmt: skip
 
 MUTANTS: Final = [
     *STALL_MUTANTS,
@@ -1168,4 +1244,5 @@ MUTANTS: Final = [
     *NODE_MUTANTS,
     *VRAM_MUTANTS,
     *ATTRIBUTION_MUTANTS,
+    *WRANGLING_MUTANTS,
 ]

@@ -48,12 +48,12 @@ from exporter.scrape import SnapshotCollector
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import Crew, Look, Retries, Waiting
+from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
 from gpuwarden.statefile import JobFile, TaskFile, WorkerFile
 from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
-from remediator.queue_metrics import QueueCollector
+from remediator.queue_metrics import Count, QueueCollector
 from remediator.safety import Orders
 from remediator.totals import TOOK_S, Took, Totals
 
@@ -181,7 +181,10 @@ class FullQueue(QueueCollector):
             quarantined=1,
             lags={"c": 1},
         )
-        return iter([up, *self._families(look, (1.0, {"q": Waiting(jobs=1, oldest_at=1.0)}))])
+        failing = Failing(workers=(FailingWorker(run_id="r", host="h", worker="w", failed=1, done=0),))
+        return iter(
+            [up, *self._families(look, (1.0, Count(waiting={"q": Waiting(jobs=1, oldest_at=1.0)}, failing=failing)))]
+        )
 
 
 def no_store() -> JobStore:

@@ -98,6 +98,8 @@ class Poster:
 
     accepted: list[str] = field(default_factory=list)
     ending: threading.Event = field(default_factory=threading.Event)
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    """Held from a question to its answer, so that no phase ends between the two."""
 
     def go_on(self) -> None:
         number = 0
@@ -107,16 +109,21 @@ class Poster:
             if self._post(payload(sent(f"{self.host}-{number}", **labels))) == httpx.codes.ACCEPTED:
                 self.accepted.append(f"{self.host}-{number}")
 
+    def enter(self, phase: str) -> None:
+        with self.asking:
+            self.phase = phase
+
     def _post(self, body: Mapping[str, Any]) -> object:
-        phase, chain = self.phase, self.place.chain
+        chain = self.place.chain
         token = chain.token_file.read_text(encoding="ascii")
+        url, headers = f"{chain.remediator_url}/api/v1/alerts", {"Authorization": f"Bearer {token}"}
         answer: object
-        try:
-            url, headers = f"{chain.remediator_url}/api/v1/alerts", {"Authorization": f"Bearer {token}"}
-            answer = httpx.post(url, json=body, headers=headers, trust_env=False).status_code
-        except httpx.HTTPError as error:
-            answer = type(error).__name__
-        self.answers.setdefault(phase, set()).add(answer)
+        with self.asking:
+            try:
+                answer = httpx.post(url, json=body, headers=headers, trust_env=False).status_code
+            except httpx.HTTPError as error:
+                answer = type(error).__name__
+            self.answers.setdefault(self.phase, set()).add(answer)
         return answer
 
 
@@ -375,7 +382,7 @@ def posting(posters: Mapping[str, Poster]) -> Iterator[None]:
 
 def phase(upgrade: Upgrade, name: str) -> None:
     for poster in upgrade.posters.values():
-        poster.phase = name
+        poster.enter(name)
 
 
 def waiting(upgrade: Upgrade) -> list[tuple[Any, ...]]:

@@ -24,6 +24,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
+CURVES_S = 60.0
 SLOTS = tuple(Slot(worker=f"gpuwarden-story-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
 
 
@@ -41,7 +42,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(work: Path, engine: Engine) -> Iterator[Played]:
-    with stage(work, engine, SLOTS, armed=True) as scene:
+    with stage(work, engine, SLOTS, armed=True, curves_s=CURVES_S) as scene:
         before = scene.start_workers()
         cases = [
             Case(
@@ -131,6 +132,22 @@ def test_what_a_wedged_worker_was_doing_is_kept_with_its_last_lines(
     (log,) = kept.document["logs"]
     assert log["source"] == "the container's log"
     assert log["lines"]
+
+
+def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(played: Played) -> None:
+    (kept,) = played.scene.ledger.captures(_episode(played, "wedges at step 5").episode_id)
+    values = {each["metric"]: each["values"] for each in kept.document["curves"]}
+    beat, gpu, gpu_memory, ram = (
+        [value for value in values[f"gpuwarden_{name}"] if value is not None]
+        for name in ("job_beat_age_seconds", "container_gpu_utilization_ratio", "container_gpu_memory_bytes",
+                     "container_memory_bytes")
+    )  # fmt: skip
+    last = slice(-3, None)  # points a second apart, half of the silence that was waited for
+
+    assert (values["gpuwarden_job_beat_age_seconds"][0], min(beat) < 2.0) == (None, True)
+    assert (beat[last], beat[-1] > SILENCE_S - 2.0) == (sorted(beat[last]), True)
+    assert (set(gpu[last]), gpu_memory[0], min(gpu_memory[last]) > 0.0) == ({0.0}, 0.0, True)
+    assert max(ram[last]) - min(ram[last]) < 4 * 2**20 < max(ram) - min(ram)
 
 
 def test_the_same_container_is_started_again_not_another_one(played: Played) -> None:

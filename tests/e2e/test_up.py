@@ -20,6 +20,7 @@ from deploy.chain import CHECKOUT, PARTS, PORTS
 from deploy.engine import Engine, docker_engine
 from deploy.private_engine import Places
 from deploy.reachable import NoEngine, reachable_engine
+from deploy.up import command
 from tests.e2e.running import READY, Run, ask, free_ports, runs, up
 from tests.waiting import eventually
 
@@ -54,7 +55,7 @@ def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_pa
 def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Path) -> None:
     podman = f"unix://{tmp_path}/podman.sock"
     told = ("--podman", podman, "--systemd-unit", "gpu@*.service,other.service", "--systemd-unit", "third.service")
-    with up(tmp_path, free_ports(), "--host", "box1", *told) as run:
+    with up(tmp_path, free_ports(), "--host", "box1", *told, "--free-bound-s", "900") as run:
         run.ready()
 
         assert f"Podman        {podman}" in run.said()
@@ -62,6 +63,8 @@ def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Pat
         log = (run.data / "log" / "execute.log").read_text()
         (ready,) = [json.loads(line) for line in log.splitlines() if "executor ready" in line]
         assert ready["hands"] == ["podman", "systemd"]
+        executor = Path(f"/proc/{run.pids()['execute']}/cmdline").read_text().split("\0")
+        assert float(executor[executor.index("--free-bound-s") + 1]) == 900
         looks = r'gpuwarden_collector_success\{collector="source_podman"\} 0.0'
         eventually(lambda: re.search(looks, run.get("exporter", "/metrics")), "it looks for Podman")
         assert run.stop() == 0
@@ -72,6 +75,18 @@ def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
         assert run.process.wait(timeout=30) == 2
 
     assert "'*.service' names no services: wanted are names as 'gpu-worker@*.service'" in run.said()
+
+
+@pytest.mark.parametrize("given", ["59", "86401", "nan", "soon"])
+def test_a_bound_that_no_executor_would_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(["--data", str(tmp_path / "data"), "--free-bound-s", given])
+
+    assert ended.value.code == 2
+    assert f"--free-bound-s: '{given}' is no such time: wanted are 60 to 86400 seconds" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:

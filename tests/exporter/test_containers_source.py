@@ -364,8 +364,11 @@ def a_daemon(*rows: dict[str, Any], inspect: Any = None) -> Answer:
     return answer
 
 
-def row(full_id: str = build.DOCKER_ID, name: str = "worker-0") -> dict[str, Any]:
-    return {"Id": full_id, "Names": [f"/{name}"]}
+def row(full_id: str = build.DOCKER_ID, name: str = "worker-0", **told: Any) -> dict[str, Any]:
+    return {"Id": full_id, "Names": [f"/{name}"], **told}
+
+
+BUDGETED = {"gpuwarden.managed": "true", "gpuwarden.vram-budget-mib": "2048"}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -518,7 +521,12 @@ def test_containers_whose_inspection_hangs_cost_themselves_only_and_the_listing_
     def inspect(full_id: str) -> Any:
         return told[full_id] if full_id in told else silence.wait(20)
 
-    rows = [*(row(each, f"stuck-{each[:2]}") for each in stuck), row(good, "good")]
+    rows = [
+        row(stuck[0], "stuck-bb", Labels=BUDGETED),
+        row(stuck[1], "stuck-cc", Labels=BUDGETED | {"gpuwarden.vram-protected": "true"}),
+        row(stuck[2], "stuck-dd", Labels=BUDGETED, State="paused"),
+        row(good, "good", Labels=BUDGETED),
+    ]
     answer = a_daemon(*rows, {**row(down, "down"), "State": "exited", "Mounts": mounts}, inspect=inspect)
     with daemon(short_path, answer) as url, asked(url, house) as source:
         eventually(lambda: (found := listing_of(source)) and found.containers.keys() == {good}, "the good one is seen")
@@ -528,6 +536,7 @@ def test_containers_whose_inspection_hangs_cost_themselves_only_and_the_listing_
 
     assert missing == ""
     assert (set(later.containers), set(later.down)) == ({good}, {down})
+    assert later.unseen == ("stuck-bb",)  # of the others nobody would be stopped
 
 
 @pytest.mark.usefixtures("impatient")

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import Thresholds
-from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot
+from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
 from exporter.sources.containers import Listing
@@ -283,6 +283,32 @@ def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted
     found = _place_now(None, "f0", {"docker": listing("docker", docker), "podman": listing("podman", podman)})
 
     assert (found and found.kind) == placed
+
+
+def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path) -> None:
+    budgeted = Tenancy(recyclable=True, budget_bytes=2**30)
+    one, other = (
+        build.container(kind=kind, id=kind, incarnation=f"{kind}@1", name="same", tenancy=budgeted)
+        for kind in ("docker", "podman")
+    )
+    docker, podman = Docker(one), Docker(other, build.container(kind="podman", id="p", name="same"))
+    docker.listing = replace(docker.listing, unseen=("stuck",))
+    look = sampler(house, containers={"docker": docker, "podman": podman})
+
+    assert look.sample().unseen == ("same", "stuck")
+    podman.listing = replace(podman.listing, containers={})
+    docker.listing = replace(docker.listing, unseen=())
+    assert look.sample().unseen == ()
+
+
+def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:
+    ranked = build.container(tenancy=Tenancy(budget_bytes=1, recyclable=True))
+    pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", tenancy=Tenancy())
+    look = sampler(house, containers={"docker": Docker(ranked), "kubernetes": Docker(pods)})
+
+    snapshot = look.sample()
+
+    assert ([each.container.name for each in snapshot.containers], snapshot.unseen) == (["ml/llm-0/server"], ())
 
 
 def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house: Path, logged: LogCapture) -> None:

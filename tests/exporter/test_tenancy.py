@@ -7,7 +7,16 @@ import pytest
 
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
 from exporter.readings import GpuShare, MigInstance, Tenancy
-from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, limit, may_go, terms
+from exporter.tenancy import (
+    BUDGET_LABEL,
+    MANAGED_LABEL,
+    PROTECTED_LABEL,
+    cards,
+    limit,
+    may_be_ranked,
+    may_go,
+    terms,
+)
 from gpuwarden.facts import CardFacts, TenantFacts
 from remediator.actuators.docker import LABEL
 from tests.exporter import builders as build
@@ -43,6 +52,21 @@ def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
     assert found.invalid is not None
     assert found.invalid.reason == "bad_budget"
     assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
+
+
+@pytest.mark.parametrize(
+    ("labels", "may"),
+    [
+        ({MANAGED_LABEL: "true", BUDGET_LABEL: "2048"}, True),
+        ({MANAGED_LABEL: "true"}, False),
+        ({MANAGED_LABEL: "true", BUDGET_LABEL: "much"}, False),
+        ({MANAGED_LABEL: "true", BUDGET_LABEL: "2048", PROTECTED_LABEL: "true"}, False),
+        ({BUDGET_LABEL: "2048"}, False),
+    ],
+    ids=["budget and opted in", "no budget", "a budget that cannot be read", "protected", "not opted in"],
+)
+def test_who_may_be_ranked_by_labels_alone(labels: dict[str, str], *, may: bool) -> None:
+    assert may_be_ranked(terms(labels)) is may
 
 
 def test_what_is_removed_when_it_ends_does_not_go() -> None:

@@ -355,6 +355,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
                 recyclable=False,
             )],
         )],
+        unseen=[],
     )  # fmt: skip
     assert facts.parse_server(facts.render(told)) == told
 

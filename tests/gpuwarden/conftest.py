@@ -11,6 +11,7 @@ import pytest
 
 from deploy.postgres import Postgres
 from gpuwarden.queue import JobStore
+from tests.conftest import Cli
 from tests.templates import copied, empty_file
 
 
@@ -45,6 +46,14 @@ def host_dir(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "host").write_text("box1\n")
     return folder
+
+
+@pytest.fixture
+def cli(url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
+    """The commands, on this queue, on box1."""
+    monkeypatch.setenv("GPUWARDEN_STORE", url)
+    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+    return command
 
 
 @pytest.fixture

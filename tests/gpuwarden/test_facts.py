@@ -64,11 +64,12 @@ def test_facts_about_servers_read_back_as_they_were_written(written: ServerFacts
     assert parse_server(render(written)) == written
 
 
-def test_an_exporter_of_before_the_cards_tells_of_none() -> None:
-    written = json.loads(render(ServerFacts(**SERVER)))
-    del written["cards"]
+def test_an_exporter_of_before_the_cards_and_those_unseen_tells_of_none() -> None:
+    written = json.loads(render(ServerFacts(**{**SERVER, "cards": [], "unseen": []})))
+    del written["cards"], written["unseen"]
 
-    assert parse_server(json.dumps(written)).cards is None
+    told = parse_server(json.dumps(written))
+    assert (told.cards, told.unseen) == (None, None)
 
 
 def test_a_card_that_lacks_its_floor_is_no_answer() -> None:

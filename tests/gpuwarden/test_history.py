@@ -2,16 +2,19 @@
 
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, Float, Integer, MetaData, create_engine, insert, select, text
 
 from deploy.postgres import Postgres
-from gpuwarden import history
+from gpuwarden import history, revisions
 from gpuwarden.cli import main
 from gpuwarden.database import DatabaseError, connect
 from gpuwarden.history import InTheWayError, WouldLoseError
@@ -350,6 +353,44 @@ def test_an_idle_worker_outlives_tables_that_went_down_and_up(
     eventually(lambda: store.job(job_id).state is State.COMPLETED, "the job is done", log=log.read_text, within_s=30)
     assert worker.poll() is None
     store.close()
+
+
+@pytest.mark.parametrize("empty_url", [pytest.param("postgresql", marks=pytest.mark.needs_postgres)], indirect=True)
+@pytest.mark.parametrize(("before", "after"), [("0006", "0004"), ("0004", "0006")])
+def test_a_transaction_that_goes_on_to_another_table_while_they_move_is_let_through_and_then_they_move(
+    empty_url: str, before: str, after: str
+) -> None:
+    go(empty_url, before)
+    plain = empty_url.replace("+psycopg", "")
+    with ExitStack() as stack:
+        other, asking = (stack.enter_context(closing(psycopg.connect(plain))) for _ in range(2))
+        beside = stack.enter_context(ThreadPoolExecutor())
+        asking.autocommit = True
+        other.execute("UPDATE workers SET last_seen_at = 0")
+        moving = beside.submit(go, empty_url, after)
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'workers'::regclass"
+        eventually(lambda: asking.execute(waits).fetchall(), "they wait for the transaction")
+
+        other.execute("SELECT 1 FROM jobs")
+        other.execute("SELECT 1 FROM runs")
+        other.commit()
+
+        assert moving.result(timeout=30) == f"the queue was of revision {before} and is of {after} now"
+
+
+@pytest.mark.parametrize("empty_url", [pytest.param("postgresql", marks=pytest.mark.needs_postgres)], indirect=True)
+def test_tables_that_a_program_never_lets_go_of_stay_as_they_are_and_it_is_said(
+    empty_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revisions, "IN_USE_S", 0.6)
+    go(empty_url)
+    with engine.connect() as other:
+        other.execute(text("UPDATE workers SET last_seen_at = 0"))
+
+        with pytest.raises(DatabaseError, match=r"in use for 0\.6 s: end the programs that use them"):
+            go(empty_url, "0004")
+
+    assert differences(engine) == []
 
 
 # --- the command

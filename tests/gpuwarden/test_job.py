@@ -147,4 +147,5 @@ def test_trips_are_told_apart_by_the_exit_code_of_a_worker_that_can_still_end_by
         "budget": 75, "stall": 76, "health": 78, "dead_worker": EXIT_DISOWNED, "server": EXIT_DISOWNED,
         "node_lost": EXIT_DISOWNED,
         "vram": EXIT_DISOWNED,
+        "items": EXIT_DISOWNED,
     }  # fmt: skip

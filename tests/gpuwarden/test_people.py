@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.cli import main
 from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError, statements
 from gpuwarden.reporter import Reporter
+from tests.conftest import Cli
 from tests.gpuwarden.test_queue import NOW
 from tests.waiting import eventually
 
@@ -231,27 +231,7 @@ def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, tr
 # --- the commands
 
 
-@pytest.fixture
-def cli(
-    url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run a command on this queue, on box1: its exit code, what it printed and what it complained of."""
-    monkeypatch.setenv("GPUWARDEN_STORE", url)
-    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
-    monkeypatch.setenv("SUDO_USER", "ann")
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = main(list(argv))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Callable[..., tuple[int, str, str]]) -> None:
+def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Cli) -> None:
     first, second = submit(store), submit(store, run_id="r1", job_class=JobClass.GPU_VIDEO, payload={"a": 1})
 
     assert cli("job", "block", str(first), "--because", "it fails everywhere") == (0, "", "")
@@ -276,9 +256,7 @@ def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Calla
     assert cli("job", "show", "99")[::2] == (1, "gpuwarden job: the queue has no job 99\n")
 
 
-def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(
-    store: JobStore, cli: Callable[..., tuple[int, str, str]], host_dir: Path
-) -> None:
+def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(store: JobStore, cli: Cli, host_dir: Path) -> None:
     job_id = submit(store, model="sd-xl", steps_total=20)
     _, waits, _ = cli("job", "show", str(job_id))
     with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
@@ -302,9 +280,7 @@ def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(
     assert (parsed["progress"]["steps_total"], parsed["progress"]["items_done"]) == (20, 3)
 
 
-def test_workers_are_listed_locked_and_drained_by_command(
-    store: JobStore, cli: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: Cli) -> None:
     for worker in ("idle", "busy", "gone", "locked", "draining"):
         register(store, worker, incarnation=f"i-{worker}")
     now = store.now()

@@ -17,30 +17,11 @@ from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.reporter import Reporter
 from gpuwarden.runs import parse
 from gpuwarden.schema import QUEUE
+from tests.conftest import Cli
 from tests.waiting import eventually
 
 NOW = 1000.0
 HOST = "box1"
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command on this queue, on box1: its exit code, what it printed and what it complained of."""
-    monkeypatch.setenv("GPUWARDEN_STORE", url)
-    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
-    monkeypatch.setenv("SUDO_USER", "ann")
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = main(list(argv))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def submit(store: JobStore, **its: Any) -> JobId:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.job import State, Trip
+from gpuwarden.tally import RunTally
 from remediator.alert import Alert
 from remediator.plan import (
     ContainerState,
@@ -19,6 +20,7 @@ from remediator.plan import (
     JobFacts,
     Kind,
     Limits,
+    RunFacts,
     Stage,
     Subject,
 )
@@ -85,6 +87,15 @@ def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str 
     return server_alert(fingerprint, firing=firing, **{**of_tenant, **labels})
 
 
+def run_alert(fingerprint: str = "r1", *, firing: bool = True, **labels: str | None) -> Alert:
+    """An alert about run r1, items of which fail on worker w1."""
+    of_run: dict[str, Any] = {
+        "alertname": "GpuwardenItemsFailing", "remedy": "wrangle", "trip": "items", "run": "r1",
+        "container": None, "incarnation": None, "job_id": None, "attempt": None,
+    }  # fmt: skip
+    return alert(fingerprint, firing=firing, **{**of_run, **labels})
+
+
 def sent(fingerprint: str = "f1", *, status: str = "firing", **labels: str) -> dict[str, Any]:
     """One alert as Alertmanager 0.25 sends it."""
     return {
@@ -140,7 +151,7 @@ def server(**changed: Any) -> ServerFacts:
         probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None,
         io_still_s=130.0, fault_still_s=130.0, container_cpu_still_s=130.0, work_unknown=None,
-        gpu_pids={"GPU-0": sorted(PIDS)},
+        gpu_pids={"GPU-0": sorted(PIDS)}, unseen=[],
     )  # fmt: skip
     return replace(default, **changed)
 
@@ -274,6 +285,18 @@ def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **c
     default = facts(
         episode=about, evidence=None, container=None, container_known=False, job=None, host=host(*jobs, **changed)
     )
+    return replace(default, **its)
+
+
+def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = False, **changed: Any) -> Facts:
+    """As `facts`, of run r1 on box1; what is no fact of its own is one of the run's."""
+    its = {name: changed.pop(name) for name in ("armed", "limits", "run", "unknown") if name in changed}
+    about = episode(
+        remedy="wrangle", trip=Trip.ITEMS, trips=frozenset({Trip.ITEMS}), subject=Subject.RUN, worker="r1",
+        incarnation=None, job_id=None, attempt=None, firing=firing, would_act=would_act,
+    )  # fmt: skip
+    found = replace(RunFacts(tally=tally, decided=False, done=False), **changed)
+    default = facts(episode=about, evidence=None, container=None, container_known=False, job=None, run=found)
     return replace(default, **its)
 
 

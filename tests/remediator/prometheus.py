@@ -13,7 +13,7 @@ from deploy import parts, shipped
 from tests.remediator.builders import HOST, KEY
 from tests.remediator.listening import listening
 
-Series = Mapping[tuple[str, str], float]
+Series = Mapping[tuple[str, str], float | str]
 """What a host's exporter publishes: name and labels, as they stand on its page, to the value."""
 
 _PLACE = 'container="c1"'

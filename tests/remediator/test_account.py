@@ -1,14 +1,17 @@
 """`gpuwarden ledger list|show|refused`, as a person and as a program read it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuwarden.cli import main
+from gpuwarden.text import when
 from remediator.alert import Refusal
 from remediator.capture import Captured
+from remediator.evidence import in_full, in_short
 from remediator.ledger import Ledger
 from remediator.plan import Outcome
 from tests.remediator.builders import HOST, NOW, alert
@@ -176,7 +179,7 @@ def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
     }  # fmt: skip
     runs = {"tid": 4002, "name": "heart", "state": "R", "cpu_ticks": 1, "wchan": None, "stack": None, "syscall": None}
     document: dict[str, Any] = {
-        "format": 1, "armed": armed, "took_s": 0.25, "cut_short": None, "left_out_bytes": 0,
+        "format": 2, "armed": armed, "took_s": 0.25, "cut_short": None, "left_out_bytes": 0, "curves": [],
         "facts": {"alive": True, "beat_age_s": 130.0, "phase": "step", "step": 5, "gpu_idle_s": None},
         "processes": [{"pid": 4001, "name": "python3", "state": "S", "threads": 2, "seen": [waits, runs]}],
         "logs": [{"source": "the container's log", "lines": ["step 4", "step 5"], "cut_bytes": 100}],
@@ -244,6 +247,68 @@ def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pyte
     ]
 
 
+def drawn(metric: str, *values: float | None, gpu: str | None = None) -> dict[str, Any]:
+    """One curve, of which the last point is when the episode opened."""
+    at = NOW - 60 * (len(values) - 1)
+    return {"metric": metric, "gpu": gpu, "source": "http://a", "at": at, "step_s": 60, "values": list(values)}
+
+
+CURVES = [
+    drawn("gpuwarden_job_beat_age_seconds", 0.25, 1.0, None, 61.0, 121.0),
+    drawn("gpuwarden_container_gpu_utilization_ratio", 0.93, 0.5, None, 0.0, 0.0, gpu="GPU-0"),
+    drawn("gpuwarden_container_gpu_memory_bytes", 0.0, 0.0, None, 0.0, None, gpu="GPU-0"),
+    drawn("gpuwarden_container_memory_bytes", 2.0**30, 2.0**30, None, 2.0**30, 2.0**30),
+    drawn("of_a_later_version", -1.0, None, None, None, None),
+]
+"""A worker that stopped beating, its GPU idle and its RAM flat; nothing was known in the middle."""
+
+
+def test_the_curves_are_told_a_line_each_with_a_blank_where_nothing_is_known(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured(ledger, curves=CURVES, notes=[], processes=[])
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")
+    lines = [
+        "  beat age            |▁▁ ▅█| 0.2 s to 121.0 s, at last 121.0 s",
+        "  GPU use of GPU-0    |█▅ ▁▁| 0% to 93%, at last 0%",
+        "  GPU memory of GPU-0 |▁▁ ▁ | 0 MiB to 0 MiB, at last unknown",
+        "  RAM                 |██ ██| 1024 MiB to 1024 MiB, at last 1024 MiB",
+        "  of_a_later_version  |▁    | -1.0 s to -1.0 s, at last unknown",
+    ]
+    assert told[2].endswith("0 processes, 0 threads, Python stacks of 0, 5 curves; took 0.2 s")
+    assert told[4:] == ["    -240 s to +0 s, 60 s from point to point:", *(f"    {line}" for line in lines)]
+
+    full = said(capsys, "--ledger", ledger_url, "evidence", "1")
+    heading = f"  {when(NOW - 240)} to {when(NOW)}, 60 s from point to point:"
+    assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
+
+
+def test_a_curve_with_more_points_than_columns_shows_in_short_the_highest_of_each_column(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [None, *(8.0 if number == 60 else 1.0 for number in range(120))]
+    captured(ledger, curves=[drawn("gpuwarden_job_beat_age_seconds", *values)])
+
+    short, full = (
+        next(line.split("|")[1] for line in said(capsys, "--ledger", ledger_url, what, "1") if "beat age" in line)
+        for what in ("show", "evidence")
+    )
+
+    assert (len(short), len(full)) == (60, 121)
+    assert (full[0], full[61], full.count("█")) == (" ", "█", 1)
+    assert (short.count("█"), short.count("▂"), short[30]) == (1, 59, "█")
+
+
+def test_what_an_older_version_kept_has_no_curves_and_is_told_as_ever(ledger: Ledger) -> None:
+    captured(ledger)
+    (kept,) = ledger.captures(1)
+    older = {name: value for name, value in kept.document.items() if name != "curves"}
+
+    for tell in (in_full, lambda kept: in_short(kept, since=NOW)):
+        assert list(tell(replace(kept, document=older))) == list(tell(kept))
+
+
 def test_a_stack_whose_thread_is_not_known_is_told_of_by_its_name(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,9 +360,10 @@ def test_nothing_that_a_process_was_called_or_has_printed_steers_a_terminal(
         notes=[hostile],
         facts={"phase": hostile},
         cut_short=hostile,
+        curves=[drawn(hostile, 1.0, gpu=hostile)],
     )
 
-    for what, count in (("show", 7), ("evidence", 14)):
+    for what, count in (("show", 9), ("evidence", 16)):
         lines = said(capsys, "--ledger", ledger_url, what, "1")
 
         assert all(line.isprintable() for line in lines)

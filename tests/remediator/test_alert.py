@@ -26,7 +26,17 @@ from remediator.alert import (
 )
 from remediator.plan import Subject
 from remediator.remedies import REMEDIES
-from tests.remediator.builders import HOST, LABELS, alert, host_alert, payload, sent, server_alert, tenant_alert
+from tests.remediator.builders import (
+    HOST,
+    LABELS,
+    alert,
+    host_alert,
+    payload,
+    run_alert,
+    sent,
+    server_alert,
+    tenant_alert,
+)
 
 ONE = {"restart_worker": REMEDIES["restart_worker"]}
 HOSTILE = {
@@ -332,11 +342,35 @@ def test_which_host_is_admitted(found: Any, reason: str | None) -> None:
     assert refusal is None or refusal.because.isprintable()
 
 
+ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
+    "a run, and the worker that fails its items": (run_alert(), None),
+    "another host's, which has no executor here": (run_alert(host="box2"), "other_host"),
+    "it names no host": (run_alert(host=None), "no_host"),
+    "it names no run": (run_alert(run=None), "no_run"),
+    "a run of a name that none has": (run_alert(run="r1\n"), "no_run"),
+    "it names no worker": (run_alert(worker=None), "no_run"),
+    "another remedy's trip": (run_alert(trip="stall"), "unknown_trip"),
+    "its trip for a worker's remedy": (run_alert(remedy="restart_worker"), "unknown_trip"),
+}
+
+
+@pytest.mark.parametrize(("found", "reason"), ADMIT_RUN.values(), ids=ADMIT_RUN)
+def test_which_run_is_admitted(found: Any, reason: str | None) -> None:
+    refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
+
+    assert (refusal.reason if refusal else None) == reason
+    assert refusal is None or refusal.because.isprintable()
+
+
 def test_an_alert_is_about_the_worker_it_names_else_its_container_else_its_host() -> None:
     assert subject(alert(worker="w1", container="c1").labels) == (Subject.WORKER, "w1")
     assert subject(server_alert(container="c1").labels) == (Subject.SERVER, "c1")
     assert subject(tenant_alert(container="c1").labels) == (Subject.TENANT, "c1")
     assert subject(host_alert().labels) == (Subject.HOST, HOST)
+    assert subject(run_alert(run="r1", worker="w1").labels) == (Subject.RUN, "r1")
+    assert subject(alert(run="r1", worker="w1").labels) == (Subject.WORKER, "w1"), (
+        "a label of another's changes nothing"
+    )
     assert subject({}) == (Subject.HOST, "")
 
 

@@ -238,8 +238,9 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
 WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
 
 
-def test_the_rule_about_silent_hosts_is_told_its_bound(webhook: Served) -> None:
+def test_the_rules_are_told_their_bounds(webhook: Served) -> None:
     assert webhook.count("node_lost_after_seconds") == 180
+    assert webhook.count("wrangle_activation_items") == 5
 
 
 def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:

@@ -76,7 +76,7 @@ def captor(**changed: Any) -> Captor:
 
 def capture(*pids: int, by: Captor | None = None, armed: bool = True, **container: Any) -> Captured:
     target = build.container(**{"kind": "process", "pids": frozenset(pids), "cgroup": None, **container})
-    return (by or captor()).capture(build.episode(), target, build.evidence(), armed=armed)
+    return (by or captor()).capture(build.episode(), target, build.evidence(), armed=armed, now=build.NOW)
 
 
 def process(captured: Captured, pid: int) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_a_worker_that_is_accused_of_being_dead_is_not_stopped_for_native_frames
     accused = build.episode(trip=known_by, trips=frozenset({Trip.STALL, Trip.DEAD_WORKER}))
     with wedged() as pid:
         target = build.container(kind="process", pids=frozenset({pid}), cgroup=None)
-        captured = captor().capture(accused, target, build.evidence(), armed=True)
+        captured = captor().capture(accused, target, build.evidence(), armed=True, now=build.NOW)
 
         thread = main_thread(captured, pid)
         assert ("python" in thread, "native" in thread) == (True, False)
@@ -289,7 +289,7 @@ def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Pat
         from remediator.capture import Captor
         from tests.remediator import builders as build
         captor = Captor(for_s=5.0, max_bytes=2**18, engines={{"docker": "unix://{tmp_path}/engine"}})
-        captor.capture(build.episode(), build.container(), None, armed=False)
+        captor.capture(build.episode(), build.container(), None, armed=False, now=build.NOW)
     """
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "engine"))
@@ -452,7 +452,8 @@ def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(t
     told = []
     for url in (f"unix://{tmp_path}/docker.sock", "tcp://127.0.0.1:2375"):
         target = build.container(pids=frozenset({os.getpid()}))
-        captured = captor(py_spy=None, engines={"docker": url}).capture(build.episode(), target, None, armed=True)
+        by = captor(py_spy=None, engines={"docker": url})
+        captured = by.capture(build.episode(), target, None, armed=True, now=build.NOW)
         told += [note for note in captured.document["notes"] if "last lines" in note]
 
     assert told == [

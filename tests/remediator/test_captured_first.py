@@ -255,9 +255,8 @@ def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore
     turn(executor(ledger, store, world, None), ledger)
     (episode,) = ledger.open_episodes(HOST)
     assert episode.free is not None
-    first, second = (
-        Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None, "n": n}) for n in (1, 2)
-    )
+    nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
+    first, second = (Captured(armed=True, took_s=0.0, document={**nothing, "n": n}) for n in (1, 2))
 
     assert ledger.keep(episode, first, now=time.time())
     assert not ledger.keep(episode, second, now=time.time())
@@ -283,7 +282,7 @@ def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
     (episode,) = ledger.open_episodes(HOST)
-    captured = Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None})
+    captured = Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None, "curves": []})
 
     ledger.keep(episode, captured, now=time.time())
     assert len(ledger.captures(1)) == 1

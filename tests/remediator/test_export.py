@@ -64,7 +64,7 @@ def test_captures_come_where_they_are_asked_for(
     (episode,) = told(ledger_url, capsys, "--captures")
 
     (capture,) = episode["captures"]
-    assert capture == {"at": NOW, "host": HOST, "document": {"processes": [], "cut_short": None}}
+    assert capture == {"at": NOW, "host": HOST, "document": {"processes": [], "cut_short": None, "curves": []}}
 
 
 def test_of_a_time_come_the_episodes_that_were_open_in_it(

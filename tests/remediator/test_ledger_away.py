@@ -141,8 +141,11 @@ def test_on_postgresqls_own_full_disk_it_says_503_and_with_room_again_all_that_i
         accepted = [number for number, answer in enumerate(answers) if answer.status_code == 202]
         assert served.count("alerts_total", outcome="accepted", reason="") == 1 + 20 * len(accepted)
         assert served.asked("healthy") == (200, "healthy\n")
+        eventually(lambda: served.asked("ready")[0] == 503, "it is not ready")
+        assert "its server's disk is full, make room there: could not" in served.asked("ready")[1]
 
         disk.free()
+        eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
         assert {served.post(call).status_code for number, call in enumerate(calls) if number not in accepted} == {202}
         wanted = ["before", *(f"w{call}-{each}" for call in range(20) for each in range(20))]
         assert taken(served) == sorted(wanted)

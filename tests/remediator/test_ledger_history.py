@@ -143,10 +143,12 @@ def test_an_open_episode_about_a_host_or_a_tenant_keeps_the_tables_up_and_a_clos
     ledger: Ledger, ledger_url: str, about: Alert, revision: str
 ) -> None:
     ledger.accept([about], [], now=NOW)
-    with pytest.raises(InTheWayError, match="1 alerts have not been taken up yet, and may be about hosts or tenants"):
+    with pytest.raises(
+        InTheWayError, match="1 alerts have not been taken up yet, and may be about hosts, tenants or runs"
+    ):
         go(ledger_url, revision)
     ledger.take_new(HOST, now=NOW)
-    with pytest.raises(InTheWayError, match="1 episodes about hosts or tenants are open"):
+    with pytest.raises(InTheWayError, match="1 episodes about hosts, tenants or runs are open"):
         go(ledger_url, revision)
     ledger.accept([replace(about, firing=False)], [], now=NOW)
     ledger.take_new(HOST, now=NOW)
@@ -161,7 +163,7 @@ def test_what_was_captured_is_named_before_it_is_lost(ledger: Ledger, ledger_url
     ledger.accept([alert()], [], now=NOW)
     ledger.take_new(HOST, now=NOW)
     (episode,) = ledger.open_episodes(HOST)
-    document: dict[str, Any] = {"processes": [], "cut_short": None}
+    document: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
     assert ledger.keep(episode, Captured(armed=False, took_s=0.1, document=document), now=NOW)
 
     with pytest.raises(WouldLoseError, match=r"what was captured before 1 stops \(`gpuwarden ledger evidence`\)"):

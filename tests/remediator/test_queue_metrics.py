@@ -161,6 +161,67 @@ def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, 
     assert of(found, "consumer_lag_events", consumer="mailer") == 3, "one of them has no place in the order yet"
 
 
+def items_of(found: Page) -> dict[tuple[str, str, str], tuple[float | None, float]]:
+    """By run, host and worker: how many it finished, and how many it failed."""
+    names = ("run", "worker_host", "worker")
+    told = [(dict(labels), value) for (name, labels), value in found.items() if name.endswith("_run_items_failed")]
+    return {(its["run"], its["worker_host"], its["worker"]): (of(found, "run_items_done", **its), value)
+            for its, value in told if set(its) == set(names)}  # fmt: skip
+
+
+def end_items(store: JobStore, job: Job, *ends: str) -> None:
+    its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": store.now()}
+    for end in ends:
+        item = store.take_item(job.job_id, **its)
+        assert item is not None
+        if end == "done":
+            assert store.finish_item(job.job_id, **its, item=item.item)
+        else:
+            assert store.fail_item(job.job_id, **its, item=item.item, because="boom", tries_max=99)
+
+
+def render(store: JobStore, run_id: str, *, wrangled: bool = True, jobs: int = 1) -> None:
+    store.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=wrangled, now=store.now())
+    store.add_items(run_id, ["a", "b", "c"], now=store.now())
+
+
+def test_who_fails_items_is_told_of_the_runs_that_asked_and_of_nobody_else(
+    store: JobStore, collector: QueueCollector
+) -> None:
+    render(store, "r1", jobs=3)
+    end_items(store, claim(store, worker="bad"), "failed", "failed", "failed", "failed")
+    end_items(store, claim(store, worker="mixed"), "failed", "done")
+    end_items(store, claim(store, worker="good"), "done")
+    render(store, "r2", wrangled=False)
+    end_items(store, claim(store, worker="unasked"), "failed")
+
+    found = page(collector)
+    assert items_of(found) == {("r1", HOST, "bad"): (0, 3), ("r1", HOST, "mixed"): (1, 1)}, "each item once"
+    assert of(found, "run_workers_left_out") == 0
+
+    store.forgive_run("r1", who="ann", because="mended", now=store.now())
+    assert items_of(page(collector)) == {}, "what is forgiven counts no more"
+    store.ask_wrangling("r2", wrangled=True)
+    assert items_of(page(collector)) == {("r2", HOST, "unasked"): (0, 1)}
+    store.cancel_run("r2", because="", now=store.now())
+    assert items_of(page(collector)) == {}, "nor does a run that is over"
+
+
+def test_of_many_who_fail_items_the_worst_are_told_of_and_how_many_are_not(
+    store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render(store, "r1", jobs=3)
+    end_items(store, claim(store, worker="much"), "failed", "failed", "done")
+    end_items(store, claim(store, worker="little"), "failed")
+    end_items(store, claim(store, worker="none"), "failed", "failed")
+    monkeypatch.setattr("gpuwarden.queue.counts.FAILING_MAX", 2)
+
+    found = page(collector)
+
+    assert [worker for _, _, worker in items_of(found)] == ["none", "little"], "whoever finished one is accused of none"
+    assert of(found, "run_workers_left_out") == 1
+
+
 def test_outcomes_are_counted_once_each_from_the_first_look_on(
     store: JobStore, queue_url: str, collector: QueueCollector
 ) -> None:
@@ -328,6 +389,10 @@ def test_what_is_published_is_what_is_documented(store: JobStore, collector: Que
     complete(store, claim(store))
     submit(store)
     store.acknowledge("mailer", store.events("mailer")[-1], now=store.now())
+    render(store, "r1")
+    claim(store)
+    end_items(store, claim(store, worker="w2"), "failed")
+    submit(store)
 
     found = names(page(collector))
 

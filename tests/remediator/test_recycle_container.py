@@ -190,6 +190,19 @@ CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
         False,
         "does not list the processes of GPU-1: it could not be seen dead there; c1 is most over",
     ),
+    "its engine does not tell of another": (
+        {"cards": [card(tenant())], "unseen": ["x", "a"]},
+        False,
+        "what a, x holds is unknown, for the engine does not tell of it: nobody is known to be most over budget; c1 is",
+    ),
+    "whether its engine does is not told": (
+        {"cards": [card(tenant())], "unseen": None},
+        False,
+        "it is of an older version; c1 is most over",
+    ),
+    "its engine does not tell of another, and there is room": (
+        {"cards": [card(tenant(), free_mib=9000)], "unseen": ["x"]}, False, "there is room: 9000 MiB"
+    ),
     "of no GPU processes are told": ({"cards": [card(tenant())], "gpu_pids": None}, False, "processes of GPU-0"),
     "a simulated GPU says so": ({"cards": [card(tenant())], "gpu_simulated": True}, True, ", simulated GPU"),
 }  # fmt: skip
@@ -232,6 +245,8 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
     "promised, and room again": (tenant_facts(PLANNED, server=ROOM), Wait),
     "promised, and room for longer than patience lasts": (tenant_facts(PLANNED, server=ROOM, **LATE), Withdraw),
     "promised, and disarmed since": (tenant_facts(PLANNED, armed=False), Wait),
+    "told to stop, it runs, and its turn still": (tenant_facts(STOPPING), Stop),
+    "told to stop, it runs, and room again": (tenant_facts(STOPPING, server=ROOM), Wait),
     "stopped, and the driver lists it still": (tenant_facts(STOPPING, container=stopped()), Wait),
     "stopped, and off its GPU": (tenant_facts(STOPPING, container=stopped(), server=DEAD_AND_GONE), Advance),
     "seen dead": (tenant_facts(free(Stage.DEAD, tries=1), container=stopped(), server=DEAD_AND_GONE), Start),

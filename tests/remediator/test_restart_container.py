@@ -45,6 +45,7 @@ DEAD = free(Stage.DEAD, tries=1)
 STARTING = free(Stage.STARTING, tries=1)
 GONE_FROM_GPUS = server(container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []})
 UNLISTED = server(container_id=None, container_incarnation=None)
+ANSWERS = server(unanswered_s=0.0)
 LATE = {"free_for_s": LIMITS.free_bound_s}
 
 
@@ -268,6 +269,17 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
         Withdraw,
     ),
     "stopping, and it still runs": (server_facts(STOPPING), Stop),
+    "stopping, and it runs and answers again": (server_facts(STOPPING, server=ANSWERS), Wait),
+    "stopping, and it runs and answers for longer than patience lasts": (
+        server_facts(STOPPING, server=ANSWERS, **LATE),
+        Advance,
+    ),
+    "stopping, and it runs and the exporter is silent": (server_facts(STOPPING, server=None), Wait),
+    "stopping, and it runs and a worker has moved in": (server_facts(STOPPING, server=server(workers=1)), Wait),
+    "stopping, down, and its processes are still in its cgroup": (
+        server_facts(STOPPING, container=stopped(pids=PIDS), server=None),
+        Stop,
+    ),
     "stopping, and autoheal restarted it meanwhile": (
         server_facts(
             STOPPING,
@@ -299,6 +311,18 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
 @pytest.mark.parametrize(("given", "step"), STEPS.values(), ids=STEPS)
 def test_what_comes_next_when_it_is(given: Facts, step: type[Step]) -> None:
     assert type(decide(given)) is step
+
+
+def test_what_a_stop_did_not_end_and_what_answers_again_is_left_running_for_a_person_to_look() -> None:
+    waits = decide(STEPS["stopping, and it runs and answers again"][0])
+    leaves = decide(STEPS["stopping, and it runs and answers for longer than patience lasts"][0])
+
+    assert isinstance(waits, Wait)
+    assert waits.reason == "unconfirmed"
+    assert waits.because.startswith("not stopped again, for it is not confirmed any more: unanswered for 0.0 s")
+    assert isinstance(leaves, Advance)
+    assert (leaves.kind, leaves.stage) == (Kind.FREE, Stage.ABANDONED)
+    assert leaves.because.endswith("a person must look")
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("planned")])

@@ -35,7 +35,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker
+from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker, wrangle
 from remediator.remedies.restart_worker import adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
@@ -383,7 +383,7 @@ def test_once_promised_either_condition_still_confirms(promised: Intent) -> None
 def test_every_trip_has_local_evidence_of_its_own_and_what_has_none_confirms_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    others = restart_container.TRIPS | recycle_container.TRIPS | lose_node.TRIPS
+    others = restart_container.TRIPS | recycle_container.TRIPS | lose_node.TRIPS | wrangle.TRIPS
     assert set(Trip) - others == restart_worker.TRIPS
     monkeypatch.setattr(restart_worker, "_CONDITIONS", {})
 

@@ -49,7 +49,8 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     episode = next(each for each in ledger.open_episodes() if each.worker == worker)
     assert episode.free is not None
     assert episode.settle is not None
-    assert ledger.keep(episode, Captured(armed=True, took_s=0.1, document={"processes": [], "cut_short": None}), now=at)
+    nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
+    assert ledger.keep(episode, Captured(armed=True, took_s=0.1, document=nothing), now=at)
     for intent in (episode.free, episode.settle):
         its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "because": "b"}
         assert ledger.advance(intent, Stage.DONE, **its, now=at, for_s=60.0)

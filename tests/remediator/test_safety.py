@@ -8,7 +8,24 @@ import pytest
 
 from gpuwarden.job import State
 from remediator import plan, safety
-from remediator.plan import Advance, Begin, Facts, Fence, Kind, Listener, Lose, Stage, Start, Step, Stop, Wait, Warn
+from remediator.plan import (
+    Advance,
+    Begin,
+    BlockRun,
+    Facts,
+    Fence,
+    Kind,
+    Listener,
+    LockWorker,
+    Lose,
+    Migrate,
+    Stage,
+    Start,
+    Step,
+    Stop,
+    Wait,
+    Warn,
+)
 from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
@@ -393,6 +410,46 @@ def test_when_a_silent_hosts_jobs_may_be_held(given: tuple[Order, ...], recent: 
 
     assert (wanted.handle, wanted.key, wanted.because) == ("", HOST, "no word of it")
     assert (None if held is None else held.reason) == reason
+
+
+LOCK = LockWorker(host=HOST, worker="w1", because="it fails")
+MOVE = Migrate(host=HOST, worker="w1", because="it fails")
+BLOCK = BlockRun(because="all fail")
+YES_TO_LOCK = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="lock w1 on box1")
+WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] = {
+    "armed and quiet": (LOCK, (ARM,), Recent(), None),
+    "not armed": (LOCK, (), Recent(), "dry_run"),
+    "paused": (MOVE, (ARM, PAUSE), Recent(), "paused"),
+    "a maintenance runs": (BLOCK, (ARM, WINDOW), Recent(), "maintenance"),
+    "the brake is latched": (MOVE, (ARM, BRAKE), Recent(), "brake"),
+    "nobody has approved it": (LOCK, (ASK,), Recent(), "approval"),
+    "somebody approved it": (LOCK, (ASK,), Recent(answer=YES_TO_LOCK), None),
+    "somebody approved something else": (MOVE, (ASK,), Recent(answer=YES_TO_LOCK), "approval"),
+    "the third condemned is a fault of its own": (LOCK, (ARM,), Recent(condemned=2), None),
+    "the fourth is a storm": (LOCK, (ARM,), Recent(condemned=3), "storm"),
+    "and so is a fourth run to be blocked": (BLOCK, (ARM,), Recent(condemned=3), "storm"),
+    "in a fleet of sixteen it is none": (LOCK, (ARM,), Recent(condemned=3, fleet=16), None),
+    "a move condemns nobody": (MOVE, (ARM,), Recent(condemned=99), None),
+    "what nobody approved is no storm": (LOCK, (ASK,), Recent(condemned=99), "approval"),
+    "a storm of frees, and a container cools down": (
+        LOCK,
+        (ARM,),
+        Recent(targets=others(99), frees=99, freed_s_ago=1, gpu_freed_s_ago=1),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("step", "given", "recent", "verdict"), WRANGLE.values(), ids=WRANGLE)
+def test_what_may_be_done_about_a_run(
+    step: plan.Wrangle, given: tuple[Order, ...], recent: Recent, verdict: str | None
+) -> None:
+    wanted = safety.wish(build.run_facts(None).episode, step)
+
+    found = safety.may_wrangle(wanted, orders(*given), recent, SAFEGUARDS, now=NOW)
+
+    assert (wanted.handle, wanted.key, wanted.because) == ("", step.deed, step.because)
+    assert ("storm" if isinstance(found, Latch) else found and found.reason) == verdict
 
 
 def test_a_silence_is_named_with_who_made_it_and_why() -> None:

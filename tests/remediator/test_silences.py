@@ -26,6 +26,7 @@ from remediator.silences import Silences
 from tests.remediator.alertmanager import alertmanager, expire, silence, tell
 from tests.remediator.builders import HOST, LABELS, alert
 from tests.remediator.test_execute import BOUNDLESS, PACE, executor, running, story, to_the_end, told, turn
+from tests.remediator.test_judged_runs import faulty_worker
 from tests.remediator.test_reconcile import NOWHERE, Server
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
@@ -127,6 +128,25 @@ def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it
         expire(its, made)
         to_the_end(works, ledger)
         assert (story(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
+
+
+@pytest.mark.needs_parts
+def test_a_silenced_run_is_left_alone_until_the_silence_ends(ledger: Ledger, store: JobStore, its: str) -> None:
+    labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "trip": "items"}
+    faulty_worker(store)
+    ledger.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
+    ledger.take_new(HOST, now=time.time())
+    made = silence(its, run="r1", comment="a known driver")
+    with asking(its) as asks:
+        works = with_silences(executor(ledger, store, World()), asks)
+
+        works._judge(*ledger.open_episodes(HOST))
+        assert told(ledger)[-1] == "decided wait: silenced"
+        assert [each.locked_at for each in store.workers(now=store.now())] == [None, None]
+
+        expire(its, made)
+        works._judge(*ledger.open_episodes(HOST))
+        assert told(ledger)[-1] == "did lock"
 
 
 @pytest.mark.needs_parts

@@ -125,6 +125,7 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
         "dry run   recycle_container on box1, as nobody has armed it",
         "dry run   restart_container on box1, as nobody has armed it",
         "dry run   restart_worker on box1, as nobody has armed it",
+        "dry run   wrangle on box1, as nobody has armed it",
         "0 open episodes",
         "",
         "nothing needs a person",
@@ -478,7 +479,7 @@ def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callab
     assert (code, told["ok"], len(told["needs"])) == (1, False, 1)
     assert told["armed"] == [
         {"host": HOST, "remedy": remedy, "armed": False, "approval": False, "by": None}
-        for remedy in ("lose_node", "recycle_container", "restart_container", "restart_worker")
+        for remedy in ("lose_node", "recycle_container", "restart_container", "restart_worker", "wrangle")
     ]
     assert told["episodes"][0]["reason"] == "dry_run"
     assert {part["name"] for part in told["parts"]} >= {"ledger", "executor box1", "prometheus"}

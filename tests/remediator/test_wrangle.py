@@ -7,26 +7,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuwarden.job import Trip
 from gpuwarden.tally import RunTally, WorkerTally
-from remediator.plan import Wait
+from remediator.plan import (
+    BlockRun,
+    Close,
+    Facts,
+    Limits,
+    LockWorker,
+    Migrate,
+    Outcome,
+    Subject,
+    Wait,
+    WouldAct,
+    Wrangle,
+)
+from remediator.remedies import REMEDIES
 from remediator.remedies.wrangle import (
     ACTIVATION,
     MIGRATIONS_MAX,
     PATIENCE_S,
-    BlockRun,
+    TRIPS,
     Leave,
-    LockWorker,
-    Migrate,
     Rules,
     Verdict,
+    adopt,
     decide,
+    judge,
+    rules,
+    stands,
 )
+from tests.remediator.builders import run_facts
 
 RULES = Rules()
 
 
-def worker(name: str, *, done: int = 0, failed: int = 0, runs_for_s: float | None = 60.0) -> WorkerTally:
-    return WorkerTally(host="box1", worker=name, done=done, failed=failed, runs_for_s=runs_for_s)
+def worker(
+    name: str, *, done: int = 0, failed: int = 0, runs_for_s: float | None = 60.0, spent: str | None = None
+) -> WorkerTally:
+    return WorkerTally(host="box1", worker=name, done=done, failed=failed, runs_for_s=runs_for_s, spent=spent)
 
 
 def run(*workers: WorkerTally, **changed: Any) -> RunTally:
@@ -35,6 +54,7 @@ def run(*workers: WorkerTally, **changed: Any) -> RunTally:
 
 
 BAD = worker("bad", failed=6)
+LAST = worker("bad", failed=6, spent="job 7 has no attempt left")
 GONE = worker("bad", failed=6, runs_for_s=None)
 
 TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
@@ -108,7 +128,7 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     "the fourth worker fails as well: the job": (
         run(BAD, worker("w1", failed=6, runs_for_s=None), migrations=3),
         BlockRun,
-        "after 3 moves: it is the job",
+        "after 3 moves of at most 3: it is the job",
     ),
     "the worst runs it no more, and another that failed too much is alone": (
         run(worker("w1", failed=9, runs_for_s=None), BAD, migrations=1),
@@ -125,6 +145,8 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
         LockWorker,
         "bad on box1 has failed 6 items and finished none",
     ),
+    # A job at its cap
+    "the job of another is at a cap": (run(BAD, worker("w2", done=1, spent="job 8")), LockWorker, "bad on box1"),
     # B6
     "one finished item clears it": (run(worker("w1", done=1, failed=99)), Leave, "and finished none"),
     "it clears the one, and not the other": (
@@ -142,9 +164,29 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param(run(LAST, worker("w2", done=1)), id="others finish items"),
+        pytest.param(run(LAST, worker("w2", runs_for_s=PATIENCE_S)), id="another fails none for long"),
+        pytest.param(run(LAST), id="it is alone with it"),
+    ],
+)
+def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_told(counts: RunTally) -> None:
+    verdict = judge(counts, RULES)
+
+    assert isinstance(verdict, Wait)
+    assert verdict.reason == "spent"
+    assert verdict.because.endswith("; but job 7 has no attempt left")
+
+
+def test_a_run_is_blocked_whatever_its_jobs_have_left() -> None:
+    assert isinstance(judge(run(LAST, worker("w2", failed=1)), RULES), BlockRun)
+
+
 @pytest.mark.parametrize(("counts", "wanted", "said"), TABLE.values(), ids=TABLE)
 def test_what_is_decided(counts: RunTally, wanted: type[Verdict], said: str) -> None:
-    verdict = decide(counts, RULES)
+    verdict = judge(counts, RULES)
 
     assert type(verdict) is wanted, verdict
     assert said in verdict.because
@@ -165,11 +207,11 @@ def test_the_constants_are_those_of_the_specification() -> None:
     ],
 )
 def test_each_constant_is_its_owners(rules: Rules, counts: RunTally, wanted: type[Verdict]) -> None:
-    assert type(decide(counts, rules)) is wanted
+    assert type(judge(counts, rules)) is wanted
 
 
 def test_who_is_to_be_told_of_a_worker_and_of_a_job() -> None:
-    lock, block = decide(run(BAD, worker("w2", done=1)), RULES), decide(run(BAD, worker("w2", failed=1)), RULES)
+    lock, block = judge(run(BAD, worker("w2", done=1)), RULES), judge(run(BAD, worker("w2", failed=1)), RULES)
 
     assert isinstance(lock, LockWorker)
     assert isinstance(block, BlockRun)
@@ -201,7 +243,7 @@ RUNS = st.builds(
 @settings(max_examples=500, deadline=None)
 @given(RUNS)
 def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(counts: RunTally) -> None:
-    verdict = decide(counts, RULES)
+    verdict = judge(counts, RULES)
 
     if isinstance(verdict, Leave):
         return
@@ -224,7 +266,7 @@ def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(c
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_in_which_the_workers_are_told_decides_nothing(counts: RunTally, random: Any) -> None:
     shuffled = random.sample(counts.workers, len(counts.workers))
-    found, again = decide(counts, RULES), decide(replace(counts, workers=tuple(shuffled)), RULES)
+    found, again = judge(counts, RULES), judge(replace(counts, workers=tuple(shuffled)), RULES)
 
     assert type(found) is type(again)
     if isinstance(found, LockWorker | Migrate):
@@ -284,7 +326,7 @@ def test_a_farm_comes_to_rest_with_its_good_workers_unlocked_and_after_three_mov
     acts: list[Verdict] = []
     for _ in range(20 * len(natures)):
         farm.hour()
-        while isinstance(verdict := decide(farm.tally(), RULES), LockWorker | Migrate):
+        while isinstance(verdict := judge(farm.tally(), RULES), LockWorker | Migrate):
             acts.append(verdict)
             farm.carry_out(verdict)
         if isinstance(verdict, BlockRun):
@@ -297,3 +339,114 @@ def test_a_farm_comes_to_rest_with_its_good_workers_unlocked_and_after_three_mov
     assert not isinstance(verdict, Wait), "a wait ends"
     if "good" not in natures and "slow" not in natures and len(natures) > MIGRATIONS_MAX:
         assert isinstance(verdict, BlockRun)
+
+
+# --- what becomes of an episode
+
+LOCKS = run(BAD, worker("w2", done=3))
+BLOCKS = run(BAD, worker("w2", failed=1))
+MOVES = run(BAD)
+NOTHING = run(worker("bad", failed=5))
+ELSEWHERE = run(worker("bad", failed=6), replace(worker("worse", failed=9), host="box2"), worker("w2", done=1))
+
+
+def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> None:
+    remedy = REMEDIES["wrangle"]
+
+    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.RUN)
+    assert {Trip.ITEMS} == TRIPS
+
+
+@pytest.mark.parametrize("firing", [True, False], ids=["its alert fires", "its alert has ended, which is no recovery"])
+@pytest.mark.parametrize(
+    ("counts", "wanted", "deed"),
+    [
+        pytest.param(LOCKS, LockWorker, "lock bad on box1", id="lock"),
+        pytest.param(MOVES, Migrate, "move it from bad on box1", id="move"),
+        pytest.param(BLOCKS, BlockRun, "block it", id="block"),
+    ],
+)
+def test_what_is_found_is_done_where_it_is_armed_and_recorded_once_where_it_is_not(
+    counts: RunTally, wanted: type[Wrangle], deed: str, *, firing: bool
+) -> None:
+    step = decide(run_facts(counts, firing=firing))
+    would = decide(run_facts(counts, firing=firing, armed=False))
+    again = decide(run_facts(counts, firing=firing, armed=False, would_act=True))
+
+    assert isinstance(step, wanted)
+    assert step == judge(counts, RULES)
+    assert step.deed == deed
+    assert isinstance(would, WouldAct)
+    assert would.because == f"would {deed}: {step.because}"
+    assert isinstance(again, Wait)
+    assert (again.reason, again.because) == ("dry_run", f"dry run: would {deed}, and does nothing")
+
+
+WAITS: dict[str, tuple[Facts, str, str]] = {
+    "the queue does not answer": (run_facts(LOCKS, run=None, unknown="no answer"), "queue_silent", "no answer"),
+    "its alert has ended, and the queue does not answer": (
+        run_facts(LOCKS, run=None, firing=False),
+        "queue_silent",
+        "is unknown",
+    ),
+    "the queue has no such run": (run_facts(None), "no_run", "the queue has no run 'r1'"),
+    "nobody is accused in the queue": (run_facts(NOTHING), "nothing_due", "no worker has failed more than 5"),
+    "who runs it is not known": (run_facts(run(BAD, unsettled=1)), "unsettled", "fenced"),
+    "nor where its alert has ended meanwhile": (run_facts(run(BAD, unsettled=1), firing=False), "unsettled", "fenced"),
+    "the worst is on another host": (run_facts(ELSEWHERE), "elsewhere", "worse on box2 comes first"),
+}
+
+
+@pytest.mark.parametrize(("given_facts", "reason", "said"), WAITS.values(), ids=WAITS)
+def test_what_an_episode_waits_for(given_facts: Facts, reason: str, said: str) -> None:
+    step = decide(given_facts)
+
+    assert isinstance(step, Wait)
+    assert step.reason == reason
+    assert said in step.because
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome"),
+    [
+        pytest.param(
+            run_facts(NOTHING, firing=False, decided=True, done=True), Outcome.MENDED, id="something was done"
+        ),
+        pytest.param(run_facts(NOTHING, firing=False, decided=True), Outcome.PARTLY, id="whether it was is not known"),
+        pytest.param(run_facts(NOTHING, firing=False), Outcome.UNCONFIRMED, id="nothing was"),
+        pytest.param(run_facts(None, firing=False), Outcome.UNCONFIRMED, id="there is no such run"),
+        pytest.param(run_facts(ELSEWHERE, firing=False), Outcome.UNCONFIRMED, id="what is left is another host's"),
+    ],
+)
+def test_an_episode_is_over_when_its_alert_has_ended_and_nothing_is_to_be_done(ended: Facts, outcome: Outcome) -> None:
+    step = decide(ended)
+
+    assert isinstance(step, Close)
+    assert step.outcome is outcome
+    assert "the alert ended" in step.because
+
+
+def test_nothing_is_owed_for_another_host() -> None:
+    assert isinstance(adopt(run_facts(LOCKS)), Wait)
+
+
+def test_the_constants_are_those_of_the_settings() -> None:
+    assert rules(Limits()) == Rules()
+    assert rules(Limits(wrangle_activation=1, wrangle_migrations_max=2, wrangle_patience_s=3.0)) == Rules(
+        activation=1, migrations_max=2, patience_s=3.0
+    )
+    assert isinstance(decide(run_facts(NOTHING, limits=Limits(wrangle_activation=4))), Migrate)
+
+
+@pytest.mark.parametrize(
+    ("counts", "so"),
+    [
+        pytest.param(run(replace(BAD, failed=9), worker("w2", done=8)), True, id="the figures have grown"),
+        pytest.param(run(replace(BAD, done=1), worker("w2", done=3)), False, id="it has finished one"),
+        pytest.param(run(BAD, unsettled=1), False, id="who runs it is not known any more"),
+        pytest.param(MOVES, False, id="something else is found of it"),
+        pytest.param(run(worker("other", failed=6), worker("w2", done=3)), False, id="the same is found of another"),
+    ],
+)
+def test_whether_what_was_decided_stands(counts: RunTally, *, so: bool) -> None:
+    assert stands(counts, judge(LOCKS, RULES), RULES) is so  # type: ignore[arg-type]

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.cli import main
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.wrangling import HAND_OVER_S
 from gpuwarden.tally import RunTally, WorkerTally
-from remediator.remedies.wrangle import BlockRun, LockWorker, Migrate, Rules, Verdict, decide
-from remediator.wrangling import carry_out
+from remediator.plan import BlockRun, LockWorker, Migrate, Wrangle
+from remediator.queues.builtin import BuiltinQueue
+from remediator.remedies.wrangle import Rules, Verdict, judge
+from tests.conftest import Cli
 from tests.waiting import eventually
 
 NOW = 1_000_000.0
 ITEMS = [f"{n:03}" for n in range(100)]
 
-Cli = Callable[..., tuple[int, str, str]]
 Worker = Callable[[str, str], subprocess.Popen[bytes]]
 
 
@@ -35,20 +35,10 @@ def store(queue_url: str) -> Iterator[JobStore]:
 
 
 @pytest.fixture
-def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command on this queue: its exit code, what it printed and what it complained of."""
+def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
+    """The commands, on this queue."""
     monkeypatch.setenv("GPUWARDEN_STORE", queue_url)
-    monkeypatch.setenv("SUDO_USER", "ann")
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = main(list(argv))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return command
 
 
 def start(store: JobStore, *, jobs: int = 2, run_id: str = "r1", wrangled: bool = True) -> None:
@@ -123,12 +113,15 @@ def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
     job = claim(store, "w1")
     end(store, job, failed=6)
     assert cli("wrangle", "do", "r1")[1].startswith("r1: moved: nobody has finished any, and w1 on box1, alone with it")
-    assert cli("wrangle", "list")[1].startswith("r1: waits: 1 of its jobs are fenced")
+    assert re.match(r"r1: waits: 1 of its jobs are fenced.*known$", cli("wrangle", "list")[1])
+    at_the_cap = "; moved 1 times of at most 1: instead of the next move it is blocked\n"
+    assert cli("wrangle", "list", "--migrations-max", "1")[1].endswith(at_the_cap)
     store.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
     end(store, claim(store, "w2"), failed=6)
 
     code, out, _ = cli("wrangle", "do", "r1", "--migrations-max", "1")
 
+    assert "alone with it, has failed 6 items, after 1 moves of at most 1: it is the job" in out
     assert (code, "r1: blocked: " in out, "the submitter is to be told" in out) == (0, True, True)
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
@@ -153,10 +146,17 @@ def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, c
     job = claim(store, "w1")
     end(store, job, failed=6)
 
+    listed = cli("wrangle", "list")[1]
     code, out, err = cli("wrangle", "do", "r1")
 
     assert (code, out) == (1, "")
-    assert err.startswith(f"gpuwarden wrangle: nothing is done: job {job.job_id} has no attempt or reclaim left")
+    found = (
+        "nobody has finished any, and w1 on box1, alone with it, has failed 6 items; move 1 of 3, to a worker that has"
+    )
+    said = f"{found} not had it; but job {job.job_id} has no attempt or reclaim left (attempt 1 of 1, reclaimed 0 times"
+    assert listed.startswith(f"r1: waits: {said}")
+    assert err.startswith(f"gpuwarden wrangle: nothing is done: {said}")
+    assert "`gpuwarden worker lock w1 --host box1` lets the worker finish it" in listed
     assert store.job(job.job_id).state is State.RUNNING
 
 
@@ -244,6 +244,11 @@ def test_a_machine_that_says_neither_yes_nor_no_submits_nothing(
 
 # --- only while it is so
 
+
+def carry_out(store: JobStore, verdict: Wrangle) -> bool:
+    return BuiltinQueue(store).wrangle("r1", verdict, rules=Rules(), who="ann@box1", now=store.now())
+
+
 WORST = WorkerTally(host="box1", worker="bad", done=0, failed=6, runs_for_s=1.0)
 
 
@@ -254,7 +259,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     end(store, bad, failed=6)
     counts = store.tally("r1", now=store.now())
     assert counts is not None
-    verdict = decide(counts, Rules())
+    verdict = judge(counts, Rules())
     assert isinstance(verdict, Migrate)
 
     if meanwhile == "it finishes one itself":
@@ -262,7 +267,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     else:
         end(store, claim(store, "w2"), done=int(meanwhile == "others finish"))
 
-    assert not carry_out(store, "r1", verdict, Rules(), "ann@box1")
+    assert not carry_out(store, verdict)
     assert store.job(bad.job_id).state is State.RUNNING
 
 
@@ -270,14 +275,14 @@ def test_the_same_is_done_though_more_has_failed_meanwhile(store: JobStore) -> N
     start(store)
     bad = claim(store, "bad")
     end(store, bad, failed=6)
-    verdict = decide(
+    verdict = judge(
         RunTally(run_id="r1", asked=True, over=False, ranked=False, unsettled=0, migrations=0, workers=(WORST,)),
         Rules(),
     )
     end(store, bad, failed=3)
 
     assert isinstance(verdict, Migrate)
-    assert carry_out(store, "r1", verdict, Rules(), "ann@box1")
+    assert carry_out(store, verdict)
     assert store.job(bad.job_id).state is State.FENCING
 
 
@@ -330,7 +335,7 @@ def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
 
     def is_found() -> bool:
         counts = store.tally("r1", now=store.now())
-        return counts is not None and isinstance(decide(counts, Rules()), verdict)
+        return counts is not None and isinstance(judge(counts, Rules()), verdict)
 
     def logs() -> str:
         return "\n".join(each.read_text() for each in folder.glob("*.log"))

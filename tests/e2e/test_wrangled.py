@@ -1,0 +1,165 @@
+"""Faulty worker or faulty run, told and acted on by the chain itself: real workers, Prometheus and Alertmanager."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from deploy.chain import Chain, Plan
+from deploy.stage import FAST
+from gpuwarden.job import ItemState, State
+from gpuwarden.queue import JobStore, Submission
+from remediator.ledger import Ledger
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.needs_parts
+
+HOST: Final = "box1"
+WORKERS: Final = ("bad", "five", "mixed", "good", "fine")
+ITEMS: Final = [f"{n:03}" for n in range(60)]
+
+TASKS: Final = """
+import os, time
+from pathlib import Path
+from gpuwarden import Queue, current
+
+queue = Queue()
+nature, go = os.environ["NATURE"], Path("go")
+ended = 0
+
+def wait():
+    while not go.exists():
+        time.sleep(0.05)
+
+def fail():
+    time.sleep(0.3)
+    raise RuntimeError("no such device")
+
+@queue.job()
+def render():
+    global ended
+    for item in current().items():
+        with item:
+            ended += 1
+            if nature == "bad" or item.name.startswith("broken"):
+                fail()
+            if nature == "five":  # it fails five, and does not come to an end of the sixth
+                time.sleep(3600) if ended > 5 else fail()
+            if nature == "mixed" and ended > 1:  # it finishes one, and fails many more than five
+                time.sleep(3600) if ended > 9 else fail()
+            if nature in ("good", "fine") and ended > 1:
+                wait()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farm:
+    """A chain, and workers that do a run's items, each after its nature."""
+
+    chain: Chain
+    store: JobStore
+    ledger: Ledger
+    folder: Path
+    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def submit(self, run_id: str, items: list[str], *, jobs: int) -> None:
+        its = {str(n): Submission(queue="gpu", payload={"task": "render"}) for n in range(jobs)}
+        self.store.add_items(run_id, items, now=self.store.now())
+        self.store.submit_run(run_id, its, wrangled=True, now=self.store.now())
+
+    def start(self, name: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.workers[name] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name),
+                    *("--dir", str(self.chain.directory), "--store", self.chain.queue_url),
+                ],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "NATURE": name, "PYTHONPATH": str(self.folder)},
+            )
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        def log() -> str:
+            accounts = [str(self.ledger.story(each.episode_id)) for each in self.ledger.stories()]
+            logs = [each.read_text() for each in self.folder.glob("*.log")]
+            return "\n".join([*accounts, *logs, self.chain.log_tail("execute"), self.chain.log_tail("serve")])
+
+        eventually(holds, what, within_s=60, log=log)
+
+    def did(self, run_id: str) -> list[str]:
+        """What was done about a run, by the ledger."""
+        found = [self.ledger.story(each.episode_id) for each in self.ledger.stories() if each.worker == run_id]
+        return [entry.because for story in found if story for entry in story.entries if entry.act == "did"]
+
+    def locked(self) -> list[str]:
+        return [each.worker for each in self.store.workers(now=self.store.now()) if each.locked_at is not None]
+
+
+@pytest.fixture(scope="module")
+def farm(work: Path) -> Iterator[Farm]:
+    """A farm whose first run is worked on by one of each nature."""
+    folder = work / "farm"
+    folder.mkdir()
+    (folder / "tasks.py").write_text(TASKS)
+    with ExitStack() as stack:
+        chain = stack.enter_context(
+            Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, armed=True, pace=FAST))
+        )
+        store = stack.enter_context(closing(JobStore.open(chain.queue_url)))
+        ledger = stack.enter_context(closing(Ledger.open(chain.ledger_url)))
+        found = Farm(chain=chain, store=store, ledger=ledger, folder=folder)
+        found.submit("r1", ITEMS, jobs=len(WORKERS))
+        for name in WORKERS:
+            found.start(name)
+        yield found
+        for process in found.workers.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.behaviour("B1")
+@pytest.mark.behaviour("B2")
+@pytest.mark.behaviour("B6")
+def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_nor_the_mixed_one(farm: Farm) -> None:
+    farm.until(farm.locked, "the faulty worker is locked")
+    farm.until(lambda: farm.workers["bad"].poll() == 77, "it stops, for the job is not its own any more")
+    farm.start("bad")  # as its supervisor does
+    counted = 'gpuwarden_queue_run_items_failed{run="r1"}'
+    farm.until(lambda: counts(farm, counted) == {"five": 5, "mixed": 8}, "the others have failed what they fail")
+    (farm.folder / "go").touch()
+    held = 3  # those two are at one each, and the third's last is its own until it is known to have stopped
+    done = len(ITEMS) - held
+    farm.until(lambda: farm.store.item_counts("r1")[ItemState.DONE] >= done, "others do what it failed")
+
+    farm.until(lambda: [each.outcome for each in farm.ledger.stories()] == ["mended"], "its alert has ended")
+    assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]
+    assert farm.locked() == ["bad"]
+    assert {each.worker for each in farm.store.items("r1") if each.state is ItemState.DONE} == {"good", "fine", "mixed"}
+    accused = 'max_over_time(ALERTS{alertname="GpuwardenItemsFailing"}[1h])'
+    assert counts(farm, accused) == {"bad": 1}, "nobody else was ever accused"
+
+
+@pytest.mark.behaviour("B3")
+def test_a_run_that_fails_on_all_who_run_it_is_blocked_by_itself(farm: Farm) -> None:
+    (farm.folder / "go").touch()
+    farm.submit("r2", [f"broken-{n:03}" for n in range(200)], jobs=2)
+
+    farm.until(lambda: farm.did("r2"), "something is done about it")
+
+    assert farm.did("r2") == ["block it; the submitter is to be told"]
+    jobs = [each for each in farm.store.jobs() if each.run_id == "r2"]
+    assert [each.state for each in jobs] == [State.BLOCKED] * 2
+    assert {"good", "fine"}.isdisjoint(farm.locked())
+
+
+def counts(farm: Farm, query: str) -> dict[str, float]:
+    """What Prometheus answers, by worker."""
+    return {each["metric"]["worker"]: float(each["value"][1]) for each in farm.chain.query(query)}
