@@ -16,18 +16,21 @@ RUN grep -oE '^[a-z0-9._-]+==[^ ]+' requirements.lock > /tmp/constraints.txt \
 
 FROM ${BASE}
 ARG VERSION=""
+ARG REVISION=""
 LABEL org.opencontainers.image.title="gpuwarden" \
       org.opencontainers.image.description="Sees a wedged GPU worker and mends it: exporter and remediator" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}"
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 ENV PYTHONPATH=/opt/gpuwarden PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
-    GPUWARDEN_HEALTH_URL=http://127.0.0.1:9835/healthz
+    GPUWARDEN_REVISION="${REVISION}" \
+    GPUWARDEN_HEALTH_URL=http://127.0.0.1:29835/-/ready
 COPY --from=build /opt/gpuwarden /opt/gpuwarden
 # A user without a name, so that no base needs useradd. `remediator serve` runs as it; the exporter, which reads the
 # processes of all users, and `remediator execute`, which uses the Docker socket, want --user 0.
 USER 65532:65532
 WORKDIR /tmp
-EXPOSE 9835 9836
+EXPOSE 29835 9836
 STOPSIGNAL SIGTERM
 # The exporter's; for `remediator serve` set GPUWARDEN_HEALTH_URL to its port, for `remediator execute` --no-healthcheck.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=3 \

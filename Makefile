@@ -8,10 +8,10 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 # Modules that decide and compute without any I/O: every branch of them is tested.
-PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,gpuwarden/tally.py,exporter/answering.py,exporter/evidence.py,exporter/readings.py,exporter/sources/samples.py,exporter/tenancy.py,exporter/testimony.py,remediator/alert.py,remediator/curves.py,remediator/freeing.py,remediator/jobless.py,remediator/opinion.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
+PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,gpuwarden/tally.py,exporter/answering.py,exporter/evidence.py,exporter/readings.py,exporter/sources/fdinfo.py,exporter/sources/nvml_wire.py,exporter/sources/samples.py,exporter/tenancy.py,exporter/testimony.py,remediator/alert.py,remediator/curves.py,remediator/freeing.py,remediator/jobless.py,remediator/opinion.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
 
 # The tests that do so, which need no other part: they are run once more with coverage, which slows what it follows.
-PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gpuwarden/test_statefile.py tests/exporter/test_answering.py tests/exporter/test_evidence.py tests/exporter/test_samples.py tests/exporter/test_tenancy.py tests/exporter/test_testimony.py tests/exporter/test_work.py tests/remediator/test_alert.py tests/remediator/test_curves.py tests/remediator/test_lose_node.py tests/remediator/test_opinion.py tests/remediator/test_recycle_container.py tests/remediator/test_restart_container.py tests/remediator/test_restart_worker.py tests/remediator/test_safety.py tests/remediator/test_wrangle.py
+PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gpuwarden/test_statefile.py tests/exporter/test_answering.py tests/exporter/test_evidence.py tests/exporter/test_fdinfo.py tests/exporter/test_nvml_wire.py tests/exporter/test_samples.py tests/exporter/test_tenancy.py tests/exporter/test_testimony.py tests/exporter/test_work.py tests/remediator/test_alert.py tests/remediator/test_curves.py tests/remediator/test_lose_node.py tests/remediator/test_opinion.py tests/remediator/test_recycle_container.py tests/remediator/test_restart_container.py tests/remediator/test_restart_worker.py tests/remediator/test_safety.py tests/remediator/test_wrangle.py
 
 .PHONY: help demo test check coverage ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help

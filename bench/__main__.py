@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import chain, queue, remediator, scrape, step, webhook
+from bench import chain, exporter, queue, remediator, scrape, step, webhook
 from bench.chaos import measure as chaos
 from bench.figures import BenchError, Figure, Place, progress, table
 from deploy.chain import CHECKOUT, ChainError
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
         "step": step.measure,
         "exporter": lambda places: scrape.measure(places[0]),
+        "host": lambda places: exporter.measure(places[0]),
         "webhook": webhook.measure,
         "remediator": remediator.measure,
         "queue": queue.measure,

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from bench.crowd import crowd
 from bench.figures import Figure, Place, figure, progress, took_ms, until
 from deploy.chain import Chain, Plan
 from exporter.evidence import Thresholds
+from exporter.rendering import Renderer
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.sources import simulated
@@ -58,21 +59,22 @@ def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host="bench", thresholds=thresholds))
+    renderer = Renderer()
     looks, reads, renders = [], [], []
     for _ in range(LOOKS):
         looks += took_ms(sampler.sample, count=1)
         reads.append(sum(each.duration_s * 1000 for each in sampler.sample().sources if each.source == "workers"))
-        renders += took_ms(lambda: generate_latest(registry), count=1)
+        renders += took_ms(lambda: renderer.render(registry.collect(), openmetrics=True), count=1)
     yield "one look, Sampler.sample()", "ms", looks
     yield "of that, state files and locks", "ms", reads
     yield "one scrape rendered", "ms", renders
-    yield "size of it", "KiB", [len(generate_latest(registry)) / 1024]
+    yield "size of it", "KiB", [len(renderer.render(registry.collect(), openmetrics=True)) / 1024]
 
 
 def _whole(chain: Chain) -> Iterator[_Found]:
     def seen() -> bool:
         with suppress(httpx.HTTPError):
-            return chain.http.get(f"{chain.exporter_url}/healthz").is_success
+            return chain.http.get(f"{chain.exporter_url}/-/ready").is_success
         return False
 
     chain.start_exporter()

@@ -44,7 +44,7 @@ RESEND_S: Final = 10
 """How often Prometheus tells of an alert that goes on, seconds: an Alertmanager that was away hears of it then."""
 
 
-PORTS: Final[Mapping[str, int]] = {"exporter": 9835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
+PORTS: Final[Mapping[str, int]] = {"exporter": 29835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
 """Where each part listens that does, unless told otherwise; `Plan.ports` calls them so."""
 
 PARTS: Final = ("prometheus", "alertmanager", "execute", "serve", "exporter")
@@ -149,7 +149,7 @@ class Chain:
             self.start_executor()
             self._start_alertmanager()
             self._start_prometheus()
-            self._await("exporter", self._answers(f"{self.exporter_url}/healthz"))
+            self._await("exporter", self._answers(f"{self.exporter_url}/-/ready"))
             self._await("serve", self._answers(f"{self.remediator_url}/-/ready"))
             self._await("execute", self._executor_beats)
             self._await("alertmanager", self._answers(f"{self.alertmanager_url}/-/ready"))

@@ -215,7 +215,9 @@ def _announce(chain: Chain, engine: Engine | NoEngine, voice: _Voice) -> None:
     if plan.systemd_units:
         voice(f"services      {', '.join(plan.systemd_units)}")
     if plan.simulate_gpu is None:
-        voice("GPUs          the NVIDIA driver's; without its library none, and nothing can be confirmed")
+        voice(
+            "GPUs          the NVIDIA driver's, AMD's and Intel's from the kernel; with none, nothing can be confirmed"
+        )
     for name, text in (
         ("prometheus", chain.prometheus_url),
         ("alertmanager", chain.alertmanager_url),

@@ -6,18 +6,21 @@ stalled exporter), and does not exist while anything it needs is unknown. Pure: 
 seconds.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.readings import (
+    ALL_NODES,
+    NODE,
     Container,
     ContainerEvidence,
     CpuUse,
     Gpu,
     GpuReadings,
     GpuShare,
+    GpuTotals,
     ProcessWork,
     Unknown,
     WorkerReadings,
@@ -61,6 +64,9 @@ class Thresholds:
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
 
+ALL: Final = "all"
+"""How a container asks for every GPU of NVIDIA's."""
+
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
 
@@ -89,6 +95,7 @@ class RamUse:
     usage_bytes: int | None
     anon_bytes: int | None = None
     working_set_bytes: int | None = None
+    oom_kills: int | None = None
     unknown: Unknown | None = None
 
 
@@ -116,12 +123,13 @@ def gpu_use(
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
     by CUDA than by the driver, and work seen on another GPU is no idleness.
     """
-    if container.gpu_request is None:
+    wanted = _wanted(container.gpu_request, readings)
+    if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
         return replace(use, shares=_uninvited(pids, readings))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
-    assigned, missing = _assigned(container.gpu_request, pids or frozenset(), readings.gpus)
+    assigned, missing = _assigned(wanted, pids or frozenset(), readings)
     uuids = tuple(gpu.uuid for gpu in assigned) + missing
     if missing:
         return _unknown_use(uuids, "gpu_missing", f"assigned GPU {missing[0]} is not reported")
@@ -129,10 +137,13 @@ def gpu_use(
         return _unknown_use((), "gpu_missing", "the host reports no GPU")
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
-    shares = tuple(_share(gpu, pids) for gpu in assigned)
-    unknown = next(
-        filter(None, (_why_unknown(gpu, share, thresholds) for gpu, share in zip(assigned, shares, strict=True))), None
+    parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
+    reasons = [_why_unknown(gpu, share, thresholds) for gpu, share in parts]
+    shares = tuple(
+        replace(share, attributed=None if gpu.utilization_ratio is None else reason is None)
+        for (gpu, share), reason in zip(parts, reasons, strict=True)
     )
+    unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
@@ -160,7 +171,7 @@ def unattributed_ratio(gpu: Gpu) -> float | None:
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
-    if gpu.memory_used_bytes is None or gpu.processes is None:
+    if gpu.memory_used_bytes is None or gpu.processes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
     known = [process.memory_bytes for process in gpu.processes]
     if any(used is None for used in known):
@@ -351,6 +362,7 @@ class ContainerHistory:
             cpu_still_s=cpu_still_s,
             work_unknown=work.unknown or unknown,
             peak_bytes=dict(self._peak_bytes),
+            oom_kills=ram.oom_kills,
         )
 
     def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:
@@ -383,6 +395,44 @@ class ContainerHistory:
         if self._idle_since_s is None:
             self._idle_since_s = now_s
         return now_s - self._idle_since_s
+
+
+class GpuHistory:
+    """What has been counted of every GPU of this host, one look after another."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._gap_max_s = thresholds.gap_max_s
+        self._last_s: float | None = None
+        self._busy_s: dict[str, float] = {}
+        self._unknown: dict[str, Counter[tuple[str, str]]] = {}
+
+    def observe(self, readings: GpuReadings | None, *, now_s: float) -> Mapping[str, GpuTotals]:
+        """Take in one look; returns what has been counted so far of the GPUs that are there, by UUID.
+
+        A look that measured a GPU stands for the time since the look before it; one that did not, or that comes after a
+        gap, adds nothing.
+        """
+        gap_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        if not 0 <= gap_s <= self._gap_max_s:
+            gap_s = 0.0
+        if readings is None:
+            return {}
+        if not readings.failed:  # otherwise those that are missing may be of a source that does not answer
+            there = {gpu.uuid for gpu in readings.gpus}
+            # Instances are made and unmade under new names for ever.
+            self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in there}
+            self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in there}
+        for gpu in readings.gpus:
+            if gpu.utilization_ratio is not None:
+                # From 0 at the first look: a counter that is born later hides its first increase from `increase()`.
+                added_s = gap_s * gpu.utilization_ratio if gpu.uuid in self._busy_s else 0.0
+                self._busy_s[gpu.uuid] = self._busy_s.get(gpu.uuid, 0.0) + added_s
+            self._unknown.setdefault(gpu.uuid, Counter()).update(gpu.figures.unknown.items())
+        return {
+            gpu.uuid: GpuTotals(busy_s=self._busy_s.get(gpu.uuid), unknown=dict(self._unknown[gpu.uuid]))
+            for gpu in readings.gpus
+        }
 
 
 @dataclass(slots=True)
@@ -476,18 +526,43 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
     return GpuUse(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, because=because))
 
 
-def _assigned(request: Iterable[str], pids: frozenset[int], gpus: tuple[Gpu, ...]) -> tuple[list[Gpu], tuple[str, ...]]:
-    """The GPUs that a request names, by `all`, index or UUID, or that list one of the pids; and names that fit none."""
-    wanted = set(request)
-    if "all" in wanted:
-        return list(gpus), ()
+def _wanted(request: Iterable[str] | None, readings: GpuReadings | None) -> frozenset[str]:
+    """What a container asked for, less render nodes where no GPU that is read has one: they are of other GPUs."""
+    wanted = frozenset(request or ())
+    if readings is not None and not any(gpu.node for gpu in readings.gpus) and not readings.failed:
+        return wanted - _nodes(wanted)
+    return wanted
+
+
+def _nodes(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
+
+
+def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> tuple[list[Gpu], tuple[str, ...]]:
+    """The GPUs that a request names, or that list one of the pids; and names that fit none.
+
+    `all` and indexes are NVIDIA's names, and `all` is every GPU of a host that has none of NVIDIA's. GPUs with a render
+    node go by it, or by their UUID. A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere
+    listed: a node that is unknown is missed only where nothing else was asked for.
+    """
+    gpus = readings.gpus
+    wholesale = wanted & {ALL, ALL_NODES}
+    if wholesale and readings.failed:
+        return [], tuple(sorted(wholesale))
+    numbered = [gpu for gpu in gpus if gpu.node is None]
+    every = {gpu.uuid for gpu in numbered or gpus} if ALL in wanted else set()
+    if ALL_NODES in wanted:
+        every |= {gpu.uuid for gpu in gpus if gpu.node is not None}
     found = [
         gpu
         for gpu in gpus
-        if not wanted.isdisjoint((gpu.uuid, str(gpu.index))) or any(each.pid in pids for each in gpu.processes or ())
+        if gpu.uuid in every
+        or not wanted.isdisjoint(gpu.names)
+        or any(each.pid in pids for each in gpu.processes or ())
     ]
-    known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
-    return found, tuple(sorted(wanted - known))
+    nodes = _nodes(wanted)
+    missed = (wanted - nodes or nodes) - wholesale if ALL not in wanted else frozenset()
+    return found, tuple(sorted(missed - {name for gpu in gpus for name in gpu.names}))
 
 
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:

@@ -1,11 +1,13 @@
 """`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -13,15 +15,18 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
-from exporter.readings import GpuReadings
+from exporter.readings import DriverHealth, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import nvml, simulated
+from exporter.sources import drm, nvml_parent, simulated
 from exporter.sources.containers import EngineContainers
+from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
+from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
@@ -54,6 +59,7 @@ def serve(settings: Settings) -> None:
     if not settings.dir.is_dir():
         raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
     host = host_key(settings.dir)
+    door = Doorkeeper(settings.web_config_file)
     thresholds = Thresholds(
         idle_ratio=settings.idle_ratio,
         ram_delta_bytes=settings.ram_delta_mib * 2**20,
@@ -67,38 +73,49 @@ def serve(settings: Settings) -> None:
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )
     gpus = _gpu_source(settings)
-    engines = {
+    kernel_gpus = _drm_source(settings)
+    engines: dict[str, EngineContainers | Pods] = {
         kind: EngineContainers(base_url, settings.dir, kind=kind)
         for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
         if base_url != "none"
     }
+    if settings.pods != "off":
+        engines["kubernetes"] = pods_of(settings)
     servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
         host=host,
         directory=settings.dir,
         containers=engines,
         gpus=gpus.read,
+        drm=kernel_gpus.read,
         thresholds=thresholds,
         interval_s=settings.sample_interval_s,
         servers=servers,
         units=Units(settings.systemd_unit),
+        tasks=Tasks(settings.task_dir) if settings.task_dir else None,
+        driver=gpus.driver,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
         registry.register(collector)
-    web = server(settings.listen, settings.port, Pages(registry, sampler.latest))
+    web = server(settings.listen, settings.port, Pages(registry, sampler.latest, host=host, door=door), door)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
+    # In a thread, as its end is: a handler runs between two steps of the main thread, which may hold any lock.
+    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
     gpus.tell()
+    kernel_gpus.tell()
     for engine in engines.values():
         engine.start()
     sampler.start()
-    log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__)
+    log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__,
+             web=door.describe())  # fmt: skip
     try:
         web.serve_forever(poll_interval=0.2)
     finally:
         sampler.close()
+        gpus.close()
         servers.close()
         for engine in engines.values():
             engine.close()
@@ -106,12 +123,43 @@ def serve(settings: Settings) -> None:
         log.info("exporter stopped")
 
 
+def pods_of(settings: Settings) -> Pods:
+    """What reads this node's pods.
+
+    Raises:
+        GpuwardenError: it cannot be asked so, and what to give.
+    """
+    api = None
+    if settings.pods == "api":
+        url = settings.kubernetes_api
+        if url == "in-cluster":
+            host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
+            if not host:
+                raise GpuwardenError(
+                    "$KUBERNETES_SERVICE_HOST is not set, so this is no pod: give --kubernetes-api a URL"
+                )
+            url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
+        api = Api(url, node=settings.node_name, resource=settings.budget_resource)
+    return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))
+
+
+def _look_anew(door: Doorkeeper) -> None:
+    """What SIGHUP does: options and the environment stay as they are, and what is in files is read anew."""
+    because = door.look()
+    if because:
+        log.warning("SIGHUP: the web configuration cannot be used; the one before stays", because=because)
+    else:
+        log.info("SIGHUP: what changed in files is in force; options want a restart", web=door.describe())
+
+
 @dataclass(frozen=True, kw_only=True)
 class _GpuSource:
-    """What reads the GPUs, `None` for nothing, and the log line that tells it."""
+    """What reads the GPUs, `None` for nothing, the log line that tells it, and what else it can do."""
 
     read: Callable[[], GpuReadings] | None
     tell: Callable[[], None]
+    driver: Callable[[], DriverHealth] | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def _gpu_source(settings: Settings) -> _GpuSource:
@@ -123,12 +171,37 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     because = "--nvml off"
     if settings.nvml != "off":
         try:
-            nvml.load()
-        except nvml.LibraryMissingError as error:
+            nvml_parent.load()
+        except nvml_parent.LibraryMissingError as error:
             if settings.nvml == "on":
                 raise
             because = str(error)
         else:
-            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml.LIBRARY)
-            return _GpuSource(read=nvml.NvmlGpus().read, tell=tell)
-    return _GpuSource(read=None, tell=partial(log.info, "no GPU is read", because=because))
+            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_parent.LIBRARY)
+            driver = nvml_parent.NvmlApart(answer_s=settings.nvml_answer_s)
+            return _GpuSource(read=driver.read, tell=tell, driver=driver.health, close=driver.close)
+    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
+
+
+def _drm_source(settings: Settings) -> _GpuSource:
+    """AMD's and Intel's GPUs, where there are any.
+
+    Raises:
+        GpuwardenError: a GPU that must be there is not.
+    """
+    asked = {"amd": (settings.amd, drm.AMD), "intel": (settings.intel, drm.INTEL)}
+    wanted = [drivers for mode, drivers in asked.values() if mode != "off"]
+    if not wanted or settings.simulate_gpu is not None:
+        return _GpuSource(read=None, tell=lambda: None)
+    source = drm.DrmGpus(frozenset[str]().union(*wanted))
+    found = source.drivers_found()
+    for option, (mode, drivers) in asked.items():
+        if mode == "on" and found.isdisjoint(drivers):
+            names = " or ".join(sorted(drivers))
+            raise GpuwardenError(
+                f"no GPU of the kernel's driver {names} has a node in /sys/class/drm: load the driver, or make /sys "
+                f"visible to the exporter, or start it with --{option} off"
+            )
+    if not found:
+        return _GpuSource(read=None, tell=lambda: None)
+    return _GpuSource(read=source.read, tell=partial(log.info, "GPUs are read from the kernel", drivers=sorted(found)))

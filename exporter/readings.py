@@ -3,11 +3,13 @@
 Values only. Unknown is `None` with its reason beside it; a measured nothing is a 0.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
-from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +29,69 @@ class GpuProcess:
     memory_bytes: int | None
 
 
+THROTTLE_REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""Why a GPU's clocks can be below what they could be: the bits of nvmlClocksThrottleReasons, the lowest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """A GPU's sensors and error counters. What is `None` is unknown; `unknown` has a fixed word why, by figure.
+
+    `throttled` names why its clocks are held down, if anything does. ECC errors are counted since the driver was
+    loaded, and, as `lifetime`, since the GPU was made; rows are remapped for good.
+    """
+
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    throttled: Sequence[str] | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    ecc_lifetime_corrected: int | None = None
+    ecc_lifetime_uncorrected: int | None = None
+    remapped_rows_corrected: int | None = None
+    remapped_rows_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    row_remap_failed: bool | None = None
+    pcie_replays: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigInstance:
+    """Which part of a GPU an instance is: `number` counts the instances of the GPU `parent` (its UUID).
+
+    Compute instances of one GPU instance share its memory: each of them `shares_memory`, and is told all of it.
+    """
+
+    parent: str
+    number: int
+    gpu_instance: int
+    compute_instance: int
+    shares_memory: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. `processes` is `None` when the driver could not list them, with the reason in `unknown`."""
+    """One GPU, or one instance of it (MIG), which then has `mig` and the `index` of the GPU.
+
+    `processes` is `None` when the driver could not list them, with the reason in `unknown`. `source` tells its figures,
+    where that is not the source of all readings. `node` is its render node, such as `renderD128`: GPUs that have one
+    are asked for by it, and not by their index. `attribution` is `device` where nobody tells what each process computes
+    on it, and `process` where the driver does.
+    """
 
     uuid: str
     index: int
@@ -41,14 +103,47 @@ class Gpu:
     unknown: str | None = None
     memory_free_bytes: int | None = None
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
+    source: str | None = None
+    node: str | None = None
+    attribution: str = "process"
+    figures: GpuFigures = field(default_factory=GpuFigures)
+    xids_watched: bool = False
+    """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
+    mig: MigInstance | None = None
+
+    @property
+    def number(self) -> str:
+        """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""
+        if self.node is not None:
+            return self.uuid, self.node
+        if self.mig is None:
+            return self.uuid, self.number
+        older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
+        return self.uuid, self.number, older
+
+
+ALL_NODES: Final = "dri"
+"""How a container asks for every GPU that has a render node: by the folder of all nodes."""
+
+NODE: Final = re.compile(r"renderD[0-9]+")
+"""The name of a render node (Documentation/gpu/drm-uapi.rst of the kernel)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReadings:
-    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface."""
+    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface; or of several together.
+
+    `failed` are those of them that did not answer: their GPUs are missing here.
+    """
 
     source: str
     gpus: tuple[Gpu, ...]
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +199,10 @@ class Tenancy:
 class Container:
     """One place where managed work lives: an engine's container, a systemd service, or a worker's own process tree.
 
-    `incarnation` changes whenever what runs in it is another: full id and StartedAt; unit and invocation id;
-    pid, start ticks and boot id.
-    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; `None` for none.
+    `incarnation` changes whenever what runs in it is another: full id and StartedAt; pod uid, full id and restart
+    count; unit and invocation id; pid, start ticks and boot id.
+    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; then render nodes,
+    such as `renderD128`, or `dri` for all of them; `None` for none.
     `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
     `paused` runs, and nothing in it gets any time.
     """
@@ -122,6 +218,12 @@ class Container:
     server: Server | None = None
     paused: bool = False
     tenancy: Tenancy = field(default_factory=Tenancy)
+    restarts: int | None = None
+    """How often whoever runs it has started it again by itself, since it was made."""
+    namespace: str | None = None
+    pod: str | None = None
+    group: str | None = None
+    """The directory of its cgroup, where whoever lists it knows it already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +281,33 @@ class WorkerReadings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSighting:
+    """One task of another runner's, and whether its process is there; `None` where that cannot be told."""
+
+    task: TaskFile
+    alive: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReadings:
+    """Every task of other runners, and what could not be read: (reason, how many)."""
+
+    tasks: tuple[TaskSighting, ...]
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuShare:
-    """One container's part of one GPU; `None` is unknown."""
+    """One container's part of one GPU; `None` is unknown.
+
+    `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
+    not known that the GPU does anything.
+    """
 
     gpu: str
     utilization_ratio: float | None
     memory_bytes: int | None
+    attributed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +331,8 @@ class ContainerEvidence:
     work_unknown: Unknown | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
+    oom_kills: int | None = None
+    """How many of its processes the kernel has killed for want of memory, in this incarnation."""
 
     @property
     def work_still_s(self) -> float | None:
@@ -235,12 +360,38 @@ class ServerEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuTotals:
+    """What has been seen of one GPU so far: how long it was busy, seconds, and its unknown samples.
+
+    `unknown` counts them by (figure, reason).
+    """
+
+    busy_s: float | None = None
+    unknown: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverHealth:
+    """How asking the NVIDIA driver went so far, and what it has reported unasked.
+
+    Of the processes that ask it, `killed` are those of which a call did not return, and `abandoned` those of them that
+    still hang in it, beyond any signal. `xids` counts the errors that it reported, by GPU and NVIDIA's number for them.
+    """
+
+    killed: int = 0
+    abandoned: int = 0
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went."""
+    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds."""
 
     source: str
     success: bool
     duration_s: float
+    because: str | None = None
+    succeeded_unix_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +421,12 @@ class Snapshot:
     """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
     servers: tuple[ServerEvidence, ...] | None = None
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
+    tasks: TaskReadings | None = None
+    """The tasks of other runners; `None` when no folder of theirs is given, or none can be read."""
+    driver: DriverHealth | None = None
+    """`None` where the NVIDIA driver is not asked."""
+    gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
+    """What has been counted of each GPU, by UUID."""
     unseen: tuple[str, ...] = ()
     """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)

@@ -24,11 +24,13 @@ NO_JOB: Final = "the worker runs no job"
 UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
+NOT_NVIDIA: Final = "the NVIDIA driver is not asked"
 NO_WORK_READ: Final = "its processes cannot be listed or read"
 DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 NOT_MEASURED: Final = "the driver does not say"
 NO_BUDGET: Final = "the container has no label with a VRAM budget, or one that cannot be read"
+NO_TASKS: Final = "no `--task-dir` is given or can be read"
 NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
 
 ABSENT: Final[Mapping[str, str]] = {
@@ -59,6 +61,10 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
     "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
     "gpuwarden_job_health_grace_seconds": "as `gpuwarden_job_health_window_seconds`",
+    "gpuwarden_task_info": f"its file is gone, or cannot be trusted, or {NO_TASKS}",
+    "gpuwarden_task_alive": "as `gpuwarden_task_info`, or its process cannot be looked at",
+    "gpuwarden_task_start_timestamp_seconds": "as `gpuwarden_task_info`",
+    "gpuwarden_taskfiles_invalid": f"nothing is wrong with any file, or {NO_TASKS}",
     "gpuwarden_container_info": "the container does not run",
     "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
     "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
@@ -70,19 +76,26 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_attribution_missing": "it has no GPU, or it is unknown how busy the whole GPU is",
     "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,
     "gpuwarden_container_gpu_memory_budget_invalid": "its budget can be read, or it has none",
     "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",
+    "gpuwarden_container_oom_kills_total": "no memory controller accounts for it, or the kernel does not count them",
+    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, or systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
     "gpuwarden_server_answered": "as `gpuwarden_server_info`",
     "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}, it was not asked lately, or it is paused",
     "gpuwarden_server_silence_allowed_seconds": "as `gpuwarden_server_info`",
     "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
+    "gpuwarden_driver_processes_killed_total": NOT_NVIDIA,
+    "gpuwarden_driver_processes_abandoned": NOT_NVIDIA,
+    "gpuwarden_gpu_xid_errors_total": "its reports are not waited for, and none came before; rare numbers: none so far",
     "gpuwarden_gpu_info": NO_GPUS,
+    "gpuwarden_gpu_mig_info": "it is a whole GPU",
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
@@ -91,9 +104,25 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_gpu_busy_seconds_total": "its utilisation was never measured",
+    "gpuwarden_gpu_unknown_samples_total": "none of them was unknown so far",
+    "gpuwarden_gpu_temperature_celsius": NOT_MEASURED,
+    "gpuwarden_gpu_power_watts": NOT_MEASURED,
+    "gpuwarden_gpu_power_limit_watts": NOT_MEASURED,
+    "gpuwarden_gpu_sm_clock_hertz": NOT_MEASURED,
+    "gpuwarden_gpu_memory_clock_hertz": NOT_MEASURED,
+    "gpuwarden_gpu_throttled": NOT_MEASURED,
+    "gpuwarden_gpu_ecc_errors_total": f"{NOT_MEASURED}, or ECC is off",
+    "gpuwarden_gpu_ecc_lifetime_errors_total": f"{NOT_MEASURED}, or ECC is off",
+    "gpuwarden_gpu_remapped_rows_total": f"{NOT_MEASURED}, or the GPU replaces no rows",
+    "gpuwarden_gpu_row_remap_pending": "as `gpuwarden_gpu_remapped_rows_total`",
+    "gpuwarden_gpu_row_remap_failed": "as `gpuwarden_gpu_remapped_rows_total`",
+    "gpuwarden_gpu_pcie_replays_total": NOT_MEASURED,
     "gpuwarden_exporter_info": "never",
+    "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
     "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
+    "gpuwarden_collector_last_success_timestamp_seconds": "as `gpuwarden_collector_success`, or it never did its work",
     "gpuwarden_sample_age_seconds": "before the first look",
     "gpuwarden_gpu_idle_threshold_ratio": "never",
     "gpuwarden_ram_still_threshold_bytes": "never",
@@ -103,7 +132,8 @@ ABSENT: Final[Mapping[str, str]] = {
 }
 """When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
 
-_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1"}
+_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
+                 "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

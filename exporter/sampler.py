@@ -14,10 +14,19 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from exporter import evidence
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
+from exporter.evidence import (
+    ContainerHistory,
+    CpuHistory,
+    DeathHistory,
+    GpuHistory,
+    GpuUse,
+    Thresholds,
+    WorkUse,
+)
 from exporter.readings import (
     Container,
     ContainerEvidence,
+    DriverHealth,
     GpuReadings,
     Snapshot,
     SourceHealth,
@@ -27,8 +36,11 @@ from exporter.readings import (
 )
 from exporter.servers import Servers
 from exporter.sources import processes, workers
+from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import Listing
+from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
+from exporter.sources.work import Work
 from exporter.tenancy import may_be_ranked
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -59,28 +71,39 @@ class Sampler:
         directory: Path,
         containers: Mapping[str, Containers],
         gpus: Callable[[], GpuReadings] | None,
+        drm: Callable[[], GpuReadings] | None = None,
         thresholds: Thresholds,
         interval_s: float = 1.0,
         servers: Servers | None = None,
         units: Units | None = None,
+        tasks: Tasks | None = None,
+        driver: Callable[[], DriverHealth] | None = None,
     ) -> None:
+        self._tasks = tasks
         self._units = units or Units(())
+        self._places = Places()
+        self._unlisted = Unlisted(workers.own_container())
+        self._attributed: set[int] = set()
         self._servers = servers
+        self._driver = driver
         self._host = host
         self._directory = directory
         self._containers = containers
-        self._gpus = gpus
+        self._gpus = {name: read for name, read in (("gpu", gpus), ("drm", drm)) if read is not None}
         self._thresholds = thresholds
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
+        self._gpu_history = GpuHistory(thresholds)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
+        self._succeeded_unix_s: dict[str, float] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
+        self._work = Work()
         self._snapshot: Snapshot | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
@@ -113,18 +136,21 @@ class Sampler:
         """Look once; the snapshot replaces the one before."""
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
-        gpu_source = self._gpus
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
-        found_gpus = None if gpu_source is None else self._ask("gpu", gpu_source, health)
+        found_gpus = _together({source: self._ask(source, read, health) for source, read in self._gpus.items()})
+        found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
-        running = self._running(found_workers, listings)
+        running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         self._histories = {
             incarnation: history for incarnation, history in self._histories.items() if incarnation in running
         }
+        self._places.keep(running)
+        self._attributed = set()
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
+        self._work.let_go()
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
         if found_workers is not None:
@@ -153,6 +179,9 @@ class Sampler:
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
+            tasks=found_tasks,
+            driver=None if self._driver is None else self._driver(),
+            gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
         )
@@ -170,7 +199,18 @@ class Sampler:
             because = str(error)
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
-        health.append(SourceHealth(source=source, success=because is None, duration_s=time.monotonic() - started_s))
+        duration_s = time.monotonic() - started_s
+        if because is None:
+            self._succeeded_unix_s[source] = time.time()
+        health.append(
+            SourceHealth(
+                source=source,
+                success=because is None,
+                duration_s=duration_s,
+                because=because,
+                succeeded_unix_s=self._succeeded_unix_s.get(source),
+            )
+        )
         if because != self._failing.get(source):
             if because is None:
                 log.info("source answers again", source=source)
@@ -180,9 +220,32 @@ class Sampler:
                 self._failing[source] = because
         return result
 
-    def _running(self, found: WorkerReadings | None, listings: Listings) -> dict[str, Container]:
-        """Every container there is, by incarnation; of two with one name the first is kept."""
-        containers = [each for listing in listings.values() if listing for each in listing.containers.values()]
+    def _without_engine(
+        self, found: WorkerReadings | None, gpus: GpuReadings | None, listings: Listings
+    ) -> list[Container]:
+        """Containers of live workers, and of processes on a GPU, that no engine tells of."""
+        listed = frozenset[str]().union(*(listing.containers for listing in listings.values() if listing is not None))
+        pids = {
+            each.pid
+            for each in (() if found is None else found.workers)
+            if each.pid is not None and each.container_id is not None and each.container_id not in listed
+        }
+        for gpu in () if gpus is None else gpus.gpus:
+            # Whom the last look has placed is looked for no more: the others are few.
+            pids.update(each.pid for each in gpu.processes or () if each.pid not in self._attributed)
+        return self._unlisted.find(pids, listings)
+
+    def _running(
+        self, found: WorkerReadings | None, listings: Listings, unlisted: list[Container]
+    ) -> dict[str, Container]:
+        """Every container there is, by incarnation; of two with one name the first is kept.
+
+        Of a pod's container that its engine lists too, the pod's is kept: Kubernetes runs it.
+        """
+        by_id = {
+            full_id: each for listing in listings.values() if listing for full_id, each in listing.containers.items()
+        }
+        containers = [*by_id.values(), *unlisted]
         if found is not None:
             units = self._units.containers(found.workers)
             containers.extend(units.values())
@@ -209,8 +272,9 @@ class Sampler:
             del self._unknown[key]
 
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
-        pids, ram = _processes_and_ram(container)
-        work = _work(pids)
+        pids, ram = self._places.look(container)
+        self._attributed.update(pids or ())
+        work = self._work_of(pids)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         found = history.observe(container, use, ram, work, now_s=now.boottime_s)
@@ -218,6 +282,21 @@ class Sampler:
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
         return found
+
+    def _work_of(self, pids: frozenset[int] | None) -> WorkUse:
+        if pids is None:
+            return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
+        if len(pids) > processes.PROCESSES_MAX:
+            because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
+            return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
+        try:
+            found = self._work.read(pids)
+        except (OSError, ValueError, KeyError) as error:
+            return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+        if any(each.io_bytes is None for each in found.values()):
+            because = "the kernel does not tell us the I/O of its processes"
+            return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+        return WorkUse(processes=found)
 
     def _place_the_dead(
         self, found: WorkerReadings, running: dict[str, Container], listings: Listings, ended: dict[str, Container]
@@ -357,13 +436,26 @@ class Sampler:
         self._dead = dead
 
 
+def _together(answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
+    """The GPUs of every source that answered; `None` where none did."""
+    told = [readings for readings in answers.values() if readings is not None]
+    if not told:
+        return None
+    return replace(
+        told[0],
+        gpus=tuple(gpu for readings in told for gpu in readings.gpus),
+        failed=tuple(source for source, readings in answers.items() if readings is None),
+    )
+
+
 def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[str]:
     """Containers that may be ranked by their VRAM budgets and are in no ranking, for whatever reason."""
+    seen = {each.id for each in running.values()}
     for listing in listings.values():
         if listing is not None:
             yield from listing.unseen
             for each in listing.containers.values():
-                if each.incarnation not in running and may_be_ranked(each.tenancy):
+                if each.id not in seen and may_be_ranked(each.tenancy):
                     yield each.name
 
 
@@ -378,39 +470,3 @@ def _place_now(last: Container | None, folder: str, listings: Listings) -> Conta
     every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
     holding = [each for each in every if folder in each.folders]
     return holding[0] if len(holding) == 1 else None
-
-
-def _work(pids: frozenset[int] | None) -> WorkUse:
-    if pids is None:
-        return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
-    if len(pids) > processes.PROCESSES_MAX:
-        because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
-        return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
-    try:
-        found = processes.work(pids)
-    except (OSError, ValueError, KeyError) as error:
-        return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
-    if any(each.io_bytes is None for each in found.values()):
-        because = "the kernel does not tell us the I/O of its processes"
-        return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
-    return WorkUse(processes=found)
-
-
-def _processes_and_ram(container: Container) -> tuple[frozenset[int] | None, RamUse]:
-    try:
-        if container.kind == "process":
-            pids = processes.tree(container.pid)
-            return pids, RamUse(usage_bytes=processes.resident_bytes(pids))
-        group = cgroup.directory(container.pid, container.id)
-        # A container that runs has a process: none means that its group went while it was looked at.
-        found = None if group is None else cgroup.processes(group) or None
-        accounted = cgroup.memory_directory(container.pid, container.id)
-        if accounted is None:
-            because = "no memory controller accounts for the container"
-            return found, RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
-        memory = cgroup.memory(accounted)
-    except (OSError, ValueError) as error:
-        return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
-    return found, RamUse(
-        usage_bytes=memory.usage_bytes, anon_bytes=memory.anon_bytes, working_set_bytes=memory.working_set_bytes
-    )

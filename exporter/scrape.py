@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -11,14 +12,23 @@ from prometheus_client.registry import Collector
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import gauge
 from exporter.evidence import Thresholds
-from exporter.readings import Snapshot
-from gpuwarden import __version__, clock
+from exporter.readings import Snapshot, SourceHealth
+from gpuwarden import __version__, build, clock
+from gpuwarden.statefile import Stamp
 
 SNAPSHOT_FRESH_S: Final = 5.0
 """A snapshot older than this is not published as the present, seconds."""
 
-_Outcome = tuple[str, bool, float | None]
-"""A source's or collector's name, whether it did its work, and how long it took, seconds."""
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """Whether a source or collector did its work, how long it took, and when it last did its work, Unix seconds."""
+
+    name: str
+    success: bool
+    duration_s: float | None
+    succeeded_unix_s: float | None
+
 
 log: Final = structlog.get_logger("exporter")
 
@@ -30,6 +40,7 @@ class SnapshotCollector(Collector):
         self._latest = latest
         self._host = host
         self._thresholds = thresholds
+        self._succeeded_unix_s: dict[str, float] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Nothing beforehand: asking would take a snapshot."""
@@ -42,7 +53,7 @@ class SnapshotCollector(Collector):
         age_s = None if snapshot is None else snapshot.taken.age_s(now)
         outcomes: list[_Outcome] = []
         if snapshot is not None and age_s is not None and age_s <= SNAPSHOT_FRESH_S:
-            outcomes += [(f"source_{each.source}", each.success, each.duration_s) for each in snapshot.sources]
+            outcomes += [_of_source(each) for each in snapshot.sources]
             for name, families in COLLECTORS.items():
                 started_s = time.monotonic()
                 try:
@@ -51,13 +62,25 @@ class SnapshotCollector(Collector):
                 except Exception:
                     log.exception("collector failed", collector=name)
                     found, success = [], False
-                outcomes.append((name, success, time.monotonic() - started_s))
+                if success:
+                    self._succeeded_unix_s[name] = now.unix_s
+                outcomes.append(
+                    _Outcome(
+                        name=name,
+                        success=success,
+                        duration_s=time.monotonic() - started_s,
+                        succeeded_unix_s=self._succeeded_unix_s.get(name),
+                    )
+                )
                 yield from found
-        yield from self._own(outcomes, age_s)
+        yield from self._own(outcomes, None if snapshot is None else snapshot.taken, age_s)
 
-    def _own(self, outcomes: list[_Outcome], age_s: float | None) -> Iterator[Metric]:
+    def _own(self, outcomes: list[_Outcome], taken: Stamp | None, age_s: float | None) -> Iterator[Metric]:
         fresh = age_s is not None and age_s <= SNAPSHOT_FRESH_S
-        outcomes = [*outcomes, ("sampler", fresh, None)]
+        looked_unix_s = None if taken is None else taken.unix_s
+        sampler = _Outcome(name="sampler", success=fresh, duration_s=None, succeeded_unix_s=looked_unix_s)
+        outcomes = [*outcomes, sampler]
+        its = build.here()
         yield gauge(
             "gpuwarden_exporter_info",
             "This exporter and the host it speaks for; always 1.",
@@ -65,16 +88,28 @@ class SnapshotCollector(Collector):
             [((self._host, __version__), 1.0)],
         )
         yield gauge(
+            "gpuwarden_build_info",
+            "Which gpuwarden this is, the commit it was made of where that is known, and its Python; always 1.",
+            ("version", "revision", "python"),
+            [((its.version, its.revision, its.python), 1.0)],
+        )
+        yield gauge(
             "gpuwarden_collector_success",
             "1 when the source or collector did its work; 0 when it failed and its series are absent.",
             ("collector",),
-            [((name,), float(success)) for name, success, _ in outcomes],
+            [((each.name,), float(each.success)) for each in outcomes],
         )
         yield gauge(
             "gpuwarden_collector_duration_seconds",
             "How long the source or collector took.",
             ("collector",),
-            [((name,), duration_s) for name, _, duration_s in outcomes],
+            [((each.name,), each.duration_s) for each in outcomes],
+        )
+        yield gauge(
+            "gpuwarden_collector_last_success_timestamp_seconds",
+            "When the source or collector last did its work, Unix time; of `sampler` the newest look at the host.",
+            ("collector",),
+            [((each.name,), each.succeeded_unix_s) for each in outcomes],
         )
         yield gauge("gpuwarden_sample_age_seconds", "Age of the newest look at the host.", (), [((), age_s)])
         yield gauge(
@@ -107,3 +142,12 @@ class SnapshotCollector(Collector):
             (),
             [((), self._thresholds.cpu_still_ratio)],
         )
+
+
+def _of_source(health: SourceHealth) -> _Outcome:
+    return _Outcome(
+        name=f"source_{health.source}",
+        success=health.success,
+        duration_s=health.duration_s,
+        succeeded_unix_s=health.succeeded_unix_s,
+    )

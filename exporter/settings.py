@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services
+from gpuwarden.settings import services, split
 
 
 class Settings(BaseSettings):
@@ -27,7 +27,14 @@ class Settings(BaseSettings):
         description="where state files and the host key lie; $GPUWARDEN_DIR sets it too",
     )
     listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
-    port: int = Field(default=9835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    # Outside of 9100 to 9999: each port of that range is some exporter's in Prometheus' list of default ports, and 9835
+    # a GPU exporter's. Below 30000, where Kubernetes (node ports) and Linux (ephemeral ones) begin to hand them out.
+    port: int = Field(default=29835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    web_config_file: Path | None = Field(
+        default=None,
+        description="TLS and passwords for the pages: a web configuration file, as Prometheus and its exporters take "
+        "it; read anew when it changes, and SIGHUP tells what of it is in force (docs/exporter-web.md)",
+    )
     docker: str = Field(
         default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
     )
@@ -36,15 +43,54 @@ class Settings(BaseSettings):
         description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
         "'none' where there is none",
     )
+    pods: Literal["off", "logs", "api"] = Field(
+        default="off",
+        description="read the containers of this Kubernetes node's pods: 'api' asks --kubernetes-api, 'logs' goes by "
+        "the links in /var/log/containers alone, without budgets; docs/containers.md",
+    )
+    kubernetes_api: str = Field(
+        default="in-cluster",
+        description="URL of the Kubernetes API; 'in-cluster' is where $KUBERNETES_SERVICE_HOST says, with the account "
+        "of the exporter's pod",
+    )
+    node_name: str = Field(default="", description="this node's name in Kubernetes; wanted with --pods api")
+    pod_resources: str = Field(
+        default="/var/lib/kubelet/pod-resources/kubelet.sock",
+        description="the kubelet's socket that tells which GPUs each container of a pod was given; 'none' goes without",
+    )
+    budget_resource: str = Field(
+        default="gpuwarden/vram-mib",
+        min_length=3,
+        description="the extended resource in whose limit a pod's container declares its VRAM budget, whole MiB",
+    )
     systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
         "commas or each with an option of its own; each is then one container",
     )
+    task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="folders with the task files of other runners, such as /home/farm/.gputasker/running_tasks, "
+        "separated by commas or each with an option of its own (docs/tasks.md)",
+    )
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="ask the NVIDIA driver for GPUs: 'auto' where its library can be loaded, 'on' ends without it; "
         "docs/nvidia.md",
+    )
+    nvml_answer_s: float = Field(
+        default=10.0,
+        ge=0.1,
+        le=60,
+        description="how long one look at the GPUs may take before the process that asks the driver is killed, seconds",
+    )
+    amd: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="read AMD's GPUs from the kernel: 'auto' where there are any at the start, 'on' ends without one; "
+        "docs/amd-intel.md",
+    )
+    intel: Literal["auto", "on", "off"] = Field(
+        default="auto", description="read Intel's GPUs from the kernel, as --amd AMD's; docs/amd-intel.md"
     )
     simulate_gpu: Path | None = Field(
         default=None,
@@ -112,8 +158,20 @@ class Settings(BaseSettings):
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
 
+    @field_validator("task_dir", mode="before")
+    @classmethod
+    def _each_folder(cls, found: Any) -> Any:
+        return split(found)
+
+    @model_validator(mode="after")
+    def _pods_of_one_node(self) -> Self:
+        if self.pods == "api" and not self.node_name:
+            raise ValueError("--pods api needs --node-name: in a pod, give it spec.nodeName by the downward API")
+        return self
+
     @model_validator(mode="after")
     def _one_gpu_source(self) -> Self:
-        if self.nvml == "on" and self.simulate_gpu is not None:
-            raise ValueError("--nvml on and --simulate-gpu cannot both be: GPUs come from one source")
+        for option in ("nvml", "amd", "intel"):
+            if getattr(self, option) == "on" and self.simulate_gpu is not None:
+                raise ValueError(f"--{option} on and --simulate-gpu cannot both be: GPUs are simulated, or none is")
         return self

@@ -4,6 +4,8 @@
     gpuwarden.vram-protected    `true`: never stopped for its memory's sake. Whatever is not plainly `false` protects
     gpuwarden.managed           `true`: it may be stopped and started at all
 
+A container of a pod says so by its limit of an extended resource, in whole MiB too. Kubernetes writes 3000 as 3k.
+
 A budget that cannot be read is none, and is told with its reason. Pure.
 """
 
@@ -18,7 +20,13 @@ BUDGET_LABEL: Final = "gpuwarden.vram-budget-mib"
 PROTECTED_LABEL: Final = "gpuwarden.vram-protected"
 MANAGED_LABEL: Final = "gpuwarden.managed"
 
+_QUANTITY = re.compile(r"([0-9]{1,8})(|k|M|Ki|Mi|e[0-9])")
+_FACTORS: Final = {"": 1, "k": 1000, "M": 10**6, "Ki": 2**10, "Mi": 2**20}
+
 _MIB = re.compile(r"[1-9][0-9]{0,7}")
+
+MIB_MAX: Final = 99_999_999
+"""The greatest budget, MiB: what eight digits can say."""
 
 
 def terms(labels: Mapping[str, str], *, vanishes: bool = False) -> Tenancy:
@@ -29,7 +37,7 @@ def terms(labels: Mapping[str, str], *, vanishes: bool = False) -> Tenancy:
     if said is None:
         return Tenancy(recyclable=recyclable)
     if not _MIB.fullmatch(said):
-        because = f"{BUDGET_LABEL} is {ascii(said)[:40]}; wanted: whole MiB, 1 to 99999999"
+        because = f"{BUDGET_LABEL} is {ascii(said)[:40]}; wanted: whole MiB, 1 to {MIB_MAX}"
         return Tenancy(recyclable=recyclable, invalid=Unknown(reason="bad_budget", because=because))
     return Tenancy(recyclable=recyclable, budget_bytes=int(said) * 2**20)
 
@@ -49,6 +57,23 @@ def may_go(place: ContainerEvidence, snapshot: Snapshot) -> bool:
     return place.container.tenancy.recyclable and not place.container.paused and not holds_workers
 
 
+def limit(said: str | None, resource: str) -> Tenancy:
+    """What the limit of a pod's container says of its part in a GPU's memory (resource.Quantity of Kubernetes).
+
+    Nobody here stops pods: it is never recyclable.
+    """
+    if said is None:
+        return Tenancy()
+    found = _QUANTITY.fullmatch(said)
+    if found:
+        number, suffix = found.groups()
+        mib = int(number) * (_FACTORS[suffix] if suffix in _FACTORS else 10 ** int(suffix[1:]))
+        if 0 < mib <= MIB_MAX:
+            return Tenancy(budget_bytes=mib * 2**20)
+    because = f"the limit of {resource} is {ascii(said)[:40]}; wanted: whole MiB, 1 to {MIB_MAX}"
+    return Tenancy(invalid=Unknown(reason="bad_budget", because=because))
+
+
 def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
     """The memory of every GPU that the container of a name has a part in; `None` where no GPU is read.
 
@@ -63,11 +88,14 @@ def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
 
 
 def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
+    # What is free of memory that instances share (MIG) is told of each of them, and each would lose a tenant of its own
+    # for the same want. So nothing is known to be free there, and nobody goes.
+    shared = gpu.mig is not None and gpu.mig.shares_memory
     tenants = (_tenant(place, gpu, may_go=may_go(place, snapshot)) for place in snapshot.containers)
     return CardFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
-        free_bytes=gpu.memory_free_bytes,
+        free_bytes=None if shared else gpu.memory_free_bytes,
         floor_bytes=snapshot.vram_floor_bytes,
         tie_bytes=snapshot.vram_tie_bytes,
         tenants=[each for each in tenants if each is not None],

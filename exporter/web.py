@@ -1,20 +1,29 @@
-"""The exporter's pages: `/metrics` for Prometheus, `/evidence` for the remediator of this host. Both only read."""
+"""The exporter's pages: `/metrics` for Prometheus, `/evidence` for the remediator of this host, `/` for people.
+
+All of them only read. `/-/healthy` and `/-/ready` tell one sentence and are for whoever asks; the others are for those
+whom the web configuration lets in (exporter/doorkeeper.py).
+"""
 
 import errno
+import gzip
+import html
 import ipaddress
+import socket
 import socketserver
+import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 
-from exporter import testimony
+from exporter import rendering, testimony
+from exporter.doorkeeper import Doorkeeper
 from exporter.readings import Snapshot
 from exporter.scrape import SNAPSHOT_FRESH_S
-from gpuwarden import clock, facts
+from gpuwarden import __version__, clock, facts
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 
@@ -24,10 +33,29 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_S: Final = 10
 """How long a client may take to send its request, seconds."""
 
-_PAGE: Final = b"""<!doctype html><title>gpuwarden exporter</title><h1>gpuwarden exporter</h1>
-<p><a href="/metrics">metrics</a>, <a href="/healthz">health</a>; evidence at <code>/evidence?worker=NAME</code> and
-<code>/evidence?container=NAME</code></p>
+CONNECTIONS_MAX: Final = 100
+"""Connections answered at one time; one more is closed."""
+
+GZIP_LEVEL: Final = 1
+"""The least: names and labels that come again and again pack well at once, and what the others spare costs more."""
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>gpuwarden exporter on {host}</title>
+<h1>gpuwarden exporter</h1>
+<p>Version {version}, on {host}. {look}</p>
+<table><tr><th>source</th><th>at the newest look</th></tr>
+{sources}</table>
+<ul>
+<li><a href="/metrics">/metrics</a>: for Prometheus, as text or OpenMetrics</li>
+<li><a href="/-/healthy">/-/healthy</a>: the exporter answers</li>
+<li><a href="/-/ready">/-/ready</a>: it has looked at this host within {fresh:g} s</li>
+<li><code>/evidence?worker=NAME</code>, <code>/evidence?container=NAME</code>: for this host's own remediator</li>
+</ul>
+</html>
 """
+
+_OPEN: Final = ("/-/healthy", "/-/ready")
+"""What is told to whoever asks: a probe of Kubernetes or Docker has no password."""
 
 
 class PortTakenError(GpuwardenError):
@@ -37,9 +65,14 @@ class PortTakenError(GpuwardenError):
 class Pages:
     """The WSGI application."""
 
-    def __init__(self, registry: CollectorRegistry, latest: Callable[[], Snapshot | None]) -> None:
-        self._metrics = make_wsgi_app(registry)
+    def __init__(
+        self, registry: CollectorRegistry, latest: Callable[[], Snapshot | None], *, host: str, door: Doorkeeper
+    ) -> None:
+        self._registry = registry
+        self._renderer = rendering.Renderer()
         self._latest = latest
+        self._host = host
+        self._door = door
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         """Answer one request."""
@@ -48,16 +81,49 @@ class Pages:
             return _answer(
                 start_response, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n", ("Allow", "GET")
             )
+        if path not in _OPEN and not self._door.admits(environ.get("HTTP_AUTHORIZATION", "")):
+            says = "a user and a password of basic_auth_users in --web-config-file are wanted\n"
+            challenge = ("WWW-Authenticate", 'Basic realm="gpuwarden"')
+            return _answer(start_response, HTTPStatus.UNAUTHORIZED, says, challenge)
         if path == "/metrics":
-            return list(self._metrics(environ, start_response))
+            return self._metrics(environ, start_response)
         if path == "/evidence":
             return self._evidence(environ, start_response)
-        if path == "/healthz":
-            return self._health(start_response)
+        if path == "/-/healthy":
+            return _answer(start_response, HTTPStatus.OK, "ok\n")
+        if path == "/-/ready":
+            return self._ready(start_response)
         if path == "/":
             start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
-            return [_PAGE]
-        return _answer(start_response, HTTPStatus.NOT_FOUND, "no such page: /metrics, /evidence, /healthz\n")
+            return [self._front().encode()]
+        says = "no such page: /metrics, /evidence, /-/healthy, /-/ready\n"
+        return _answer(start_response, HTTPStatus.NOT_FOUND, says)
+
+    def _metrics(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        openmetrics = rendering.wants_openmetrics(environ.get("HTTP_ACCEPT", ""))
+        page = self._renderer.render(self._registry.collect(), openmetrics=openmetrics)
+        headers = [("Content-Type", rendering.OPENMETRICS if openmetrics else rendering.TEXT)]
+        if rendering.accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            page = gzip.compress(page, compresslevel=GZIP_LEVEL)
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", headers)
+        return [page]
+
+    def _front(self) -> str:
+        snapshot = self._latest()
+        age_s = None if snapshot is None else snapshot.taken.age_s(clock.stamp())
+        look = "It has not looked at this host yet." if age_s is None else f"Its newest look is {age_s:.1f} s old."
+        rows = (
+            (each.source, f"well, in {each.duration_s * 1000:.1f} ms" if each.success else f"failed: {each.because}")
+            for each in (() if snapshot is None else snapshot.sources)
+        )
+        return _PAGE.format(
+            host=html.escape(self._host),
+            version=html.escape(__version__),
+            look=look,
+            fresh=SNAPSHOT_FRESH_S,
+            sources="".join(f"<tr><td>{html.escape(name)}<td>{html.escape(says)}\n" for name, says in rows),
+        )
 
     def _evidence(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         if not ipaddress.ip_address(environ["REMOTE_ADDR"]).is_loopback:
@@ -82,7 +148,7 @@ class Pages:
         start_response("200 OK", [("Content-Type", "application/json")])
         return [facts.render(found).encode()]
 
-    def _health(self, start_response: "StartResponse") -> Iterable[bytes]:
+    def _ready(self, start_response: "StartResponse") -> Iterable[bytes]:
         if self._fresh(clock.stamp()) is None:
             return _answer(start_response, HTTPStatus.SERVICE_UNAVAILABLE, "no fresh look at this host\n")
         return _answer(start_response, HTTPStatus.OK, "ok\n")
@@ -96,6 +162,39 @@ class Pages:
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
+    door: Doorkeeper
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._free = threading.Semaphore(CONNECTIONS_MAX)
+        super().__init__(*arguments, **named)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless as many are answered as may be: who scrapes comes again."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, from its first byte to its last."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Shake hands in the thread of this one connection, where a caller that is slow at it holds up nobody."""
+        connection: socket.socket = request
+        connection.settimeout(REQUEST_TIMEOUT_S)
+        try:
+            secured = self.door.secure(connection)
+        except OSError:  # no TLS, none that we take, or a certificate that nobody here has signed
+            return
+        if secured is connection:
+            super().finish_request(connection, client_address)
+            return
+        with secured:
+            super().finish_request(secured, client_address)
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -109,20 +208,22 @@ class _QuietHandler(WSGIRequestHandler):
         return str(self.client_address[0])
 
 
-def server(listen: str, port: int, pages: Pages) -> WSGIServer:
+def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer:
     """Bind; the caller serves.
 
     Raises:
         PortTakenError: the port is in use; the message names it.
     """
     try:
-        return make_server(listen, port, pages, server_class=_Server, handler_class=_QuietHandler)
+        bound = make_server(listen, port, pages, server_class=_Server, handler_class=_QuietHandler)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(
                 f"{listen}:{port} is in use: stop what listens there, or give another --port"
             ) from None
         raise PortTakenError(f"cannot listen on {listen}:{port}: {error}") from None
+    bound.door = door
+    return bound
 
 
 def _answer(

@@ -5,6 +5,7 @@ Sources: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memor
 """
 
 import errno
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +14,44 @@ from typing import Final
 PROC: Final = Path("/proc")
 ROOT: Final = Path("/sys/fs/cgroup")
 
+GROUPS_MAX: Final = 20_000
+"""Groups of a host that are looked through for containers."""
+
 UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
 """A service of systemd's by its whole name (systemd.unit(5)). What systemd escapes in a cgroup's name is none here."""
 
-_CONTAINER_ID = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
+_READ_BYTES: Final = 16384
+"""Bytes asked of the kernel at a time: most of its files are shorter, and long lists of pids come by the page."""
+
+# Not of its conmon (libpod-conmon-ID, crio-conmon-ID), which watches a container and is outside of it.
+_CONTAINER_ID = re.compile(r"(?:^|[/:]|(?<!conmon)-)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
+
+_RUNTIME = re.compile(r"(cri-containerd|nerdctl|crio|libpod)[-:]$")
+
+RUNTIMES: Final = {"cri-containerd": "containerd", "nerdctl": "containerd", "crio": "cri-o", "libpod": "libpod"}
+"""Who runs a container, by what the systemd driver of each calls its scopes. Docker is asked rather than guessed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A cgroup's memory, bytes. `usage` is the whole charge, page cache included (what A2 watches)."""
+    """A cgroup's memory, bytes. `usage` is the whole charge, page cache included (what A2 watches).
+
+    `oom_kills` is how many of its processes the kernel has killed for want of memory, those of the groups below it too
+    in version 2 and its own alone in version 1; `None` where the kernel does not count them (before 4.13).
+    """
 
     usage_bytes: int
     anon_bytes: int | None
     working_set_bytes: int | None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a container is accounted: what lists its processes, and what charges its memory, where anything does."""
+
+    group: Path | None
+    memory: Path | None
 
 
 def container_id(pid: int, *, proc: Path = PROC) -> str | None:
@@ -34,11 +60,50 @@ def container_id(pid: int, *, proc: Path = PROC) -> str | None:
     Raises:
         OSError: the process is gone, or may not be looked at.
     """
+    found = owner(pid, proc=proc)
+    return None if found is None else found[0]
+
+
+def owner(pid: int, *, proc: Path = PROC) -> tuple[str, str | None] | None:
+    """The full id of the container that a process is in, and who runs it as far as its cgroup's name tells.
+
+    Raises:
+        OSError: the process is gone, or may not be looked at.
+    """
     for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
-        found = _CONTAINER_ID.search(line.split(":", 2)[2])
+        path = line.split(":", 2)[2]
+        found = _CONTAINER_ID.search(path)
         if found:
-            return found.group(1)
+            named = _RUNTIME.search(path[: found.start(1)])
+            return found.group(1), RUNTIMES[named.group(1)] if named else None
     return None
+
+
+def containers(root: Path = ROOT) -> dict[str, Path]:
+    """Every container that has a group of its own on this host, by full id, and that group's directory.
+
+    A container's own groups below it are not looked into: what a container runs inside itself is its own.
+    """
+    found: dict[str, Path] = {}
+    waiting = [root / "memory" if (root / "memory").is_dir() else root]
+    for _ in range(GROUPS_MAX):
+        if not waiting:
+            break
+        for folder in _folders_in(waiting.pop()):
+            named = _CONTAINER_ID.search(folder.name)
+            if named:
+                found[named.group(1)] = folder
+            else:
+                waiting.append(folder)
+    return found
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []  # gone since it was listed
 
 
 def unit(pid: int, *, proc: Path = PROC) -> str | None:
@@ -97,17 +162,46 @@ def memory(directory: Path) -> Memory:
         OSError: the cgroup is gone.
         ValueError: its files hold something else than numbers.
     """
-    version_2 = (directory / "memory.current").exists()
-    usage_file = "memory.current" if version_2 else "memory.usage_in_bytes"
-    usage_bytes = int((directory / usage_file).read_text(encoding="ascii"))
-    stat = dict(line.split() for line in (directory / "memory.stat").read_text(encoding="ascii").splitlines())
-    anon = stat.get("anon" if version_2 else "total_rss")
-    inactive = stat.get("inactive_file" if version_2 else "total_inactive_file")
+    try:
+        usage_bytes, version_2 = int(read(f"{directory}/memory.current")), True
+    except FileNotFoundError:
+        usage_bytes, version_2 = int(read(f"{directory}/memory.usage_in_bytes")), False
+    stat = _figures(read(f"{directory}/memory.stat"))
+    anon = stat.get(b"anon" if version_2 else b"total_rss")
+    inactive = stat.get(b"inactive_file" if version_2 else b"total_inactive_file")
+    try:
+        events = _figures(read(f"{directory}/{'memory.events' if version_2 else 'memory.oom_control'}"))
+    except FileNotFoundError:
+        events = {}
+    kills = events.get(b"oom_kill")
     return Memory(
         usage_bytes=usage_bytes,
         anon_bytes=None if anon is None else int(anon),
         working_set_bytes=None if inactive is None else max(0, usage_bytes - int(inactive)),
+        oom_kills=None if kills is None else int(kills),
     )
+
+
+def _figures(text: bytes) -> dict[bytes, bytes]:
+    return dict(line.split(b" ") for line in text.splitlines())
+
+
+def place(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Place:
+    """Where a container is accounted, by its id and one of its processes. It does not move as long as it is there.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    return Place(
+        group=directory(pid, container, proc=proc, root=root),
+        memory=memory_directory(pid, container, proc=proc, root=root),
+    )
+
+
+def at(group: Path) -> Place:
+    """Where a container is accounted whose group is known, as `containers` finds it."""
+    accounted = any((group / each).exists() for each in ("memory.current", "memory.usage_in_bytes"))
+    return Place(group=group, memory=group if accounted else None)
 
 
 def directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
@@ -136,14 +230,45 @@ def processes(group: Path) -> frozenset[int]:
         OSError: it is there and cannot be read, so that nothing is known of what runs in it.
     """
     pids: set[int] = set()
-    for listing in [group / "cgroup.procs", *group.glob("**/cgroup.procs")]:
+    waiting = [str(group)]
+    while waiting:
+        folder = waiting.pop()
         try:
-            pids.update(int(line) for line in listing.read_text(encoding="ascii").split())
+            pids.update(map(int, read(f"{folder}/cgroup.procs").split()))
         except OSError as error:
             # Gone between the listing and the reading; or a threaded group, whose processes its parent lists.
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
                 raise
+        if _has_groups_below(folder):
+            waiting += [str(below) for below in _folders_in(Path(folder))]
     return frozenset(pids)
+
+
+def _has_groups_below(folder: str) -> bool:
+    """Whether a group need be listed: its links are two, and one for each group below it.
+
+    Where a file system counts none there is one (btrfs, for a directory shaped like the kernel's).
+    """
+    try:
+        return os.stat(folder).st_nlink != 2  # noqa: PTH116 - hundreds of times a second
+    except OSError:
+        return False
+
+
+def read(path: str) -> bytes:
+    """A file of the kernel's, whole, for less than half of what `Path` costs: hundreds are read each second.
+
+    Raises:
+        OSError: it is gone, or may not be looked at.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.read(descriptor, _READ_BYTES)
+        while more := os.read(descriptor, _READ_BYTES):
+            found += more
+    finally:
+        os.close(descriptor)
+    return found
 
 
 def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:
@@ -184,4 +309,4 @@ def stat(pid: int, *, proc: Path = PROC) -> list[str]:
     Raises:
         OSError: the process is gone.
     """
-    return (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return read(f"{proc}/{pid}/stat").decode("utf-8", "replace").rpartition(")")[2].split()

@@ -15,6 +15,14 @@ Durations are seconds. A point in time is written three ways, as an object:
 Ages come from `boottime_s`, so that setting the clock ages nothing; a stamp of another boot has no age. A shell script
 writes one with: read up _ </proc/uptime; read boot </proc/sys/kernel/random/boot_id; date +%s
 
+Beside these there are the files of other task runners (TaskFile, D1), in a folder of their own, one for each task, made
+before its command starts and removed as it ends: `<running_log_id>.json` with
+
+    {"running_log_id": 123, "remote_pid": "4567", "remote_pgid": "4567", "timestamp": "1734220000"}
+
+Numbers may be text. The pids are the host's, `timestamp` is the start, Unix seconds, and never a heartbeat. They have
+no format number and need not be replaced by rename.
+
 Pure: text in, values out.
 """
 
@@ -35,8 +43,14 @@ TEXT_MAX: Final = 256
 """Characters a text field may have."""
 WORKER_SUFFIX: Final = ".worker.json"
 JOB_SUFFIX: Final = ".job.json"
+TASK_SUFFIX: Final = ".json"
 LOCK_SUFFIX: Final = ".lock"
 
+PID_MAX: Final = 2**22
+"""No pid of Linux is greater (PID_MAX_LIMIT, proc_sys_kernel(5))."""
+
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_SECONDS = re.compile(r"[0-9]{1,13}(\.[0-9]{1,9})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -103,6 +117,16 @@ class JobFile:
     items_failed: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskFile:
+    """One task of another runner. `pid` and `pgid` are the host's; `started_unix_s` is what the runner's clock said."""
+
+    task_id: int
+    pid: int
+    pgid: int
+    started_unix_s: float
+
+
 def check_name(name: str, *, what: str = "worker") -> str:
     """Return `name` when it can safely be a file name and a label.
 
@@ -134,7 +158,7 @@ def parse_worker(text: str) -> WorkerFile:
     Raises:
         StateFileError: the text is not a whole, valid worker file.
     """
-    fields = _Fields(text)
+    fields = _own(text)
     return WorkerFile(
         worker=check_name(fields.text("worker")),
         incarnation=fields.text("incarnation"),
@@ -152,7 +176,7 @@ def parse_job(text: str) -> JobFile:
     Raises:
         StateFileError: the text is not a whole, valid job file.
     """
-    fields = _Fields(text)
+    fields = _own(text)
     return JobFile(
         job_id=fields.count("job_id"),
         attempt=fields.count("attempt"),
@@ -175,22 +199,45 @@ def parse_job(text: str) -> JobFile:
     )
 
 
+def parse_task(text: str) -> TaskFile:
+    """Read another runner's task file.
+
+    Raises:
+        StateFileError: the text is not a whole, valid task file.
+    """
+    fields = _Fields(_decoded(text))
+    return TaskFile(
+        task_id=fields.number("running_log_id", least=0, most=2**63 - 1),
+        pid=fields.number("remote_pid", least=1, most=PID_MAX),
+        pgid=fields.number("remote_pgid", least=1, most=PID_MAX),
+        started_unix_s=fields.seconds_or_text("timestamp"),
+    )
+
+
+def _own(text: str) -> "_Fields":
+    """The fields of a file of ours, which says of which format it is."""
+    found = _decoded(text)
+    if isinstance(found, dict) and (type(found.get("format")) is not int or found["format"] != FORMAT):
+        raise StateFileError("format", f"format {_shown(found.get('format'))} found, {FORMAT} wanted")
+    return _Fields(found)
+
+
+def _decoded(text: str) -> object:
+    if len(text.encode("utf-8", "surrogatepass")) > SIZE_MAX_BYTES:
+        raise StateFileError("oversized", f"the file is over {SIZE_MAX_BYTES} bytes")
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise StateFileError("not_json", f"not whole JSON ({error}): was it replaced by rename?") from None
+
+
 class _Fields:
     """A decoded object whose fields are taken by type; every complaint names the field."""
 
-    def __init__(self, text: str | object) -> None:
-        if isinstance(text, str):
-            if len(text.encode("utf-8", "surrogatepass")) > SIZE_MAX_BYTES:
-                raise StateFileError("oversized", f"the file is over {SIZE_MAX_BYTES} bytes")
-            try:
-                text = json.loads(text, parse_constant=_no_constant)
-            except (ValueError, RecursionError) as error:
-                raise StateFileError("not_json", f"not whole JSON ({error}): was it replaced by rename?") from None
-            if isinstance(text, dict) and (type(text.get("format")) is not int or text["format"] != FORMAT):
-                raise StateFileError("format", f"format {_shown(text.get('format'))} found, {FORMAT} wanted")
-        if not isinstance(text, dict):
-            raise StateFileError("not_object", f"a JSON object was wanted, {type(text).__name__} found")
-        self._fields: dict[str, Any] = text
+    def __init__(self, found: object) -> None:
+        if not isinstance(found, dict):
+            raise StateFileError("not_object", f"a JSON object was wanted, {type(found).__name__} found")
+        self._fields: dict[str, Any] = found
 
     def has(self, name: str) -> bool:
         return self._fields.get(name) is not None
@@ -211,6 +258,23 @@ class _Fields:
         value = self._fields.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < SECONDS_MAX:
             raise _field_error(name, "seconds, a number from 0", value)
+        return float(value)
+
+    def number(self, name: str, *, least: int, most: int) -> int:
+        """A whole number that may be text."""
+        value = self._fields.get(name)
+        if isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise _field_error(name, f"a whole number from {least} to {most}, or its digits as text,", value)
+        return value
+
+    def seconds_or_text(self, name: str) -> float:
+        value = self._fields.get(name)
+        if isinstance(value, str) and _SECONDS.fullmatch(value):
+            value = float(value)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < SECONDS_MAX:
+            raise _field_error(name, "seconds, a number from 0 or its digits as text,", value)
         return float(value)
 
     def choice(self, name: str, among: type[JobClass | Phase]) -> str:

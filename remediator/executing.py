@@ -24,7 +24,7 @@ from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Safeguards
 from remediator.settings import ExecuteSettings
 from remediator.silences import Silences
-from remediator.witness import Witness
+from remediator.witness import Access, Witness
 
 log: Final = structlog.get_logger("remediator")
 
@@ -46,7 +46,7 @@ def execute(settings: ExecuteSettings) -> None:
                 "the ledger is shared by hosts and the queue is this host's own: job 7 here would be taken for job 7 "
                 "there. Give --queue the PostgreSQL URL too, or each host a ledger of its own"
             )
-        witness = parts.enter_context(closing(Witness(settings.exporter)))
+        witness = parts.enter_context(closing(Witness(settings.exporter, _access(settings))))
         actuators: dict[str, Actuator] = {
             kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()
         }
@@ -78,6 +78,16 @@ def execute(settings: ExecuteSettings) -> None:
         log.info("executor ready", host=host, hands=sorted(actuators), version=__version__)
         executor.run()
     log.info("executor stopped")
+
+
+def _access(settings: ExecuteSettings) -> Access:
+    return Access(
+        ca_file=settings.exporter_ca_file,
+        server_name=settings.exporter_server_name,
+        cert_file=settings.exporter_cert_file,
+        key_file=settings.exporter_key_file,
+        basic_auth_file=settings.exporter_basic_auth_file,
+    )
 
 
 def _engines(settings: ExecuteSettings) -> dict[str, str]:

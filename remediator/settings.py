@@ -152,7 +152,23 @@ class ExecuteSettings(_Common):
         description="the job queue's database URL: sqlite:////var/lib/gpuwarden/queue.db on one box, "
         "postgresql://user@server/database where hosts share one"
     )
-    exporter: str = Field(default="http://127.0.0.1:9835", description="this host's own exporter")
+    exporter: str = Field(default="http://127.0.0.1:29835", description="this host's own exporter")
+    exporter_ca_file: Path | None = Field(
+        default=None,
+        description="authorities in PEM, one of which has signed the exporter's certificate, where it serves HTTPS; "
+        "those of the system when not given",
+    )
+    exporter_server_name: str | None = Field(
+        default=None, description="the name in the exporter's certificate, where it is not the one in its URL"
+    )
+    exporter_cert_file: Path | None = Field(
+        default=None, description="our own certificate in PEM, where the exporter wants one of its callers"
+    )
+    exporter_key_file: Path | None = Field(default=None, description="that certificate's key in PEM, not encrypted")
+    exporter_basic_auth_file: Path | None = Field(
+        default=None,
+        description="file with one line `user:password`, where the exporter wants them; read with every question",
+    )
     prometheus: _Urls = Field(
         default=(),
         description="URLs of the Prometheus servers that evaluate the rules, separated by commas or each with an "
@@ -328,6 +344,15 @@ class ExecuteSettings(_Common):
     @classmethod
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
+
+    @model_validator(mode="after")
+    def _the_exporter_can_be_asked_so(self) -> Self:
+        if (self.exporter_cert_file is None) != (self.exporter_key_file is None):
+            raise ValueError("--exporter-cert-file and --exporter-key-file are wanted together, or neither")
+        by_tls = (self.exporter_ca_file, self.exporter_server_name, self.exporter_cert_file)
+        if any(by_tls) and not self.exporter.startswith("https://"):
+            raise ValueError("--exporter-ca-file, -server-name and -cert-file want --exporter https://127.0.0.1:PORT")
+        return self
 
     @model_validator(mode="after")
     def _patience_outlasts_the_grace(self) -> Self:

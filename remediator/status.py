@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -24,12 +24,14 @@ from gpuwarden.database import DatabaseError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore, Quarantine
 from gpuwarden.text import ago, plain, when
+from remediator import witness
 from remediator.ledger import Executing, Held, Ledger
 from remediator.orders import span
 from remediator.plan import Outcome
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order, Orders, Safeguards
 from remediator.whereabouts import add_ledger, existing, queue_url
+from remediator.witness import Access
 
 TIMEOUT_S: Final = 3.0
 """How long each part may take to answer, seconds."""
@@ -63,16 +65,26 @@ NONE: Final = "none"
 
 ADDRESSES: Final = {
     "remediator": ("http://127.0.0.1:9836", "the webhook of `gpuwarden remediator serve`"),
-    "exporter": ("http://127.0.0.1:9835", "this host's exporter"),
+    "exporter": ("http://127.0.0.1:29835", "this host's exporter"),
     "prometheus": ("http://127.0.0.1:9090", "Prometheus"),
     "alertmanager": ("http://127.0.0.1:9093", "Alertmanager"),
 }
 
 
+ACCESS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "ca_file": ("authorities in PEM, where the exporter serves HTTPS", Path),
+    "server_name": ("the name in its certificate, where it is not the one in its URL", str),
+    "cert_file": ("our own certificate in PEM, where it wants one", Path),
+    "key_file": ("that certificate's key in PEM", Path),
+    "basic_auth_file": ("file with one line `user:password`, where it wants them", Path),
+}
+"""What an exporter may want of who asks it (`witness.Access`), as `gpuwarden remediator execute` is told it too."""
+
 SOURCES: Final = {
     "source_docker": "does the Docker engine run?",
     "source_podman": "does Podman's service run (systemctl status podman.socket)?",
     "source_gpu": "does the GPU's driver answer (`nvidia-smi`)?",
+    "source_drm": "can the exporter read /proc and /sys (docs/amd-intel.md)?",
 }
 """What to ask first where a source of the exporter's fails."""
 
@@ -177,7 +189,8 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         ("prometheus", partial(_prometheus, report.hosts)),
     ):
         url: str = getattr(wanted, name)
-        report.parts.append(_not_asked(name) if url == NONE else _asked(name, url.rstrip("/"), ask))
+        opened = partial(_exporters_client, wanted) if name == "exporter" else _client
+        report.parts.append(_not_asked(name) if url == NONE else _asked(name, url.rstrip("/"), ask, opened))
     if wanted.queue not in (None, NONE):
         report.parts.append(_queue(report, wanted))
     return report
@@ -319,14 +332,23 @@ def _executor(executing: Executing, *, now: float, owing: bool) -> Part:
     return Part(name=name, ok=True, says=f"alive, pid {executing.pid}{workers}{errors}")
 
 
-def _asked(name: str, url: str, ask: Callable[[httpx.Client, str], Part]) -> Part:
+def _asked(name: str, url: str, ask: Callable[[httpx.Client, str], Part], opened: Callable[[], httpx.Client]) -> Part:
     _, title = ADDRESSES[name]
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
+        with opened() as client:
             return ask(client, url)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+    except (GpuwardenError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         elsewhere = f"start it, or say where it is with --{name} (--{name} none where there is none)"
         return Part(name=name, ok=False, says=f"{title} does not answer at {url}: {error}", todo=elsewhere)
+
+
+def _client() -> httpx.Client:
+    return httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+
+
+def _exporters_client(wanted: argparse.Namespace) -> httpx.Client:
+    access = Access(**{name: getattr(wanted, f"exporter_{name}") for name in ACCESS})
+    return witness.client(access, timeout_s=TIMEOUT_S)
 
 
 def _not_asked(name: str) -> Part:
@@ -335,10 +357,13 @@ def _not_asked(name: str) -> Part:
 
 def _exporter(client: httpx.Client, url: str) -> Part:
     """Well, and every source and collector did its work: what one failed to tell is unknown, and never acted on."""
-    answer = client.get(f"{url}/healthz")
+    answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         return _unready("exporter", url, answer)
-    families = text_string_to_metric_families(client.get(f"{url}/metrics").text)
+    answer = client.get(f"{url}/metrics")
+    if not answer.is_success:
+        return _unready("exporter", url, answer)
+    families = text_string_to_metric_families(answer.text)
     failed = [
         sample.labels["collector"]
         for family in families
@@ -415,5 +440,9 @@ def _parser() -> argparse.ArgumentParser:
             default=os.environ.get(env) or default,
             help=f"{title}, or ${env}; 'none' where there is none to ask (default: %(default)s)",
         )
+    for name, (title, of) in ACCESS.items():
+        env = f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}"
+        option = f"--exporter-{name.replace('_', '-')}"
+        parser.add_argument(option, type=of, default=os.environ.get(env) or None, help=f"{title}, or ${env}")
     parser.add_argument("--json", action="store_true", help="one JSON object; times are Unix seconds")
     return parser

@@ -3,8 +3,11 @@
 The real gate before anything is done.
 """
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+import ssl
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +21,9 @@ _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 TIMEOUT_S: Final = 3.0
 """How long the exporter may take to answer, seconds."""
 
+PASSWORD_FILE_MAX: Final = 4096
+"""The most that is read of a file with user and password, characters."""
+
 _WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info", "gpuwarden_container_recyclable"})
 """The series of 1 for each worker that lives, for each server, and for each tenant that may be recycled."""
 
@@ -30,12 +36,35 @@ class WorkerUnseenError(WitnessError):
     """The exporter answered from a fresh look at the host, and sees no such worker."""
 
 
-class Witness:
-    """A client of one exporter's `/evidence`. Safe to share between threads."""
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What an exporter wants that has a web configuration (docs/exporter-web.md).
 
-    def __init__(self, exporter_url: str) -> None:
+    Args:
+        ca_file: the authorities, in PEM, one of which has signed its certificate; `None` for those of the system.
+        server_name: the name in that certificate, where it is not the address that is asked.
+        cert_file: our own certificate, with its key in `key_file`, where it wants one.
+        key_file: see there; PEM, not encrypted.
+        basic_auth_file: one line `user:password`, read with every question, so that it can be changed.
+    """
+
+    ca_file: Path | None = None
+    server_name: str | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    basic_auth_file: Path | None = None
+
+
+class Witness:
+    """A client of one exporter's `/evidence`. Safe to share between threads.
+
+    Raises:
+        GpuwardenError: a file of `access` cannot be used, and why.
+    """
+
+    def __init__(self, exporter_url: str, access: Access | None = None) -> None:
         self._url = exporter_url.rstrip("/")
-        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+        self._client = client(access or Access(), timeout_s=TIMEOUT_S)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -108,3 +137,60 @@ class Witness:
             return parse(answer.text)
         except facts.FactsError as error:
             raise WitnessError(str(error)) from None
+
+
+def client(access: Access, *, timeout_s: float) -> httpx.Client:
+    """One that asks an exporter as it wants to be asked, and nobody else.
+
+    Raises:
+        GpuwardenError: a file of `access` cannot be used, and why.
+    """
+
+    def by_name(request: httpx.Request) -> None:
+        request.extensions["sni_hostname"] = access.server_name
+
+    return httpx.Client(
+        timeout=timeout_s,
+        trust_env=False,
+        verify=_tls(access),
+        auth=None if access.basic_auth_file is None else _BasicAuth(access.basic_auth_file),
+        event_hooks={"request": [] if access.server_name is None else [by_name]},
+    )
+
+
+class _BasicAuth(httpx.Auth):
+    """User and password from a file, as it is with each question."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read()
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        user, password = self._read()
+        yield from httpx.BasicAuth(user, password).auth_flow(request)
+
+    def _read(self) -> tuple[str, str]:
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                line = file.read(PASSWORD_FILE_MAX).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise WitnessError(f"the exporter's basic auth file {self._path} cannot be read: {error}") from None
+        user, colon, password = line.partition(":")
+        if not (user and colon and password) or "\n" in line:
+            raise WitnessError(f"the exporter's basic auth file {self._path} wants one line `user:password`")
+        return user, password
+
+
+def _tls(access: Access) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+        if access.cert_file is not None:
+            context.load_cert_chain(access.cert_file, access.key_file, _encrypted)
+    except OSError as error:
+        named = ", ".join(str(each) for each in (access.ca_file, access.cert_file, access.key_file) if each)
+        raise GpuwardenError(f"the exporter cannot be asked by TLS with {named}: {error}; PEM is wanted") from None
+    return context
+
+
+def _encrypted() -> Any:
+    raise GpuwardenError("the key of --exporter-key-file is encrypted: write it without a password (`openssl pkey`)")

@@ -8,12 +8,13 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from exporter.collectors import containers, gpus, jobs, servers, workers
+from exporter.collectors import containers, gpus, jobs, servers, tasks, workers
 from exporter.readings import Snapshot
 
 COLLECTORS: Final[Mapping[str, Callable[[Snapshot], Iterable[Metric]]]] = {
     "workers": workers.families,
     "jobs": jobs.families,
+    "tasks": tasks.families,
     "containers": containers.families,
     "servers": servers.families,
     "gpus": gpus.families,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from exporter import tenancy
-from exporter.collectors.family import gauge
+from exporter.collectors.family import counter, gauge
 from exporter.readings import Snapshot
 
 _NAME = ("container",)
@@ -17,11 +17,13 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield gauge(
         "gpuwarden_container_info",
-        "A container's identity; always 1. Kind is docker, podman or systemd, or process for a worker in none.",
-        ("container", "container_id", "incarnation", "kind", "image"),
+        "A container's identity; always 1. Kind is docker, podman, kubernetes or systemd; process for a worker in "
+        "none; of one that no engine lists who runs it by its cgroup: containerd, cri-o, libpod, else container. "
+        "Namespace and pod are empty where there is none.",
+        ("container", "container_id", "incarnation", "kind", "image", "namespace", "pod"),
         (
             ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,
-              each.container.image or ""), 1.0)
+              each.container.image or "", each.container.namespace or "", each.container.pod or ""), 1.0)
             for each in found
         ),
     )  # fmt: skip
@@ -57,6 +59,17 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
     )
     yield gauge(
+        "gpuwarden_container_gpu_attribution_missing",
+        "1 while what the GPU does cannot be told apart, so that its container may do all or nothing of it; else 0.",
+        _ON_GPU,
+        (
+            ((each.container.name, share.gpu), float(not share.attributed))
+            for each in found
+            for share in each.shares
+            if share.attributed is not None
+        ),
+    )
+    yield gauge(
         "gpuwarden_container_gpu_memory_bytes",
         "GPU memory that the container's processes hold.",
         _ON_GPU,
@@ -69,23 +82,38 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
     )
     yield from _tenancy(snapshot)
-    busy = CounterMetricFamily(
+    yield from _mishaps(snapshot)
+    yield counter(
         "gpuwarden_container_gpu_busy_seconds",
         "GPU time used by the container's processes since it was first seen, measured samples only.",
-        labels=_ON_GPU,
+        _ON_GPU,
+        (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.busy_s.items()),
     )
-    for each in found:
-        for gpu, seconds in each.busy_s.items():
-            busy.add_metric((each.container.name, gpu), seconds)
-    yield busy
-    unknown = CounterMetricFamily(
+    yield counter(
         "gpuwarden_unknown_samples",
         "Samples in which something of a container was unknown, by what and why.",
-        labels=("container", "what", "reason"),
+        ("container", "what", "reason"),
+        ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
     )
-    for key, count in sorted(snapshot.unknown.items()):
-        unknown.add_metric(key, count)
-    yield unknown
+
+
+def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
+    """What went wrong with each container in the eyes of the kernel and of who runs it."""
+    found = snapshot.containers
+    yield counter(
+        "gpuwarden_container_oom_kills",
+        "Processes of the container that the kernel has killed for want of memory, in this incarnation; a kill that "
+        "ends the container is told by its restarts.",
+        _NAME,
+        (((each.container.name,), each.oom_kills) for each in found),
+    )
+    yield counter(
+        "gpuwarden_container_restarts",
+        "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
+        "restarts is not counted.",
+        _NAME,
+        (((each.container.name,), each.container.restarts) for each in found),
+    )
 
 
 def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:

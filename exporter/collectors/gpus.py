@@ -1,27 +1,44 @@
 """GPUs as a whole, and what on them no listed process accounts for: the parts add up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
 from exporter import evidence
-from exporter.collectors.family import gauge
-from exporter.readings import Snapshot
+from exporter.collectors.family import counter, gauge
+from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
 
 _GPU = ("gpu",)
+
+_XIDS = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120)
+"""NVIDIA's numbers for errors that are told from the first look on, as 0: `increase()` does not see the first increase
+of a counter that is born with it. 13 to 45 are mostly the program's; then memory, NVLink, the bus and the firmware."""
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
     """Series keyed by GPU UUID; where the figures come from stands on the info series."""
+    yield from _driver(snapshot.driver)
+    yield _xids(snapshot)
     readings = snapshot.gpus
     if readings is None:
         return
     gpus = readings.gpus
     yield gauge(
         "gpuwarden_gpu_info",
-        "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU.",
-        ("gpu", "index", "name", "source"),
-        (((gpu.uuid, str(gpu.index), gpu.name, readings.source), 1.0) for gpu in gpus),
+        "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU. Attribution is "
+        "`process`, or `device` where nobody tells what each process computes on it.",
+        ("gpu", "index", "name", "source", "attribution"),
+        (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
+    )
+    yield gauge(
+        "gpuwarden_gpu_mig_info",
+        "Which part of which GPU an instance is (MIG); always 1.",
+        ("gpu", "parent", "gpu_instance", "compute_instance"),
+        (
+            ((gpu.uuid, gpu.mig.parent, str(gpu.mig.gpu_instance), str(gpu.mig.compute_instance)), 1.0)
+            for gpu in gpus
+            if gpu.mig is not None
+        ),
     )
     yield gauge(
         "gpuwarden_gpu_utilization_ratio",
@@ -70,4 +87,111 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "GPU memory held by no process on its list.",
         _GPU,
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
+    )
+    yield from _counted(snapshot.gpu_totals)
+    yield from _sensors(gpus)
+    yield from _errors(gpus)
+
+
+def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
+    yield counter(
+        "gpuwarden_gpu_busy_seconds",
+        "Time that the GPU was busy since it was first seen, measured samples only.",
+        _GPU,
+        (((uuid,), found.busy_s) for uuid, found in totals.items()),
+    )
+    yield counter(
+        "gpuwarden_gpu_unknown_samples",
+        "Samples in which a sensor or an error counter of the GPU was unknown, by which and why.",
+        (*_GPU, "figure", "reason"),
+        (
+            ((uuid, figure, reason), float(count))
+            for uuid, found in totals.items()
+            for (figure, reason), count in sorted(found.unknown.items())
+        ),
+    )
+
+
+def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
+    for name, help_text, figure in (
+        ("temperature_celsius", "Temperature of the GPU's core.", "temperature_celsius"),
+        ("power_watts", "Power that the GPU draws.", "power_watts"),
+        ("power_limit_watts", "Power that the GPU may draw, by the strictest of its limits.", "power_limit_watts"),
+        ("sm_clock_hertz", "Clock of the GPU's streaming multiprocessors.", "sm_clock_hertz"),
+        ("memory_clock_hertz", "Clock of the GPU's memory.", "memory_clock_hertz"),
+    ):
+        yield gauge(
+            f"gpuwarden_gpu_{name}", help_text, _GPU, (((gpu.uuid,), getattr(gpu.figures, figure)) for gpu in gpus)
+        )
+    yield gauge(
+        "gpuwarden_gpu_throttled",
+        "1 where this holds the GPU's clocks below what they could be, 0 where it does not.",
+        (*_GPU, "reason"),
+        (
+            ((gpu.uuid, reason), float(reason in gpu.figures.throttled))
+            for gpu in gpus
+            if gpu.figures.throttled is not None
+            for reason in THROTTLE_REASONS
+        ),
+    )
+
+
+def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
+    for name, help_text, figure in (
+        ("ecc_errors", "Memory errors that ECC found since the driver was loaded.", "ecc"),
+        ("ecc_lifetime_errors", "Memory errors that ECC found in the GPU's whole life.", "ecc_lifetime"),
+        ("remapped_rows", "Rows of its memory that the GPU has replaced for good, by the errors that they had.",
+         "remapped_rows"),
+    ):  # fmt: skip
+        yield counter(
+            f"gpuwarden_gpu_{name}",
+            help_text,
+            (*_GPU, "error"),
+            (
+                ((gpu.uuid, error), getattr(gpu.figures, f"{figure}_{error}"))
+                for gpu in gpus
+                for error in ("corrected", "uncorrected")
+            ),
+        )
+    for name, help_text in (
+        ("row_remap_pending", "1 while a row waits to be replaced at the GPU's next reset."),
+        ("row_remap_failed", "1 once a row could not be replaced: the GPU is to be replaced itself."),
+    ):
+        yield gauge(
+            f"gpuwarden_gpu_{name}", help_text, _GPU, (((gpu.uuid,), getattr(gpu.figures, name)) for gpu in gpus)
+        )
+    yield counter(
+        "gpuwarden_gpu_pcie_replays",
+        "Packets that were sent again over the PCI Express link.",
+        _GPU,
+        (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
+    )
+
+
+def _driver(health: DriverHealth | None) -> Iterable[Metric]:
+    """Also while the driver does not answer: then most of all."""
+    yield counter(
+        "gpuwarden_driver_processes_killed",
+        "Processes asking the NVIDIA driver that were killed because a call did not return.",
+        (),
+        (((), None if health is None else float(health.killed)),),
+    )
+    yield gauge(
+        "gpuwarden_driver_processes_abandoned",
+        "Processes that hang in the NVIDIA driver and cannot be killed.",
+        (),
+        (((), None if health is None else float(health.abandoned)),),
+    )
+
+
+def _xids(snapshot: Snapshot) -> Metric:
+    """Also of GPUs that are unknown by now: many an XID comes right before that."""
+    gpus = () if snapshot.gpus is None else snapshot.gpus.gpus
+    counts = {(gpu.uuid, code): 0 for gpu in gpus if gpu.xids_watched for code in _XIDS}
+    counts.update({} if snapshot.driver is None else snapshot.driver.xids)
+    return counter(
+        "gpuwarden_gpu_xid_errors",
+        "Errors that the NVIDIA driver reported of the GPU, by NVIDIA's number for them (XID).",
+        (*_GPU, "xid"),
+        (((uuid, str(code)), float(count)) for (uuid, code), count in sorted(counts.items())),
     )

@@ -18,7 +18,7 @@ from docker.constants import DEFAULT_DOCKER_API_VERSION
 from requests import RequestException
 
 from exporter import answering, tenancy
-from exporter.readings import Container, Health, Probe, Server, Unknown
+from exporter.readings import ALL_NODES, NODE, Container, Health, Probe, Server, Unknown
 from gpuwarden import cgroup
 
 REFRESH_S: Final = 1.0
@@ -46,19 +46,26 @@ HEALTH_DEFAULT_NS: Final = 30e9
 CDI_GPU: Final = "nvidia.com/gpu="
 """How `docker run --device` names a GPU, before its index, UUID or `all` (Container Device Interface)."""
 
+DRI: Final = Path("/dev/dri")
+"""Where the nodes of GPUs are that have one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders.
 
-    `taken_s` is when the daemon listed them, before any of them was inspected. `unseen` names those that run, could not
-    be inspected and may be ranked by their VRAM budgets (`tenancy.may_be_ranked`).
+    `taken_s` is when the daemon listed them, before any of them was inspected; `ids` are those of all that it listed.
+    `unseen` names those that run, could not be inspected and may be ranked by their VRAM budgets
+    (`tenancy.may_be_ranked`).
     """
 
     containers: dict[str, Container]
     taken_s: float
     duration_s: float
     down: Mapping[str, Container] = field(default_factory=dict)
+    ids: frozenset[str] = frozenset()
+    lag_s: float = 0.0
+    """For how long a container may have run that is not listed yet, seconds."""
     unseen: tuple[str, ...] = ()
 
 
@@ -118,6 +125,7 @@ class EngineContainers:
                     down=down,
                     taken_s=taken_s,
                     duration_s=duration_s,
+                    ids=frozenset(row["Id"] for row in rows),
                     unseen=tuple(_unseen(rows, containers)),
                 )
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
@@ -147,7 +155,8 @@ class EngineContainers:
                 before = self._seen(client, full_id, until_s, before)
             if before is not None:
                 paused = up[full_id].get("State") == "paused"
-                known[full_id] = (*before[:2], replace(before[2], paused=paused))
+                same = before[2].paused == paused  # hundreds of containers a second, and hardly ever one that is not
+                known[full_id] = before if same else (*before[:2], replace(before[2], paused=paused))
         self._known = known
         return {full_id: known[full_id][2] for full_id in up if full_id in known}
 
@@ -257,6 +266,7 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         tenancy=tenancy.terms(
             found["Config"].get("Labels") or {}, vanishes=bool(found["HostConfig"].get("AutoRemove"))
         ),
+        restarts=found.get("RestartCount"),
     )
 
 
@@ -320,7 +330,20 @@ def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
 
 
 def _gpu_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """Which GPUs Docker was asked to give: --gpus or --device (device requests), else what the NVIDIA runtime reads."""
+    """Which GPUs Docker was asked to give: NVIDIA's, and the render nodes among its devices."""
+    return (*(_nvidia_request(found) or ()), *_render_nodes(found)) or None
+
+
+def _render_nodes(found: dict[str, Any]) -> list[str]:
+    """What `--device /dev/dri`, or a node in it, gives: AMD's and Intel's GPUs (ContainerInspect: Devices)."""
+    paths = [Path(device.get("PathOnHost", "")) for device in found["HostConfig"].get("Devices") or []]
+    if DRI in paths:
+        return [ALL_NODES]
+    return [path.name for path in paths if path.parent == DRI and NODE.fullmatch(path.name)]
+
+
+def _nvidia_request(found: dict[str, Any]) -> tuple[str, ...] | None:
+    """Which of NVIDIA's GPUs: --gpus or --device (device requests), else what the NVIDIA runtime reads."""
     for request in found["HostConfig"].get("DeviceRequests") or []:
         ids = request.get("DeviceIDs") or []
         by_cdi = tuple(name.removeprefix(CDI_GPU) for name in ids if name.startswith(CDI_GPU))

@@ -1,82 +1,53 @@
 """GPUs as the NVIDIA driver tells them through NVML, by the package nvidia-ml-py. What they mean: docs/nvidia.md.
 
 A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
-anew, or is gone, costs one look, and the next one initialises again. Nothing else waits for a look and no lock of ours
-is held during a call, but the calls have no bound of their own yet: one that hangs holds up the sampler, whose last
-snapshot then grows too old to be published or believed, and ends with the process. For the same reason nothing is shut
-down at the end.
+anew, or is gone, costs one look, and the next one initialises again. The calls have no bound of their own: they are
+made in a process that can be killed (`nvml_child`), where for the same reason nothing is shut down at the end.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 import contextlib
-import ctypes
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import Gpu, GpuProcess, GpuReadings
+from exporter.readings import Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
+from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
+from exporter.sources.nvml_events import Report, XidWatch
+from exporter.sources.nvml_figures import Figures
+from exporter.sources.nvml_wire import NvmlError
 from exporter.sources.samples import Cursor, Listed, Sample
-from gpuwarden.errors import GpuwardenError
 
 SOURCE: Final = "nvml"
-LIBRARY: Final = "libnvidia-ml.so.1"
-TRIES_MAX: Final = 3
-"""How often a list is asked for that grew between the call for its size and the one for its content."""
 
-IN_MIG_MODE: Final = "it is in MIG mode, and its instances are not measured"
+IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
+UNMEASURED_INSTANCE: Final = "the driver measures no utilisation of an instance of a GPU"
+INSTANCES_MAX: Final = 64
+"""More than any GPU can be cut into."""
 
-_SESSION_OVER: Final = frozenset(
-    {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    }
-)
-_GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
-_NO_SUCH_LIST: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+NO_INSTANCE: Final = 2**32 - 1
+"""How a list says that it does not tell the instance."""
+
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """nvidia-ml-py raises its answer to the call for the size, also when that was a success with nothing to tell."""
 
-_ADVICE: Final = {
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced, restart the exporter once its module is too",
-    pynvml.NVML_ERROR_NO_PERMISSION: "the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "a driver from R510 on is needed",
-}
-
-
-class NvmlError(GpuwardenError):
-    """The driver as a whole does not answer; every GPU is unknown meanwhile."""
-
-
-class LibraryMissingError(NvmlError):
-    """The driver's library cannot be loaded."""
-
-
-def load() -> None:
-    """Load the driver's library, once for this process.
-
-    Raises:
-        LibraryMissingError: it cannot be loaded, and why.
-    """
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        raise LibraryMissingError(
-            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver on this host, or make its library "
-            "visible to the exporter, or start it with --nvml off"
-        ) from None
-
 
 class NvmlGpus:
-    """Asks the driver; one thread at a time."""
+    """Asks the driver; one thread at a time. `report` is told of errors by a thread of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Report | None = None) -> None:
+        self._report = report
+        self._xids: XidWatch | None = None
         self._initialised = False
+        self._failed = False
         self._identities: dict[int, tuple[str, str]] = {}
         self._cursors: dict[str, Cursor] = {}
+        self._figures: dict[str, Figures] = {}
 
     def read(self) -> GpuReadings:
         """Every GPU that the driver counts.
@@ -84,42 +55,64 @@ class NvmlGpus:
         Raises:
             NvmlError: the driver as a whole does not answer; the next call initialises anew.
         """
+        if self._failed and not self._end_session():
+            raise NvmlError("waiting for what the NVIDIA driver reports does not end", over=True)
         try:
             if not self._initialised:
                 # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
                 pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
                 self._initialised = True
-            return GpuReadings(
-                source=SOURCE, gpus=tuple(self._gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
-            )
+                self._xids = XidWatch(self._report) if self._report else None
+            gpus = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in self._gpu(index)]
+            return GpuReadings(source=SOURCE, gpus=tuple(gpus))
         except pynvml.NVMLError as error:
-            self._end_session()
-            raise NvmlError(f"the NVIDIA driver does not answer: {_said(error)}") from None
+            self._failed = True
+            if self._xids:
+                self._xids.stop()
+            raise NvmlError(
+                f"the NVIDIA driver does not answer: {said(error)}",
+                # A process keeps the library that it has loaded: the next one loads the one that fits.
+                over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            ) from None
 
-    def _end_session(self) -> None:
-        """Forget all that another driver may number or time otherwise."""
+    def _end_session(self) -> bool:
+        """Forget all that another driver may number or time otherwise; whether another session can follow."""
+        if self._xids and not self._xids.has_ended():
+            return False
         if self._initialised:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
         self._initialised = False
         self._identities = {}
         self._cursors = {}
+        self._figures = {}
+        self._xids = None
+        self._failed = False
+        return True
 
-    def _gpu(self, index: int) -> Gpu:
+    def _gpu(self, index: int) -> list[Gpu]:
+        """A GPU, and the instances that it is cut into."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
             self._identities[index] = uuid, name
-            return self._measured(handle, uuid, index, name)
+            whole = not _in_mig_mode(handle)
+            return [
+                self._measured(handle, uuid, index, name, whole=whole),
+                *([] if whole else _instances(handle, uuid, index, name)),
+            ]
         except pynvml.NVMLError as error:
-            if error.value in _SESSION_OVER:
+            if error.value in SESSION_OVER:
                 raise
-            return self._lost(index, _said(error))
+            return [self._lost(index, said(error))]
 
     def _lost(self, index: int, because: str) -> Gpu:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
         uuid, name = self._identities.get(index, (f"unidentified-{index}", ""))
         self._cursors.pop(uuid, None)
+        self._figures.pop(uuid, None)
+        if self._xids:
+            self._xids.forget(uuid)
         return Gpu(
             uuid=uuid,
             index=index,
@@ -131,16 +124,20 @@ class NvmlGpus:
             unknown=because,
         )
 
-    def _measured(self, handle: Any, uuid: str, index: int, name: str) -> Gpu:
+    def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:
         # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
-        memory, _ = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
         ratio: float | None = None
         processes: tuple[GpuProcess, ...] | None = None
         unknown: str | None = IN_MIG_MODE
-        if not _in_mig_mode(handle):
+        if whole:
             ratio, utilization_unknown = _utilization(handle)
             processes, processes_unknown = self._processes(handle, uuid, ratio)
             unknown = "; ".join(filter(None, (utilization_unknown, processes_unknown))) or None
+        figures = self._figures.setdefault(uuid, Figures()).read(handle)
+        xids_unknown = self._why_no_xids(handle, uuid)
+        if xids_unknown:
+            figures = replace(figures, unknown={**figures.unknown, "xid": xids_unknown})
         return Gpu(
             uuid=uuid,
             index=index,
@@ -151,7 +148,15 @@ class NvmlGpus:
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
             unknown=unknown,
+            figures=figures,
+            xids_watched=self._xids is not None and xids_unknown is None,
         )
+
+    def _why_no_xids(self, handle: Any, uuid: str) -> str | None:
+        if self._xids is None:
+            return None
+        self._xids.watch(uuid, handle)
+        return self._xids.why_not(uuid)
 
     def _processes(
         self, handle: Any, uuid: str, ratio: float | None
@@ -172,12 +177,62 @@ class NvmlGpus:
 
 
 def _in_mig_mode(handle: Any) -> bool:
-    modes, _ = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    modes, _ = ask(pynvml.nvmlDeviceGetMigMode, handle)
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
+def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
+    """The instances of a GPU in MIG mode, as far as the driver gives us them."""
+    count, _ = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    parts: list[tuple[Any, str, MigInstance]] = []
+    for number in range(min(count or 0, INSTANCES_MAX)):
+        part, _ = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        if part is None:
+            continue
+        uuid, _ = ask(pynvml.nvmlDeviceGetUUID, part)
+        gpu_instance, _ = ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
+        compute_instance, _ = ask(pynvml.nvmlDeviceGetComputeInstanceId, part)
+        if None not in (uuid, gpu_instance, compute_instance):
+            parts.append(
+                (part, uuid, MigInstance(parent=parent, number=number, gpu_instance=gpu_instance,
+                                         compute_instance=compute_instance))
+            )  # fmt: skip
+    sharers = Counter(mig.gpu_instance for _, _, mig in parts)
+    return [
+        _instance(part, uuid, index, name, replace(mig, shares_memory=sharers[mig.gpu_instance] > 1))
+        for part, uuid, mig in parts
+    ]
+
+
+def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -> Gpu:
+    memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    own_name, _ = ask(pynvml.nvmlDeviceGetName, handle)
+    listed, because = _listed(handle, mig)
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        name=own_name or name,
+        utilization_ratio=None,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_size_bytes=None if memory is None else memory.total,
+        memory_free_bytes=None if memory is None else memory.free,
+        processes=None if listed is None else samples.measured(listed, None, Cursor()),
+        unknown=because or UNMEASURED_INSTANCE,
+        mig=mig,
+    )
+
+
+def _belongs(process: Any, mig: MigInstance | None) -> bool:
+    """Whether a process is on this instance: a list may be of all that share a GPU instance."""
+    if mig is None:
+        return True
+    own = (mig.gpu_instance, mig.compute_instance)
+    told = (process.gpuInstanceId, process.computeInstanceId)
+    return all(each in (mine, NO_INSTANCE) for each, mine in zip(told, own, strict=True))
+
+
 def _utilization(handle: Any) -> tuple[float | None, str | None]:
-    rates, because = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    rates, because = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     if rates is None:
         return None, f"utilisation: {because}"
     if rates.gpu > samples.PERCENT_MAX:
@@ -185,7 +240,7 @@ def _utilization(handle: Any) -> tuple[float | None, str | None]:
     return rates.gpu / samples.PERCENT_MAX, None
 
 
-def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
+def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, str | None]:
     """The compute, graphics and MPS lists as one, or why they cannot be had."""
     entries: list[Listed] = []
     for name, call, mps in (
@@ -193,16 +248,20 @@ def _listed(handle: Any) -> tuple[Mapping[int, Listed] | None, str | None]:
         ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, False),
         ("MPS", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, True),
     ):
-        found, because = _ask(call, handle, absent=frozenset() if name == "compute" else _NO_SUCH_LIST)
+        found, because = ask(call, handle, absent=frozenset() if name == "compute" else NOT_THERE)
         if because is not None:
             return None, f"list of {name} processes: {because}"
-        entries += (Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps) for each in found or ())
+        entries += (
+            Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps)
+            for each in found or ()
+            if _belongs(each, mig)
+        )
     merged = samples.merged(entries)
     return merged, "its lists name processes that cannot be: update the driver" if merged is None else None
 
 
 def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None]:
-    found, because = _ask(pynvml.nvmlDeviceGetProcessUtilization, handle, seen_us, absent=_NO_NEW_SAMPLES)
+    found, because = ask(pynvml.nvmlDeviceGetProcessUtilization, handle, seen_us, absent=_NO_NEW_SAMPLES)
     if because is not None:
         return None, f"utilisation of processes: {because}"
     return [
@@ -216,29 +275,3 @@ def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None
         )
         for each in found or ()
     ], None
-
-
-def _ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, str | None]:
-    """One answer, or `None` and why there is none; codes in `absent` say that there is nothing, for no bad reason.
-
-    Raises:
-        NVMLError: the GPU is lost, or the driver is gone.
-    """
-    because = None
-    for _ in range(TRIES_MAX):
-        try:
-            return call(*arguments), None
-        except pynvml.NVMLError as error:
-            if error.value in _SESSION_OVER | _GPU_LOST:
-                raise
-            if error.value in absent:
-                return None, None
-            because = _said(error)
-            if error.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                break
-    return None, because
-
-
-def _said(error: pynvml.NVMLError) -> str:
-    """The driver's own words, and what to do about it."""
-    return ": ".join(filter(None, (str(error).rstrip("."), _ADVICE.get(error.value))))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from exporter.readings import Container, CpuUse, ProcessWork
+from exporter.readings import Container, CpuUse
 from exporter.sources.containers import visible_devices
 from gpuwarden import cgroup, clock
 
@@ -18,10 +18,6 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 PROCESSES_MAX: Final = 2048
 """Processes of one container whose work is read once a second; that of more is unknown."""
-
-_IO: Final = ("rchar", "wchar", "read_bytes", "write_bytes")
-"""What counts as I/O of /proc/PID/io (proc_pid_io(5)): the first two pass through system calls and are there with a
-warm page cache too; the others reach a disk, also by mmap and io_uring. What does both counts twice."""
 
 
 def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
@@ -49,15 +45,26 @@ def gpu_request(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None
     Raises:
         OSError: the process is gone, or is not ours to look at.
     """
-    environment = dict(
-        entry.partition("=")[::2]
-        for entry in (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace").split("\0")
-        if entry
-    )
+    environment = _environment(pid, proc)
     devices = environment.get("NVIDIA_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
     if devices is not None and devices.strip() == "-1":
         devices = "none"  # how CUDA is told to see no GPU
     return ("all",) if devices is None else visible_devices(devices)
+
+
+def gpus_of_container(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None:
+    """The GPUs that the NVIDIA container runtime gave to the container of a process: none where it is told nothing.
+
+    Raises:
+        OSError: the process is gone, or is not ours to look at.
+    """
+    devices = _environment(pid, proc).get("NVIDIA_VISIBLE_DEVICES")
+    return None if devices is None else visible_devices(devices)
+
+
+def _environment(pid: int, proc: Path) -> dict[str, str]:
+    text = (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace")
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
 
 
 def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
@@ -67,58 +74,10 @@ def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
         OSError: the process is gone, or is not ours to look at.
         ValueError: what the kernel answers is no such line.
     """
-    field = _stat(pid, proc)
-    return CpuUse(start_ticks=field[22], used_ticks=field[14] + field[15])
-
-
-def work(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> dict[int, ProcessWork]:
-    """What each of these processes has done since it started; one that is gone by now is left out.
-
-    Raises:
-        OSError: one of them is not ours to look at.
-        ValueError: what the kernel answers is no such line.
-    """
-    found: dict[int, ProcessWork] = {}
-    for pid in pids:
-        try:
-            field = _stat(pid, proc)
-            io_bytes = _io_bytes(pid, proc)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found[pid] = ProcessWork(
-            start_ticks=field[22],
-            io_bytes=io_bytes,
-            faults=sum(field[10:14]),
-            cpu_s=sum(field[14:18]) / TICKS_PER_S,
-        )
-    return found
-
-
-def _stat(pid: int, proc: Path) -> list[int]:
-    """The fields 10 to 22 of /proc/PID/stat, each at its own number: faults, CPU time, start (proc_pid_stat(5)).
-
-    Raises:
-        OSError: the process is gone.
-        ValueError: what the kernel answers is no such line.
-    """
-    fields = cgroup.stat(pid, proc=proc)
+    fields = cgroup.stat(pid, proc=proc)  # field N of the manual is the one at N - 3
     if len(fields) < 20:
         raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
-    return [0] * 10 + [int(field) for field in fields[7:20]]
-
-
-def _io_bytes(pid: int, proc: Path) -> int | None:
-    """What a process has read and written; `None` where the kernel keeps no account of it, or not for us."""
-    try:
-        text = (proc / str(pid) / "io").read_text(encoding="ascii")
-    except PermissionError:
-        return None
-    except FileNotFoundError:
-        if (proc / str(pid) / "stat").exists():
-            return None
-        raise
-    figures = dict(line.split(": ") for line in text.splitlines())
-    return sum(int(figures[name]) for name in _IO)
+    return CpuUse(start_ticks=int(fields[19]), used_ticks=int(fields[11]) + int(fields[12]))
 
 
 def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:

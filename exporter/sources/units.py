@@ -4,6 +4,7 @@ systemd links `/run/systemd/units/invocation:UNIT` to the id of what runs of a u
 for anybody to read, and takes the link away when it forgets the unit.
 """
 
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -16,14 +17,26 @@ from gpuwarden import cgroup
 
 INVOCATIONS: Final = Path("/run/systemd/units")
 
+SYSTEMCTL_S: Final = 1.0
+"""How long systemd may take to tell how often it has restarted a service, seconds; it is asked once an invocation."""
+
 
 class Units:
     """The services whose names match one of `patterns` (fnmatch)."""
 
-    def __init__(self, patterns: Sequence[str], *, proc: Path = cgroup.PROC, invocations: Path = INVOCATIONS) -> None:
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        *,
+        proc: Path = cgroup.PROC,
+        invocations: Path = INVOCATIONS,
+        systemctl: Sequence[str] = ("systemctl",),
+    ) -> None:
         self._patterns = tuple(patterns)
         self._proc = proc
         self._invocations = invocations
+        self._systemctl = tuple(systemctl)
+        self._restarts: dict[str, int | None] = {}
 
     def place(self, found: WorkerReadings) -> WorkerReadings:
         """Give workers that are in no container the service they are in, as the id of one."""
@@ -37,6 +50,7 @@ class Units:
         It has the GPUs of all its workers together, each known as a supervised process's are.
         """
         found: dict[str, Container] = {}
+        known, self._restarts = self._restarts, {}
         for sighting in workers:
             unit = sighting.container_id
             if sighting.pid is None or unit is None or not cgroup.UNIT.fullmatch(unit):
@@ -50,13 +64,17 @@ class Units:
                 both = tuple(dict.fromkeys([*(before.gpu_request or ()), *(asked or ())]))
                 found[unit] = replace(before, gpu_request=("all",) if "all" in both else both or None)
                 continue
+            incarnation = f"{unit}@{invocation}"
+            restarts = known[incarnation] if incarnation in known else self._restarts_of(unit)
+            self._restarts[incarnation] = restarts
             found[unit] = Container(
                 kind="systemd",
                 id=unit,
                 name=unit,
-                incarnation=f"{unit}@{invocation}",
+                incarnation=incarnation,
                 pid=sighting.pid,
                 gpu_request=asked,
+                restarts=restarts,
             )
         return found
 
@@ -77,6 +95,20 @@ class Units:
         if unit is None or not any(fnmatchcase(unit, pattern) for pattern in self._patterns):
             return sighting
         return replace(sighting, container_id=unit)
+
+    def _restarts_of(self, unit: str) -> int | None:
+        """How often systemd has started a service again by itself: NRestarts, which changes with its invocation.
+
+        `None` where it does not tell: no such program, no such property (before 235), or no answer in time.
+        """
+        try:
+            told = subprocess.run(
+                [*self._systemctl, "show", "--property=NRestarts", "--value", "--", unit],
+                capture_output=True, check=True, text=True, timeout=SYSTEMCTL_S,
+            )  # fmt: skip
+            return int(told.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return None
 
     def _invocation(self, unit: str) -> str:
         return str((self._invocations / f"invocation:{unit}").readlink())

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import math
 import os
-import stat
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.readings import WorkerReadings, WorkerSighting
+from exporter.sources import tenantfiles
 from gpuwarden import cgroup, statefile
 from gpuwarden.statefile import JobFile, StateFileError, WorkerFile
 
@@ -82,7 +82,7 @@ def _worker_files(directory: Path, errors: Counter[str], unread: set[str]) -> It
 
 
 def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
-    worker = statefile.parse_worker(_text(path))
+    worker = statefile.parse_worker(tenantfiles.text(path))
     base = path.name.removesuffix(statefile.WORKER_SUFFIX)
     if worker.worker != base:
         raise StateFileError("name", f"{path} says it is of worker {worker.worker!r}")
@@ -92,7 +92,7 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
         try:
             found_in = cgroup.container_id(pid, proc=proc)
             # In the container that the exporter itself is in, it sees nothing but processes.
-            container_id = None if found_in == _own_container() else found_in
+            container_id = None if found_in == own_container() else found_in
         except OSError:
             pid = None  # it died between the two looks; the lock will say so at the next
     return WorkerSighting(
@@ -106,13 +106,14 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
 
 
 @cache
-def _own_container() -> str | None:
+def own_container() -> str | None:
+    """The container that the exporter itself is in."""
     return cgroup.container_id(os.getpid())
 
 
 def _job(path: Path, worker: WorkerFile, errors: Counter[str]) -> JobFile | None:
     try:
-        job = statefile.parse_job(_text(path))
+        job = statefile.parse_job(tenantfiles.text(path))
     except FileNotFoundError:
         return None
     except StateFileError as error:
@@ -133,7 +134,7 @@ def _lock(path: Path, errors: Counter[str]) -> tuple[bool | None, int | None]:
     A worker never takes its lock file away: where it is missing somebody else did, and its holder may live.
     """
     try:
-        descriptor = _open(path)
+        descriptor = tenantfiles.open_plain(path)
     except FileNotFoundError:
         errors["lock_missing"] += 1
         return None, None
@@ -151,32 +152,6 @@ def _lock(path: Path, errors: Counter[str]) -> tuple[bool | None, int | None]:
     if kind == fcntl.F_UNLCK:
         return False, None
     return True, pid if pid > 0 else None
-
-
-def _open(path: Path) -> int:
-    """A descriptor of a plain file, never through a link and never waiting: a tenant makes these files.
-
-    Raises:
-        OSError: it cannot be opened.
-        StateFileError: it is a pipe, a socket, a folder or a device.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise StateFileError("not_a_file", f"{path} is no plain file")
-    return descriptor
-
-
-def _text(path: Path) -> str:
-    """At most one byte more than is valid is read."""
-    with os.fdopen(_open(path), "rb") as file:
-        data = file.read(statefile.SIZE_MAX_BYTES + 1)
-    if len(data) > statefile.SIZE_MAX_BYTES:
-        raise StateFileError("oversized", f"{path} is over {statefile.SIZE_MAX_BYTES} bytes")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise StateFileError("not_json", f"{path} is not UTF-8") from None
 
 
 def _precedence(sighting: WorkerSighting, proc: Path) -> tuple[bool, float, float]:

@@ -15,11 +15,12 @@ SERVER: Final = "server.rules.yaml"
 CHAIN: Final = "chain.rules.yaml"
 REMEDIATOR: Final = "remediator.rules.yaml"
 NODE: Final = "node.rules.yaml"
+ATTRIBUTION: Final = "attribution.rules.yaml"
 VRAM: Final = "vram.rules.yaml"
 WRANGLING: Final = "wrangling.rules.yaml"
 RULES: Final = {
     name: (ALERTS / name).read_text()
-    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, WRANGLING)
+    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING)
 }
 
 FIRST: Final = {
@@ -61,6 +62,7 @@ FIRST: Final = {
         "a Prometheus that was down",
     ),
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
+    ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
     WRANGLING: ("fires at the sixth", "hosts that share a queue", "fires for each worker"),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
@@ -397,7 +399,16 @@ def of_join(part: str, name: str) -> list[Mutant]:
     )
 
 
+LOCK_HELD = "min by (host, worker, container) (gpuwarden_worker_alive) == 1\n            )"
 WORKER_MUTANTS: Final = [
+    *of(
+        WORKER,
+        RULES[WORKER],
+        ("a GPU that reads busy holds it back", LOCK_HELD,
+         f"{LOCK_HELD} unless on (host, container) gpuwarden_container_gpu_idle_seconds < 1"),
+        ("a GPU that nobody can tell apart holds it back", LOCK_HELD,
+         f"{LOCK_HELD} unless on (host, container) gpuwarden_container_gpu_attribution_missing == 1"),
+    ),
     *of_silence(HEARTBEAT, "the heartbeat", f'{HEARTBEAT_AGE}{{container!=""}}'),
     *of(
         WORKER,
@@ -1126,6 +1137,26 @@ VRAM_MUTANTS: Final = [
     ),
 ]  # fmt: skip
 
+MISSING = "gpuwarden_container_gpu_attribution_missing"
+ATTRIBUTION_MUTANTS: Final = of(
+    ATTRIBUTION,
+    RULES[ATTRIBUTION],
+    ("it fires for what can be told", "== 1", "== 0"),
+    ("it fires at once", "        for: 10m\n", ""),
+    ("it fires a little early", "for: 10m", "for: 9m30s"),
+    ("it fires a little late", "for: 10m", "for: 10m30s"),
+    ("it goes on after it can be told", "for: 10m\n", "for: 10m\n        keep_firing_for: 1m\n"),
+    ("it remembers a moment in which it could not", MISSING, f"max_over_time({MISSING}[5m])"),
+    ("it is believed after it has vanished", MISSING, f"last_over_time({MISSING}[5m])"),
+    ("the worse of two exporters counts", "min by", "max by"),
+    ("every exporter is told of", f"min by (host, container, gpu) ({MISSING})", MISSING),
+    ("hosts are not told apart", "(host, container, gpu)", "(container, gpu)"),
+    ("containers are not told apart", "(host, container, gpu)", "(host, gpu)"),
+    ("GPUs are not told apart", "(host, container, gpu)", "(host, container)"),
+    ("it names another severity", "severity: warning", "severity: critical"),
+    ("it has a remedy", "warning\n", "warning\n          remedy: restart_container\n"),
+    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+)
 # The rule about items that fail.
 
 FAILED: Final = "gpuwarden_queue_run_items_failed"
@@ -1212,5 +1243,6 @@ MUTANTS: Final = [
     *REMEDIATOR_MUTANTS,
     *NODE_MUTANTS,
     *VRAM_MUTANTS,
+    *ATTRIBUTION_MUTANTS,
     *WRANGLING_MUTANTS,
 ]

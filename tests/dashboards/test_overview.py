@@ -25,14 +25,20 @@ from exporter.evidence import Thresholds
 from exporter.readings import (
     Container,
     ContainerEvidence,
+    DriverHealth,
     Gpu,
+    GpuFigures,
     GpuProcess,
     GpuReadings,
     GpuShare,
+    GpuTotals,
+    MigInstance,
     Probe,
     ServerEvidence,
     Snapshot,
     SourceHealth,
+    TaskReadings,
+    TaskSighting,
     Tenancy,
     Unknown,
     WorkerReadings,
@@ -43,7 +49,7 @@ from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
-from gpuwarden.statefile import JobFile, WorkerFile
+from gpuwarden.statefile import JobFile, TaskFile, WorkerFile
 from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
@@ -75,20 +81,30 @@ def a_snapshot() -> Snapshot:
         step_mean_s=1.0, step_max_s=2.0, items_done=1, items_failed=1,
     )  # fmt: skip
     process = GpuProcess(pid=42, utilization_ratio=0.5, memory_bytes=10)
+    figures = GpuFigures(
+        temperature_celsius=60.0, power_watts=300.0, power_limit_watts=700.0, sm_clock_hertz=2e9,
+        memory_clock_hertz=2e9, throttled=("sw_power_cap",), ecc_corrected=1, ecc_uncorrected=0,
+        ecc_lifetime_corrected=1, ecc_lifetime_uncorrected=0, remapped_rows_corrected=1, remapped_rows_uncorrected=0,
+        row_remap_pending=False, row_remap_failed=False, pcie_replays=1,
+    )  # fmt: skip
     gpu = Gpu(
         uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=100,
-        processes=(process,), memory_free_bytes=80,
+        processes=(process,), memory_free_bytes=80, figures=figures, xids_watched=True,
     )  # fmt: skip
+    part = replace(
+        gpu, uuid="MIG-0", mig=MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0), processes=()
+    )
     tenancy = Tenancy(budget_bytes=9, recyclable=True, invalid=Unknown(reason="bad_budget", because="3 GB"))
     container = Container(
         kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image",
-        tenancy=tenancy,
+        tenancy=tenancy, restarts=1,
     )  # fmt: skip
     evidence = ContainerEvidence(
-        container=container, shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10),), gpus=("GPU-0",),
+        container=container, gpus=("GPU-0",),
+        shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True),),
         gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
-        peak_bytes={"GPU-0": 11},
+        peak_bytes={"GPU-0": 11}, oom_kills=1,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
     gone = WorkerSighting(
@@ -98,14 +114,18 @@ def a_snapshot() -> Snapshot:
         container=container, probe=Probe(kind="http", silence_s=120.0), workers=0, answered=True, unanswered_s=1.0
     )
     wrong = replace(server, probe=Unknown(reason="bad_probe", because="no URL"))
+    task = TaskFile(task_id=7, pid=44, pgid=44, started_unix_s=1.0)
     return Snapshot(
         host="h1",
         taken=now,
-        gpus=GpuReadings(source="simulated", gpus=(gpu,)),
+        gpus=GpuReadings(source="simulated", gpus=(gpu, part)),
+        driver=DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 31): 1}),
+        gpu_totals={"GPU-0": GpuTotals(busy_s=1.0, unknown={("power_watts", "timeout"): 1})},
         workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),
         servers=(server, wrong),
-        sources=(SourceHealth(source="workers", success=True, duration_s=0.01),),
+        sources=(SourceHealth(source="workers", success=True, duration_s=0.01, succeeded_unix_s=1.0),),
+        tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
         unknown={("c1", "gpu", "source_failed"): 1},
         dead_after_s=30.0,
         dead_s={"w2": 1.0},

@@ -110,7 +110,7 @@ def test_the_exporter_is_healthy_and_publishes_the_state_folder_of_the_host(
     with started(docker_client, image, command, volumes=volumes, user="0", pid_mode="host") as container:
         healthy(container)
 
-        assert 'nodename="box1"' in page(container, "http://127.0.0.1:9835/metrics")
+        assert 'nodename="box1"' in page(container, "http://127.0.0.1:29835/metrics")
 
 
 def test_the_remediator_is_healthy_without_root(image: str, docker_client: docker.DockerClient, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from exporter.readings import (
     Server,
     ServerEvidence,
     Snapshot,
+    TaskSighting,
     WorkerReadings,
     WorkerSighting,
 )
 from gpuwarden.job import JobClass, Phase
-from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 NOW_S = 10_000.0
@@ -78,6 +79,14 @@ def sighting(**changes: Any) -> WorkerSighting:
         "container_id": DOCKER_ID,
     }
     return WorkerSighting(**(given | changes))
+
+
+def task(**changes: Any) -> TaskSighting:
+    given: dict[str, Any] = {
+        "task": TaskFile(task_id=123, pid=4567, pgid=4560, started_unix_s=UNIX_AT_BOOT_S + NOW_S - 60),
+        "alive": True,
+    }
+    return TaskSighting(**(given | changes))
 
 
 def container(**changes: Any) -> Container:

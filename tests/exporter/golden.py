@@ -8,25 +8,63 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from exporter import scrape
 from exporter.evidence import Thresholds, without_figures
-from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings
+from exporter.readings import (
+    DriverHealth,
+    GpuFigures,
+    GpuShare,
+    GpuTotals,
+    MigInstance,
+    Snapshot,
+    SourceHealth,
+    TaskReadings,
+    Tenancy,
+    Unknown,
+    WorkerReadings,
+)
+from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
+from gpuwarden.build import Build
 from gpuwarden.job import JobClass, Phase
-from gpuwarden.statefile import Stamp
+from gpuwarden.statefile import Stamp, TaskFile
 from tests.exporter import builders as build
 
 PATH = Path(__file__).with_name("golden.prom")
 OTHER_ID = "cd" * 32
 ENDED_ID = "ef" * 32
+BUILD = Build(version="0.0.0", revision="0123abc", python="3.11.0")
+
+FIGURES = GpuFigures(
+    temperature_celsius=61.0,
+    power_watts=310.25,
+    power_limit_watts=700.0,
+    sm_clock_hertz=1.98e9,
+    memory_clock_hertz=2.619e9,
+    throttled=("sw_power_cap",),
+    ecc_corrected=3,
+    ecc_uncorrected=0,
+    ecc_lifetime_corrected=12,
+    ecc_lifetime_uncorrected=1,
+    remapped_rows_corrected=2,
+    remapped_rows_uncorrected=1,
+    row_remap_pending=True,
+    row_remap_failed=False,
+    pcie_replays=9,
+)
 
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
         build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03,
-                  memory_free_bytes=14000 * build.MIB),
+                  memory_free_bytes=14000 * build.MIB, figures=FIGURES, xids_watched=True),
         build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
+        build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB,
+                  mig=MigInstance(parent="GPU-2", number=0, gpu_instance=1, compute_instance=0)),
+        # Who computes on it is known, and not how much.
+        build.gpu(0, build.process(4002, None, 3 * build.MIB), uuid="GPU-amd", name="navi31", utilization_ratio=0.9,
+                  source="amdgpu", node="renderD128", attribution="device"),
     ),
     workers=WorkerReadings(
         workers=(
@@ -67,8 +105,9 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
-            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
-            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB),),
+            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
+            oom_kills=1,
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True),),
             gpu_idle_s=0.0,
             busy_s={"GPU-0": 61.5},
             peak_bytes={"GPU-0": 2060 * build.MIB},
@@ -80,11 +119,21 @@ SNAPSHOT = build.snapshot(
             shares=(
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
                 GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None),
+                GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=3 * build.MIB, attributed=False),
             ),
             gpu_idle_s=None,
             gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
             busy_s={"GPU-0": 0.0},
             ram_still_s=0.0,
+        ),
+        build.evidence(
+            # A pod's, with a GPU that it shares and nothing else to tell.
+            container=build.container(
+                kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3", restarts=3,
+                namespace="ml", pod="llm-0", image="llm:1", tenancy=Tenancy(budget_bytes=3000 * build.MIB),
+            ),
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
+            oom_kills=0,
         ),
         build.evidence(
             container=build.container(
@@ -127,10 +176,25 @@ SNAPSHOT = build.snapshot(
         ),
     ),
     sources=(
-        SourceHealth(source="workers", success=True, duration_s=0.002),
-        SourceHealth(source="gpu", success=True, duration_s=0.001),
-        SourceHealth(source="docker", success=False, duration_s=5.0),
+        SourceHealth(source="workers", success=True, duration_s=0.002, succeeded_unix_s=1_700_010_000.0),
+        SourceHealth(source="gpu", success=True, duration_s=0.001, succeeded_unix_s=1_700_010_000.0),
+        # It answered a quarter of an hour ago.
+        SourceHealth(source="docker", success=False, duration_s=5.0, succeeded_unix_s=1_700_009_100.0),
     ),
+    tasks=TaskReadings(
+        tasks=(
+            build.task(),
+            build.task(task=TaskFile(task_id=124, pid=4568, pgid=4568, started_unix_s=1_700_000_000.5), alive=False),
+            # Whether its process is there cannot be told.
+            build.task(task=TaskFile(task_id=125, pid=4569, pgid=4569, started_unix_s=1_700_000_001.0), alive=None),
+        ),
+        errors={"not_json": 1},
+    ),
+    driver=DriverHealth(killed=2, abandoned=1, xids={("GPU-0", 31): 2, ("GPU-1", 79): 1, ("GPU-0", 154): 1}),
+    gpu_totals={
+        "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
+        "GPU-1": GpuTotals(),
+    },
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
 )  # fmt: skip
@@ -144,9 +208,10 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
         patch.object(scrape, "clock", SimpleNamespace(stamp=lambda: frozen)),
         patch.object(scrape, "time", SimpleNamespace(monotonic=lambda: 0.0)),
         patch.object(scrape, "__version__", "0.0.0"),
+        patch.object(scrape, "build", SimpleNamespace(here=lambda: BUILD)),
     ):
         registry.register(SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds()))
-        return generate_latest(registry).decode()
+        return Renderer().render(registry.collect(), openmetrics=False).decode()
 
 
 def main() -> int:

@@ -47,6 +47,7 @@ def inspected(
     pid: int = 4001,
     env: list[str] | None = None,
     requests: list[dict[str, Any]] | None = None,
+    devices: tuple[str, ...] | None = None,
     started_at: str = "2024-05-01T10:00:00.000000001Z",
     mounts: list[dict[str, Any]] | None = None,
     labels: dict[str, str] | None = None,
@@ -62,7 +63,16 @@ def inspected(
         "Name": "/worker-0",
         "State": {"Running": running, "Pid": pid, "StartedAt": started_at, "Health": health, "Paused": paused},
         "Config": {"Image": "worker:1", "Env": env, "Labels": labels, "Healthcheck": check},
-        "HostConfig": {"DeviceRequests": requests, "NetworkMode": mode},
+        "HostConfig": {
+            "DeviceRequests": requests,
+            "Devices": None
+            if devices is None
+            else [
+                {"PathOnHost": path, "PathInContainer": "/dev/dri/renderD128", "CgroupPermissions": "rwm"}
+                for path in devices
+            ],
+            "NetworkMode": mode,
+        },
         "NetworkSettings": {"Networks": networks},
         "Mounts": mounts,
     }
@@ -128,6 +138,14 @@ NO_GPU = {"Driver": "", "Count": 1, "DeviceIDs": ["7"], "Capabilities": [["tpu"]
             inspected(requests=[GPUS_NAMED], env=["NVIDIA_VISIBLE_DEVICES=all"]),
             ("0", "GPU-1"),
             id="the request outdoes the variable that every CUDA image sets",
+        ),
+        pytest.param(inspected(devices=("/dev/kfd", "/dev/dri")), ("dri",), id="--device /dev/kfd --device /dev/dri"),
+        pytest.param(
+            inspected(devices=("/dev/dri/renderD129", "/dev/dri/card1")), ("renderD129",), id="--device of one node"
+        ),
+        pytest.param(inspected(devices=("/dev/kfd", "/dev/fuse", "/x/renderD128")), None, id="--device of no GPU"),
+        pytest.param(
+            inspected(requests=[GPUS_ALL], devices=("/dev/dri",)), ("all", "dri"), id="--gpus all --device /dev/dri"
         ),
     ],
 )

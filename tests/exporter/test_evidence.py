@@ -1,5 +1,8 @@
 """From samples to durations: what is idle, what is still, and for how long that is known."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from exporter.evidence import (
     ContainerHistory,
     CpuHistory,
     DeathHistory,
+    GpuHistory,
     GpuUse,
     RamUse,
     Thresholds,
@@ -21,8 +25,12 @@ from exporter.readings import (
     ContainerEvidence,
     CpuUse,
     Gpu,
+    GpuFigures,
+    GpuProcess,
     GpuReadings,
     GpuShare,
+    GpuTotals,
+    MigInstance,
     ProcessWork,
     Unknown,
     WorkerReadings,
@@ -267,6 +275,96 @@ def test_the_gpus_of_a_container_are_those_it_asked_for(
     assert attributed(build.gpu(0, mine), build.gpu(1, another), request=request_) == expected
 
 
+NVIDIA = build.gpu(0, build.process(4001, 0.25))
+AMD = build.gpu(0, uuid="GPU-amd", node="renderD128", attribution="device")
+INTEL = build.gpu(1, uuid="pci-0000:00:02.0", node="renderD129")
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus"),
+    [
+        pytest.param(("all",), ("GPU-0",), id="all is all of NVIDIA's"),
+        pytest.param(("0",), ("GPU-0",), id="an index is one of NVIDIA's"),
+        pytest.param(("renderD129",), ("GPU-0", "pci-0000:00:02.0"), id="a node, and the GPU that it is seen on"),
+        pytest.param(("GPU-amd",), ("GPU-0", "GPU-amd"), id="a UUID is anybody's"),
+        pytest.param(("dri",), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="the folder of all nodes"),
+        pytest.param(("0", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="an index and all nodes"),
+        pytest.param(("all", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="every GPU of either kind"),
+        pytest.param(("all", "renderD130"), ("GPU-0",), id="all, and a node of a GPU of NVIDIA's"),
+        pytest.param(("0", "renderD130"), ("GPU-0",), id="an index, and the node of that GPU"),
+    ],
+)
+def test_gpus_with_a_render_node_go_by_it(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
+
+    assert (found.gpus, found.unknown) == (gpus, None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "missing"),
+    [
+        pytest.param(("renderD130",), "renderD130", id="a node"),
+        pytest.param(("1", "dri"), "1", id="an index, which is none of AMD's or Intel's"),
+    ],
+)
+def test_a_gpu_that_is_not_reported_is_missed(request_: tuple[str, ...], missing: str) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
+
+    because = f"assigned GPU {missing} is not reported"
+    assert found.unknown == Unknown(reason="gpu_missing", because=because)
+
+
+def test_where_there_is_none_of_nvidias_all_is_every_gpu() -> None:
+    found = gpu_use(build.container(), OWN, build.gpus(AMD, INTEL), THRESHOLDS)
+
+    assert found.gpus == ("GPU-amd", "pci-0000:00:02.0")
+
+
+def test_nodes_of_gpus_that_nobody_reads_are_no_gpus() -> None:
+    container = build.container(gpu_request=("dri", "renderD128"))
+
+    found = gpu_use(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
+
+    assert (found.gpus, found.unknown) == ((), Unknown(reason="no_gpu", because="no GPU is assigned"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        pytest.param(("all",), "gpu_missing", id="all: one of those that are missing may be its own"),
+        pytest.param(("dri",), "gpu_missing", id="all nodes"),
+        pytest.param(("renderD128",), "gpu_missing", id="a node of a GPU that is missing"),
+        pytest.param(("GPU-0",), None, id="a GPU of a source that answers"),
+    ],
+)
+def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple[str, ...], reason: str | None) -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",))
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("found", "attributed"),
+    [
+        pytest.param(build.gpu(0, build.process(4001, 0.9)), True, id="each process is measured"),
+        pytest.param(build.gpu(0, build.process(4001, 0.0)), True, id="idle, and measured"),
+        pytest.param(build.gpu(0, build.process(4001, None), utilization_ratio=0.9), False, id="its own is not"),
+        pytest.param(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.9), False, id="another's is not"),
+        pytest.param(build.gpu(0, utilization_ratio=0.9), False, id="nobody on the list does it"),
+        pytest.param(build.gpu(0, processes=None, utilization_ratio=0.9), False, id="there is no list"),
+        pytest.param(build.gpu(0, processes=None, utilization_ratio=None), None, id="a lost GPU does nothing known"),
+    ],
+)
+@pytest.mark.behaviour("A19")
+def test_where_only_the_whole_gpu_is_measured_that_is_told(found: Gpu, attributed: bool | None) -> None:
+    use = gpu_use(build.container(), OWN, build.gpus(found), THRESHOLDS)
+
+    assert [share.attributed for share in use.shares] == [attributed]
+    assert (use.unknown is None) == (attributed is True)
+
+
 def test_a_gpu_named_twice_has_one_share() -> None:
     found = gpu_use(build.container(gpu_request=("0", "GPU-0")), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
@@ -293,7 +391,7 @@ def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
 
 
 def test_an_unknown_says_which_gpu_and_why() -> None:
-    lost = build.gpu(1, processes=None, unknown="GPU is lost")
+    lost = build.gpu(1, processes=None, utilization_ratio=None, unknown="GPU is lost")
 
     found = gpu_use(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
 
@@ -743,3 +841,118 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
     assert beat_age_s > slept_s
     assert (evidence.suspicion(build.job_file(), beat_age_s, seen) is None) is wedged
     assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
+
+
+# Counters of a GPU
+
+
+def counted(*looks: tuple[float, GpuReadings | None]) -> dict[str, GpuTotals]:
+    """What has been counted after the last of these looks: seconds since the one before, and what was read."""
+    history, now_s = GpuHistory(THRESHOLDS), 1000.0
+    for gap_s, readings in looks:
+        now_s += gap_s
+        last = history.observe(readings, now_s=now_s)
+    return dict(last)
+
+
+def at(utilization_ratio: float | None, uuid: str = "GPU-0") -> GpuReadings:
+    return build.gpus(build.gpu(0, uuid=uuid, utilization_ratio=utilization_ratio))
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy_s"),
+    [
+        pytest.param([(0, at(0.9))], 0.0, id="from zero at the first look"),
+        pytest.param([(0, at(0.9)), (1, at(0.5)), (2, at(1.0))], 2.5, id="each look stands for the time before it"),
+        pytest.param([(0, at(None))], None, id="absent until something was measured"),
+        pytest.param([(0, at(None)), (1, at(0.5))], 0.0, id="and from zero then"),
+        pytest.param([(0, at(1.0)), (1, at(None)), (1, at(1.0))], 1.0, id="an unknown look adds nothing"),
+        pytest.param([(0, at(1.0)), (1, None), (1, at(1.0))], 1.0, id="nor does one without a source"),
+        pytest.param([(0, at(1.0)), (6, at(1.0)), (1, at(1.0))], 1.0, id="nor the time after a gap"),
+        pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="nor a time that runs backwards"),
+    ],
+)
+def test_the_time_a_gpu_was_busy_is_counted_of_measured_looks_only(
+    looks: list[tuple[float, GpuReadings | None]], busy_s: float | None
+) -> None:
+    assert counted(*looks)["GPU-0"].busy_s == busy_s
+
+
+def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
+    both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=0.5))
+    first = build.gpus(build.gpu(0, utilization_ratio=1.0))
+
+    assert {uuid: found.busy_s for uuid, found in counted((0, both), (1, both)).items()} == {"GPU-0": 1.0, "GPU-1": 0.5}
+    assert list(counted((0, both), (1, first))) == ["GPU-0"]
+    assert counted((0, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
+    assert counted((0, both), (1, None)) == {}
+    assert counted((0, both), (1, None), (1, both))["GPU-1"].busy_s == 0.5
+
+
+def test_what_was_counted_of_a_gpu_stands_while_its_source_fails_and_others_do_not() -> None:
+    both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=1.0))
+    first = build.gpus(build.gpu(0, utilization_ratio=1.0))
+
+    assert counted((0, both), (1, both), (1, replace(first, failed=("drm",))), (1, both))["GPU-1"].busy_s == 2.0
+    assert counted((0, both), (1, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
+
+
+def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
+    refused = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "timeout"})), build.gpu(1))
+    other = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "failed"})), build.gpu(1))
+
+    found = counted((0, refused), (1, refused), (1, other))
+
+    assert found["GPU-0"].unknown == {("power_watts", "timeout"): 2, ("power_watts", "failed"): 1}
+    assert found["GPU-1"].unknown == {}
+
+
+# Instances of a GPU
+
+
+def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
+    """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
+    mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
+    given: dict[str, Any] = {"uuid": f"MIG-{number}", "mig": mig, "utilization_ratio": None}
+    return build.gpu(0, *processes, **(given | changes))
+
+
+CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode")
+
+
+@pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
+def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: str) -> None:
+    own = instance(1, build.process(4001, None, 700), memory_used_bytes=900)
+    readings = build.gpus(CUT, instance(0, build.process(OTHER_PID, None, 5)), own)
+
+    found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
+
+    assert found.gpus == ("MIG-1",)
+    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700),)
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+    assert found.unknown.reason == "not_measured"
+
+
+def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
+    found = gpu_use(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
+
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+
+
+def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> None:
+    readings = build.gpus(CUT, instance(0))
+
+    found = gpu_use(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
+
+    assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
+
+
+def test_memory_of_an_instance_adds_up_unless_others_share_it() -> None:
+    own = instance(0, build.process(4001, None, 700), memory_used_bytes=900)
+    assert own.mig
+    shared = replace(own, mig=replace(own.mig, shares_memory=True))
+
+    assert evidence.unattributed_bytes(own) == 200
+    assert evidence.unattributed_bytes(shared) is None

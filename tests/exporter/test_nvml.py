@@ -2,9 +2,10 @@
 
 import pytest
 
-from exporter.readings import Gpu, GpuProcess, GpuReadings
-from exporter.sources.nvml import NvmlError, NvmlGpus
-from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Sample
+from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.sources.nvml import NvmlGpus
+from exporter.sources.nvml_wire import NvmlError
+from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -15,6 +16,31 @@ COMPUTE = "nvmlDeviceGetComputeRunningProcesses"
 GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
 MPS = "nvmlDeviceGetMPSComputeRunningProcesses"
 SAMPLES = "nvmlDeviceGetProcessUtilization"
+TEMPERATURE = "nvmlDeviceGetTemperature"
+ECC = "nvmlDeviceGetTotalEccErrors"
+ROWS = "nvmlDeviceGetRemappedRows"
+THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
+UNSUPPORTED = dict.fromkeys(
+    ("temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_hertz", "memory_clock_hertz", "throttle",
+     "ecc_corrected", "ecc_uncorrected", "ecc_lifetime_corrected", "ecc_lifetime_uncorrected", "pcie_replays",
+     "remapped_rows"),
+    "not_supported",
+)  # fmt: skip
+SENSORS = (
+    f"{TEMPERATURE} 0 61",
+    "nvmlDeviceGetPowerUsage 0 310250",
+    "nvmlDeviceGetEnforcedPowerLimit 0 700000",
+    "nvmlDeviceGetClockInfo 1 1980",
+    "nvmlDeviceGetClockInfo 2 2619",
+    f"{THROTTLE} 0 {0x4 | 0x40}",
+    f"{ECC} 0 3",
+    f"{ECC} 1 4",
+    f"{ECC} 2 50",
+    f"{ECC} 3 6",
+    "nvmlDeviceGetPcieReplayCounter 0 9",
+    f"{ROWS} 0 2 1 1 0",
+)
+"""Every sensor and error counter that there is, each with a value of its own."""
 
 
 def sample(pid: int = 7, sm: int | str = 50, *, at_us: int = 2000) -> Sample:
@@ -85,6 +111,7 @@ def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
                 memory_free_bytes=99 * GIB,
                 processes=(GpuProcess(pid=7, utilization_ratio=0.91, memory_bytes=40 * GIB),),
                 unknown=None,
+                figures=GpuFigures(unknown=UNSUPPORTED),
             ),
         ),
     )
@@ -301,7 +328,233 @@ def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(gpus: NvmlGpus, 
     gpu = only(gpus.read())
 
     assert (gpu.utilization_ratio, gpu.processes, gpu.memory_used_bytes) == (None, None, GIB)
-    assert gpu.unknown == "it is in MIG mode, and its instances are not measured"
+    assert gpu.unknown == "it is in MIG mode: only what its instances hold is measured"
+
+
+# Instances of a GPU
+
+CUT = Card(
+    mig=True,
+    used_bytes=3 * GIB,
+    instances=(
+        Instance(uuid="MIG-a", gpu_instance=7, used_bytes=GIB, compute={7: GIB // 2, 8: NOT_AVAILABLE}),
+        Instance(uuid="MIG-b", gpu_instance=9, number=3, size_bytes=4 * GIB, name="Test GPU MIG 2g.20gb"),
+    ),
+)
+
+
+def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and_no_utilisation(
+    driver_here: Driver,
+) -> None:
+    driver_here.answer(CUT, Card(uuid="GPU-1"))
+
+    whole, first, second, other = NvmlGpus().read().gpus
+
+    assert (whole.uuid, whole.mig, other.uuid, other.number) == ("GPU-0", None, "GPU-1", "1")
+    assert first == Gpu(
+        uuid="MIG-a",
+        index=0,
+        name="Test GPU MIG 1g.10gb",
+        utilization_ratio=None,
+        memory_used_bytes=GIB,
+        memory_size_bytes=2 * GIB,
+        memory_free_bytes=GIB,
+        processes=(
+            GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB // 2),
+            GpuProcess(pid=8, utilization_ratio=None, memory_bytes=None),
+        ),
+        unknown="the driver measures no utilisation of an instance of a GPU",
+        mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
+    )
+    assert (second.uuid, second.number, second.name, second.processes) == ("MIG-b", "0:3", "Test GPU MIG 2g.20gb", ())
+    assert second.names == ("MIG-b", "0:3", "MIG-GPU-0/9/0")
+
+
+def test_compute_instances_that_share_memory_have_their_own_processes_each(driver_here: Driver) -> None:
+    everyone: dict[int, int | str] = {7: f"{GIB} 5 0", 8: f"{GIB} 5 1", 9: f"{GIB} 4 0"}
+    parts = (
+        Instance(uuid=f"MIG-{n}", gpu_instance=5, compute_instance=n, number=n, used_bytes=2 * GIB, compute=everyone)
+        for n in (0, 1)
+    )
+    driver_here.answer(Card(mig=True, instances=tuple(parts)))
+
+    _, first, second = NvmlGpus().read().gpus
+
+    assert [[each.pid for each in gpu.processes or ()] for gpu in (first, second)] == [[7], [8]]
+    assert first.mig
+    assert first.mig.shares_memory
+    assert second.mig
+    assert second.mig.shares_memory
+
+
+@pytest.mark.parametrize(
+    ("refused", "processes", "memory_bytes", "because"),
+    [
+        (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error"),
+        (f"{SIZES} 999", [7, 8], None, "the driver measures no utilisation of an instance of a GPU"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
+    refused: str, processes: list[int] | None, memory_bytes: int | None, because: str, driver_here: Driver
+) -> None:
+    driver_here.answer(CUT, but=(f"error 100 {refused}",))
+
+    _, first, second = NvmlGpus().read().gpus
+
+    assert (first.processes and [each.pid for each in first.processes]) == processes
+    assert first.memory_used_bytes == memory_bytes
+    assert first.unknown == because
+    assert (second.processes, second.memory_size_bytes) == ((), 4 * GIB)
+
+
+def test_a_lost_gpu_takes_its_instances_along_and_no_others(driver_here: Driver) -> None:
+    other = Card(uuid="GPU-1", mig=True, instances=(Instance(uuid="MIG-c", gpu_instance=1),))
+    driver_here.answer(CUT, other)
+    source = NvmlGpus()
+    source.read()
+
+    driver_here.answer(CUT, other, but=("error 0 * 15",))
+
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "GPU-1", "MIG-c"]
+
+
+# Sensors and error counters
+
+
+def test_sensors_and_error_counters_are_read_in_base_units(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=SENSORS))
+
+    assert only(NvmlGpus().read()).figures == GpuFigures(
+        temperature_celsius=61.0,
+        power_watts=310.25,
+        power_limit_watts=700.0,
+        sm_clock_hertz=1.98e9,
+        memory_clock_hertz=2.619e9,
+        throttled=["sw_power_cap", "hw_thermal_slowdown"],
+        ecc_corrected=3,
+        ecc_uncorrected=4,
+        ecc_lifetime_corrected=50,
+        ecc_lifetime_uncorrected=6,
+        remapped_rows_corrected=2,
+        remapped_rows_uncorrected=1,
+        row_remap_pending=True,
+        row_remap_failed=False,
+        pcie_replays=9,
+    )
+
+
+def test_clocks_that_nothing_holds_down_are_measured_so(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{THROTTLE} 0 0",)))
+
+    assert only(NvmlGpus().read()).figures.throttled == []
+
+
+def test_a_reason_that_a_later_driver_adds_hides_none_of_the_others(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{THROTTLE} 0 {0x8 | 1 << 40}",)))
+
+    assert only(NvmlGpus().read()).figures.throttled == ["hw_slowdown"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(3, "not_supported"), (13, "not_supported"), (4, "no_permission"), (10, "timeout"), (14, "corrupted_inforom"),
+     (21, "no_data"), (2, "failed"), (17, "failed"), (999, "failed")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "gone", "figures"),
+    [
+        pytest.param(TEMPERATURE, {"temperature_celsius"}, {"temperature_celsius"}, id="temperature"),
+        pytest.param("nvmlDeviceGetPowerUsage", {"power_watts"}, {"power_watts"}, id="power"),
+        pytest.param(THROTTLE, {"throttled"}, {"throttle"}, id="throttling"),
+        pytest.param(
+            ROWS,
+            {"remapped_rows_corrected", "remapped_rows_uncorrected", "row_remap_pending", "row_remap_failed"},
+            {"remapped_rows"},
+            id="rows",
+        ),
+        pytest.param("nvmlDeviceGetPcieReplayCounter", {"pcie_replays"}, {"pcie_replays"}, id="PCI Express"),
+    ],
+)
+def test_a_sensor_that_is_refused_is_unknown_with_its_reason_and_costs_nothing_else(
+    function: str, gone: set[str], figures: set[str], code: int, reason: str, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(utilization=30, figures=SENSORS), but=(f"error 0 {function} {code}",))
+
+    gpu = only(NvmlGpus().read())
+
+    assert {name for name, value in vars(gpu.figures).items() if value is None} == gone
+    assert gpu.figures.unknown == dict.fromkeys(figures, reason)
+    assert (gpu.utilization_ratio, gpu.processes, gpu.unknown) == (0.3, (), None)
+
+
+@pytest.mark.parametrize(
+    ("figure", "told"),
+    [
+        ("temperature_celsius", f"{TEMPERATURE} 0 -"),
+        ("temperature_celsius", f"{TEMPERATURE} 0 251"),
+        ("power_watts", "nvmlDeviceGetPowerUsage 0 -"),
+        ("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit 0 10000001"),
+        ("sm_clock_hertz", "nvmlDeviceGetClockInfo 1 -"),
+        ("memory_clock_hertz", "nvmlDeviceGetClockInfo 2 100001"),
+        ("throttle", f"{THROTTLE} 0 -"),
+        ("ecc_corrected", f"{ECC} 0 -"),
+        ("pcie_replays", "nvmlDeviceGetPcieReplayCounter 0 -"),
+        ("remapped_rows", f"{ROWS} 0 - 0 0 0"),
+        ("remapped_rows", f"{ROWS} 0 0 0 2 0"),
+    ],
+)
+def test_a_figure_that_no_gpu_can_have_is_unknown(figure: str, told: str, driver_here: Driver) -> None:
+    call = told.rpartition(" ")[0] if not told.startswith(ROWS) else ROWS
+    driver_here.answer(Card(figures=(told, *(each for each in SENSORS if not each.startswith(call)))))
+
+    assert only(NvmlGpus().read()).figures.unknown == {figure: "impossible"}
+
+
+def test_what_is_not_supported_is_asked_again_only_of_a_driver_that_was_loaded_anew(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card())
+    source.read()
+
+    driver_here.answer(Card(figures=SENSORS))
+    remembered = only(source.read()).figures
+    driver_here.answer(Card(figures=SENSORS), session=2)
+    with pytest.raises(NvmlError):
+        source.read()
+    anew = only(source.read()).figures
+
+    assert remembered == GpuFigures(unknown=UNSUPPORTED)
+    assert anew.unknown == {}
+
+
+def test_a_sensor_that_failed_once_is_asked_again_at_the_next_look(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=SENSORS), but=(f"error 0 {TEMPERATURE} 10",))
+    source.read()
+
+    driver_here.answer(Card(figures=SENSORS))
+
+    assert only(source.read()).figures.temperature_celsius == 61.0
+
+
+def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=(f"{ECC} 0 3",)))
+    first = only(source.read()).figures.ecc_corrected
+    driver_here.answer(Card(figures=(f"{ECC} 0 4",)))
+
+    assert [first, *(only(source.read()).figures.ecc_corrected for _ in range(10))] == [3] * 10 + [4]
+
+
+def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS))
+    source.read()
+
+    driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS), but=(f"error 0 {TEMPERATURE} 15",))
+    lost, other = source.read().gpus
+
+    assert (lost.figures, lost.utilization_ratio, lost.unknown) == (GpuFigures(), None, "GPU is lost")
+    assert other.figures.temperature_celsius == 61.0
 
 
 # GPUs and drivers that go
@@ -367,8 +620,8 @@ def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) 
         pytest.param(
             ["error - * 18"],
             1,
-            "RM has detected an NVML/RM version mismatch: the driver was replaced, restart the exporter once its "
-            "module is too",
+            "RM has detected an NVML/RM version mismatch: its library and its kernel module are of two versions, load "
+            "the module anew or reboot",
             id="another version was installed",
         ),
         pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="it fails altogether"),

@@ -22,9 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.scrape import SNAPSHOT_FRESH_S
+from exporter.sources import processes
 from gpuwarden import cgroup
 from tests.exporter.conftest import StartWorker
-from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Sample
+from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Instance, Sample
 from tests.waiting import WITHIN_S, eventually
 
 GIB = 2**30
@@ -91,8 +92,9 @@ def command(house: Path, *arguments: object) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without settings of ours that a developer may have in it."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")} | more
+    """This process's, without settings of ours and GPUs of other vendors that a developer may have."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
+    return ours | {"GPUWARDEN_EXPORTER_AMD": "off", "GPUWARDEN_EXPORTER_INTEL": "off"} | more
 
 
 @contextmanager
@@ -181,6 +183,7 @@ def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
     assert at_work("gpu_unattributed_utilization_ratio", gpu="GPU-0") == 0
     assert idle("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
     assert (idle("container_gpu_busy_seconds_total", container="w0", gpu="GPU-0") or 0) > 0
+    assert (idle("gpu_busy_seconds_total", gpu="GPU-0") or 0) > 0
     assert program.stop()[0] == {
         "event": "GPUs are read from the NVIDIA driver", "library": LIBRARY, "level": "info",
         "timestamp": program.log[0]["timestamp"],
@@ -239,6 +242,62 @@ def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[f
         yield eventually(pids)
     finally:
         started.remove(force=True)
+
+
+@pytest.mark.needs_compiler
+def test_a_sensor_that_a_gpu_lacks_is_absent_and_counted_beside_those_that_it_has(
+    program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card(figures=("nvmlDeviceGetTemperature 0 61",)), Card(uuid="GPU-1"))
+
+    found = program.until(lambda at: at("gpu_temperature_celsius", gpu="GPU-0") == 61)
+
+    assert found("gpu_temperature_celsius", gpu="GPU-1") is None
+    counted = {"figure": "temperature_celsius", "reason": "not_supported"}
+    assert found("gpu_unknown_samples_total", gpu="GPU-1", **counted)
+    assert found("gpu_unknown_samples_total", gpu="GPU-0", **counted) is None
+    assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="power_watts", reason="not_supported")
+
+
+@pytest.mark.needs_compiler
+def test_errors_that_the_driver_reports_are_counters_that_stay_when_the_gpu_does_not(
+    program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card())
+    none = program.until(lambda at: at("gpu_xid_errors_total", gpu="GPU-0", xid="79") is not None)
+    driver.answer(Card(), but=("xid 0 1 79", "xid 0 2 154"))
+    program.until(lambda at: at("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1)
+    driver.answer(Card(), but=("error - * 9",))
+    gone = program.until(lambda at: at("gpu_info") is None)
+
+    assert none("gpu_xid_errors_total", gpu="GPU-0", xid="79") == 0
+    assert none("gpu_xid_errors_total", gpu="GPU-0", xid="154") is None
+    assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="79") == 1
+    assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1
+
+
+@pytest.mark.needs_compiler
+def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_is_not_taken_for_idle(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "MIG-a"}).pid
+    parts = (
+        Instance(uuid="MIG-a", gpu_instance=7, used_bytes=2 * GIB, compute={pid: GIB}),
+        Instance(uuid="MIG-b", gpu_instance=8, number=1, compute={1: GIB}),
+    )
+
+    driver.answer(Card(mig=True, used_bytes=3 * GIB, instances=parts))
+    found = program.until(lambda at: at("container_gpu_memory_bytes", container="w0") is not None)
+
+    assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-a") == GIB
+    assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-b") is None
+    assert found("container_gpu_utilization_ratio", container="w0") is None
+    assert found("container_gpu_idle_seconds", container="w0") is None
+    assert found("unknown_samples_total", container="w0", what="gpu", reason="not_measured")
+    assert found("gpu_mig_info", gpu="MIG-a", parent="GPU-0", gpu_instance="7", compute_instance="0") == 1
+    assert found("gpu_info", gpu="MIG-a", index="0:0", source="nvml") == 1
+    assert found("gpu_unattributed_memory_bytes", gpu="MIG-a") == GIB
+    assert found("gpu_utilization_ratio", gpu="MIG-a") is None
 
 
 # What is unknown
@@ -310,19 +369,49 @@ def test_a_driver_loaded_anew_is_met_again_without_a_restart(
 
 
 @pytest.mark.needs_compiler
-def test_a_call_that_hangs_costs_the_look_and_not_the_scrape(
-    program: Exporter, driver: Driver, two_workers: tuple[int, int]
+def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
+    house: Path, driver: Driver, start_worker: StartWorker
 ) -> None:
-    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+    driver.answer(Card())
+    with running(house, "--docker", "none", "--nvml-answer-s", 3, env=driver.environment) as exporter:
+        driver.answer(resting(start_worker("w0").pid))
+        exporter.until(lambda at: idle_workers(at) == ["w0"])
 
-    driver.answer(*both, but=("hang 0 nvmlDeviceGetUtilizationRates",))
-    hung = program.until(lambda at: not idle_workers(at), within_s=SNAPSHOT_FRESH_S + WITHIN_S)
-    driver.answer(*both)
-    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+        driver.answer(Card(), but=("hang 0 nvmlDeviceGetUtilizationRates",))
+        hung = exporter.until(lambda at: at("driver_processes_killed_total") == 1)
+        driver.answer(Card())
+        exporter.until(lambda at: idle_workers(at) == ["w0"])
+        log = exporter.stop()
 
-    assert (hung("sample_age_seconds") or 0) > SNAPSHOT_FRESH_S
-    assert hung("collector_success", collector="sampler") == 0
-    program.stop()
+    assert hung("collector_success", collector="source_gpu") == 0
+    assert hung("gpu_info") is None
+    assert hung("container_gpu_idle_seconds", container="w0") is None
+    assert hung("driver_processes_abandoned") == 0
+    assert hung("collector_success", collector="sampler") == 1
+    assert (hung("sample_age_seconds") or 0) < SNAPSHOT_FRESH_S
+    assert hung("worker_alive", worker="w0") == 1
+    assert hung("unknown_samples_total", container="w0", what="gpu", reason="source_failed")
+    told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
+    assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize(
+    "but", [(), ("hang 0 nvmlDeviceGetUtilizationRates",)], ids=["at rest", "in a call that hangs"]
+)
+def test_an_exporter_that_is_killed_leaves_no_process_behind(
+    but: tuple[str, ...], program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card())
+    program.until(lambda at: at("gpu_info") == 1)
+    (child,) = processes.tree(program.process.pid) - {program.process.pid}
+    driver.answer(Card(), but=but)
+    program.until(lambda at: at("gpu_info") == (None if but else 1))
+
+    program.process.kill()
+    program.process.communicate()
+
+    assert eventually(lambda: not (cgroup.PROC / str(child)).exists())
 
 
 # Which source is used
@@ -365,7 +454,10 @@ def test_without_the_library_the_program_runs_without_gpus_and_says_why(
 
     assert found("gpu_info") is None
     assert found("collector_success", collector="source_gpu") is None
-    assert (log[0]["event"], log[0]["because"].partition(" (")[0]) == ("no GPU is read", f"{LIBRARY} cannot be loaded")
+    assert (log[0]["event"], log[0]["because"].partition(" (")[0]) == (
+        "no NVIDIA GPU is read",
+        f"{LIBRARY} cannot be loaded",
+    )
 
 
 @pytest.mark.needs_compiler
@@ -374,7 +466,7 @@ def test_without_the_library_the_program_runs_without_gpus_and_says_why(
     [
         pytest.param([], "GPU-0", "GPUs are read from the NVIDIA driver", id="auto, and the library is there"),
         pytest.param(["--nvml", "on"], "GPU-0", "GPUs are read from the NVIDIA driver", id="on"),
-        pytest.param(["--nvml", "off"], None, "no GPU is read", id="off"),
+        pytest.param(["--nvml", "off"], None, "no NVIDIA GPU is read", id="off"),
         pytest.param(["--simulate-gpu"], "GPU-sim-0", "GPUs are simulated", id="a simulation outdoes auto"),
     ],
 )

@@ -12,11 +12,12 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import Thresholds
-from exporter.readings import ContainerEvidence, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
+from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
 from exporter.sources.containers import Listing
 from gpuwarden import cgroup, clock, statefile
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker, Worker
@@ -192,6 +193,51 @@ def test_a_failing_gpu_source_makes_gpus_unknown_and_costs_nothing_else(
     assert only(snapshot).ram_bytes is not None
 
 
+def test_what_became_of_asking_the_driver_is_told_most_of_all_when_it_does_not_answer(house: Path) -> None:
+    def fail() -> GpuReadings:
+        raise GpuwardenError("it hangs")
+
+    hanging = DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 119): 1})
+    snapshot = sampler(house, gpus=fail, driver=lambda: hanging).sample()
+
+    assert (snapshot.gpus, snapshot.driver) == (None, hanging)
+
+
+def test_the_time_a_gpu_was_busy_is_counted_from_look_to_look(house: Path) -> None:
+    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, utilization_ratio=1.0)))
+    first = look.sample()
+    last = look.sample()
+
+    assert first.gpu_totals["GPU-0"].busy_s == 0.0
+    assert last.gpu_totals["GPU-0"].busy_s == pytest.approx(last.taken.boottime_s - first.taken.boottime_s)
+
+
+def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_own(
+    house: Path, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+    card = build.gpu(0, node="renderD128", uuid="GPU-amd", source="amdgpu")
+    answers: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": GpuReadings(source="drm", gpus=(card,))}
+    look = sampler(house, gpus=lambda: answers["gpu"], drm=lambda: answers["drm"])
+
+    both = look.sample()
+    del answers["gpu"]
+    one = look.sample()
+    del answers["drm"]
+    none = look.sample()
+
+    assert both.gpus == GpuReadings(source="test", gpus=(build.gpu(0), card))
+    assert one.gpus == GpuReadings(source="drm", gpus=(card,), failed=("gpu",))
+    assert none.gpus is None
+    assert [health(each) for each in (both, one, none)] == [
+        {"workers": True, "gpu": True, "drm": True},
+        {"workers": True, "gpu": False, "drm": True},
+        {"workers": True, "gpu": False, "drm": False},
+    ]
+    # Without NVIDIA's driver nobody knows of how many GPUs the worker has: the other one's idleness is not its own.
+    assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
+
+
 def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     docker = Docker(build.container(pid=worker.pid))
@@ -255,6 +301,16 @@ def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path)
     assert look.sample().unseen == ()
 
 
+def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:
+    ranked = build.container(tenancy=Tenancy(budget_bytes=1, recyclable=True))
+    pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", tenancy=Tenancy())
+    look = sampler(house, containers={"docker": Docker(ranked), "kubernetes": Docker(pods)})
+
+    snapshot = look.sample()
+
+    assert ([each.container.name for each in snapshot.containers], snapshot.unseen) == (["ml/llm-0/server"], ())
+
+
 def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house: Path, logged: LogCapture) -> None:
     docker = Docker(error=OSError("it hangs"))
     look = sampler(house, containers={"docker": docker})
@@ -268,6 +324,25 @@ def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house
         ("source failed", "it hangs"),
         ("source answers again", None),
     ]
+
+
+def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
+    docker = Docker(error=OSError("it hangs"))
+    look = sampler(house, containers={"docker": docker})
+
+    def answered() -> tuple[float | None, str | None]:
+        (found,) = [each for each in look.sample().sources if each.source == "docker"]
+        return found.succeeded_unix_s, found.because
+
+    assert answered() == (None, "it hangs")
+    docker.error = None
+    before = time.time()
+    at, because = answered()
+    docker.error = OSError("it hangs again")
+
+    assert at is not None
+    assert (before <= at <= time.time(), because) == (True, None)
+    assert answered() == (at, "it hangs again")
 
 
 def test_an_idle_duration_starts_anew_when_its_gpu_was_unknown_for_a_look(
@@ -353,8 +428,8 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
     group = house / "group"
     group.mkdir()
     (group / "cgroup.procs").write_text(f"{worker.pid}\n")
-    monkeypatch.setattr(cgroup, "directory", lambda *_: group)
-    monkeypatch.setattr(cgroup, "memory_directory", lambda *_: None)
+    monkeypatch.setattr(cgroup, "directory", lambda *_, **__: group)
+    monkeypatch.setattr(cgroup, "memory_directory", lambda *_, **__: None)
     docker = Docker(build.container(name="w0", pid=worker.pid))
 
     snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
@@ -366,7 +441,7 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
 def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
     house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroup, "directory", lambda *_: house / "gone")
+    monkeypatch.setattr(cgroup, "directory", lambda *_, **__: house / "gone")
     docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
 
     snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()

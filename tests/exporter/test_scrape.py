@@ -3,9 +3,11 @@
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
@@ -15,6 +17,7 @@ from exporter import scrape
 from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
+from gpuwarden import clock
 from gpuwarden.job import JobClass
 from tests.exporter import builders as build
 from tests.exporter import golden
@@ -263,7 +266,8 @@ def test_a_failing_collector_costs_its_own_series_only_and_says_so(
 
 @pytest.mark.usefixtures("scrape_logged")
 def test_a_collector_that_fails_half_way_publishes_no_half() -> None:
-    broken = replace(golden.SNAPSHOT, workers=WorkerReadings(workers=(build.sighting(), None)))  # type: ignore[arg-type]
+    sightings = (build.sighting(), build.sighting(worker=None))
+    broken = replace(golden.SNAPSHOT, workers=WorkerReadings(workers=sightings))
 
     text = golden.scraped(broken)
 
@@ -279,6 +283,46 @@ def test_a_failed_source_is_published_by_name() -> None:
 
     assert values(text, "gpuwarden_collector_success", collector="source_docker") == [0.0]
     assert values(text, "gpuwarden_collector_duration_seconds", collector="source_docker") == [5.0]
+
+
+def last_success(text: str, collector: str) -> list[float]:
+    return values(text, "gpuwarden_collector_last_success_timestamp_seconds", collector=collector)
+
+
+@pytest.mark.usefixtures("scrape_logged")
+def test_when_a_collector_last_did_its_work_outlives_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    stamp, broken = clock.stamp(), False
+
+    def families(_: Snapshot) -> Iterable[Metric]:
+        if broken:
+            raise RuntimeError("a defect")
+        return ()
+
+    monkeypatch.setattr(scrape, "COLLECTORS", {"fragile": families})
+    monkeypatch.setattr(scrape, "clock", SimpleNamespace(stamp=lambda: stamp))
+    registry = CollectorRegistry()
+    registry.register(
+        scrape.SnapshotCollector(lambda: build.snapshot(taken=stamp), host="box-1", thresholds=Thresholds())
+    )
+
+    well_at, well = stamp.unix_s, generate_latest(registry).decode()
+    stamp, broken = replace(stamp, unix_s=stamp.unix_s + 60), True
+    failed = generate_latest(registry).decode()
+
+    assert last_success(well, "fragile") == last_success(failed, "fragile") == [pytest.approx(well_at)]
+    assert last_success(failed, "sampler") == [pytest.approx(well_at + 60)]
+
+
+@pytest.mark.usefixtures("scrape_logged")
+def test_a_collector_that_never_did_its_work_has_no_time_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "COLLECTORS", {"fragile": lambda _: 1 / 0})
+
+    text = golden.scraped(golden.SNAPSHOT)
+
+    assert (last_success(text, "fragile"), values(text, "gpuwarden_collector_success", collector="fragile")) == (
+        [],
+        [0.0],
+    )
 
 
 def test_without_workers_there_are_no_worker_and_job_series() -> None:

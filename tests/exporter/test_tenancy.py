@@ -6,8 +6,17 @@ from typing import Any
 import pytest
 
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
-from exporter.readings import GpuShare, Tenancy
-from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL, cards, may_be_ranked, may_go, terms
+from exporter.readings import GpuShare, MigInstance, Tenancy
+from exporter.tenancy import (
+    BUDGET_LABEL,
+    MANAGED_LABEL,
+    PROTECTED_LABEL,
+    cards,
+    limit,
+    may_be_ranked,
+    may_go,
+    terms,
+)
 from gpuwarden.facts import CardFacts, TenantFacts
 from remediator.actuators.docker import LABEL
 from tests.exporter import builders as build
@@ -77,6 +86,37 @@ def test_what_nobody_will_stop_shields_no_other() -> None:
     assert {each.container: each.recyclable for each in told[0].tenants} == {"a": True, "b": False}
 
 
+@pytest.mark.parametrize(
+    ("said", "mib"),
+    [
+        ("1800", 1800),
+        ("3k", 3000),
+        ("15M", 15_000_000),
+        ("2Ki", 2048),
+        ("1Mi", 2**20),
+        ("3e3", 3000),
+        ("99999999", 99999999),
+    ],
+)
+def test_the_limit_of_a_pod_is_its_budget_however_kubernetes_writes_it(said: str, mib: int) -> None:
+    assert limit(said, "gpuwarden/vram-mib") == Tenancy(budget_bytes=mib * MIB)
+
+
+def test_a_pod_without_a_limit_has_no_budget() -> None:
+    assert limit(None, "gpuwarden/vram-mib") == Tenancy()
+
+
+@pytest.mark.parametrize("said", ["", "0", "-1", "1.5", "100m", "1G", "1e9", "100M", " 3", "3\n", "٣", "123456789"])
+def test_a_limit_that_is_no_budget_is_none_and_is_told(said: str) -> None:
+    found = limit(said, "gpuwarden/vram-mib")
+
+    assert (found.budget_bytes, found.recyclable) == (None, False)
+    assert found.invalid is not None
+    assert found.invalid.reason == "bad_budget"
+    assert found.invalid.because.startswith("the limit of gpuwarden/vram-mib is ")
+    assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
+
+
 def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:
     assert MANAGED_LABEL == LABEL
 
@@ -130,6 +170,17 @@ def test_of_a_container_that_is_gone_every_card_is_told_for_nobody_knows_which_i
     snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=(place("b", holds(1)),))
 
     assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-0", "GPU-1"]
+
+
+def test_of_an_instance_that_shares_its_memory_nobody_is_told_what_is_free() -> None:
+    mig = MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0)
+    its_own = build.gpu(0, uuid="MIG-a", memory_free_bytes=7 * MIB, mig=mig)
+    shared = replace(its_own, uuid="MIG-b", mig=replace(mig, gpu_instance=2, shares_memory=True))
+    tenant = place("a", holds(30 * MIB, "MIG-a"), holds(30 * MIB, "MIG-b"), tenancy=BUDGET)
+
+    told = cards(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
+
+    assert {card.gpu: card.free_bytes for card in told} == {"MIG-a": 7 * MIB, "MIG-b": None}
 
 
 def test_without_gpu_readings_no_card_is_told_of() -> None:

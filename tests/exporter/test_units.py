@@ -1,5 +1,7 @@
 """Workers in services of systemd's, from directories shaped like the kernel's and systemd's; what is seen of them."""
 
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from deploy.private_systemd import NoSystemd, private_systemd
 from exporter.evidence import Thresholds
 from exporter.readings import Container, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
@@ -14,6 +17,7 @@ from exporter.settings import Settings
 from exporter.sources import workers
 from exporter.sources.units import Units
 from tests.exporter import builders as build
+from tests.waiting import eventually
 
 UNIT = "w@a.service"
 
@@ -39,7 +43,8 @@ class Host:
         link.symlink_to(invocation)
 
     def units(self, *patterns: str) -> Units:
-        return Units(patterns, proc=self.proc, invocations=self.invocations)
+        """By a systemd that cannot be asked how often it restarted them."""
+        return Units(patterns, proc=self.proc, invocations=self.invocations, systemctl=("/nonexistent/systemctl",))
 
 
 @pytest.fixture
@@ -168,3 +173,44 @@ def test_several_are_given_either_way() -> None:
         ["--systemd-unit=a@*.service", "--systemd-unit=b.service"],
     ):
         assert CliApp.run(Settings, cli_args=options).systemd_unit == ("a@*.service", "b.service")
+
+
+@pytest.mark.needs_systemd
+def test_how_often_a_real_systemd_has_started_a_service_again_is_told_of_each_invocation(tmp_path: Path) -> None:
+    with private_systemd(tmp_path) as systemd:
+        if isinstance(systemd, NoSystemd):
+            pytest.skip(systemd.because)
+        systemd.write(
+            "w.service",
+            "[Unit]\nDefaultDependencies=no\n[Service]\nRestart=always\nRestartSec=100ms\nExecStart=/bin/sleep 600\n",
+        )
+        enter = [*systemd.enter, "systemctl"]
+        subprocess.run([*enter, "daemon-reload"], check=True, timeout=30)
+        subprocess.run([*enter, "start", "w.service"], check=True, timeout=30)
+        units = Units(("w.service",), invocations=systemd.root / "run/systemd/units", systemctl=enter)
+
+        def seen(*, other_than: str = "") -> Container | None:
+            """As of a worker in it: the invocation is systemd's, whoever the process is."""
+            me = build.sighting(pid=os.getpid(), container_id="w.service")
+            found = units.containers([me]).get("w.service")
+            return None if found is None or found.incarnation == other_than else found
+
+        first = eventually(seen)
+        subprocess.run([*enter, "kill", "--signal=KILL", "w.service"], check=True, timeout=30)
+        second = eventually(lambda: seen(other_than=first.incarnation))
+
+    assert (first.restarts, second.restarts) == (0, 1)
+
+
+def test_systemd_is_asked_for_restarts_once_in_an_invocation(host: Host, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{asked}\necho 3\n')
+    systemctl.chmod(0o700)
+    units = Units((UNIT,), proc=host.proc, invocations=host.invocations, systemctl=(str(systemctl),))
+    seen = [units.containers([sighting(container_id=UNIT)])[UNIT].restarts for _ in range(3)]
+    host.invoke(UNIT, "def")
+    units.containers([sighting(container_id=UNIT)])
+
+    assert seen == [3, 3, 3]
+    assert asked.read_text().splitlines() == [f"show --property=NRestarts --value -- {UNIT}"] * 2

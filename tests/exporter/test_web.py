@@ -1,5 +1,6 @@
 """The exporter's pages, by a real server; and the whole program, as a process of its own."""
 
+import gzip
 import http.client
 import json
 import os
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,14 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter import testimony, web
+from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
-from exporter.readings import Snapshot, Unknown
+from exporter.readings import Snapshot, SourceHealth, Unknown
 from exporter.scrape import SnapshotCollector
 from gpuwarden import __version__, clock, facts
 from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
@@ -33,28 +37,42 @@ from tests.waiting import eventually
 Answer = tuple[int, str, dict[str, str]]
 """Status, body, headers."""
 
+PROMETHEUS_ACCEPTS = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+"""What Prometheus 2.42 sends."""
 
-def get(port: int, path: str, *, method: str = "GET") -> Answer:
+
+def get(port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
         return response.status, response.read().decode(), dict(response.getheaders())
     finally:
         connection.close()
 
 
-@contextmanager
-def served(latest: Callable[[], Snapshot | None]) -> Iterator[int]:
-    """The port of a server of this snapshot."""
+def pages(latest: Callable[[], Snapshot | None], door: Doorkeeper) -> web.Pages:
+    """The pages of this snapshot."""
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(latest, host="box-1", thresholds=Thresholds()))
-    with web.server("127.0.0.1", 0, web.Pages(registry, latest)) as server:
+    return web.Pages(registry, latest, host="box-1", door=door)
+
+
+@contextmanager
+def served(latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None) -> Iterator[int]:
+    """The port of a server of this snapshot."""
+    door = Doorkeeper(web_config_file)
+    with web.server("127.0.0.1", 0, pages(latest, door), door) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def now(snapshot: Snapshot) -> Snapshot:
@@ -77,6 +95,59 @@ def test_metrics_are_what_prometheus_reads() -> None:
     assert "gpuwarden_worker_alive" in {family.name for family in text_string_to_metric_families(text)}
 
 
+def test_who_asks_for_openmetrics_is_given_it_with_the_same_series() -> None:
+    snapshot = now(build.snapshot(build.sighting()))
+    with served(lambda: snapshot) as port:
+        _, text, _ = get(port, "/metrics")
+        status, openmetrics, headers = get(port, "/metrics", headers={"Accept": PROMETHEUS_ACCEPTS})
+
+    assert (status, headers["Content-Type"].partition(";")[0]) == (200, "application/openmetrics-text")
+    assert openmetrics.endswith("# EOF\n")
+    families = openmetrics_families(openmetrics)  # type: ignore[no-untyped-call]
+    assert names(families) == names(text_string_to_metric_families(text))
+
+
+def test_a_page_is_packed_for_who_takes_it() -> None:
+    snapshot = now(build.snapshot(build.sighting()))
+    with served(lambda: snapshot) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        packed = answer.read()
+        connection.close()
+        _, plain, headers = get(port, "/metrics", headers={"Accept-Encoding": "identity"})
+
+    assert answer.getheader("Content-Encoding") == "gzip"
+    assert "Content-Encoding" not in headers
+    assert len(packed) * 3 < len(plain)
+    unpacked = gzip.decompress(packed).decode()
+    assert names(text_string_to_metric_families(unpacked)) == names(text_string_to_metric_families(plain))
+
+
+def names(families: Iterable[Metric]) -> set[str]:
+    return {sample.name for family in families for sample in family.samples}
+
+
+def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup() -> None:
+    sources = (
+        SourceHealth(source="gpu", success=True, duration_s=0.0015),
+        SourceHealth(source="docker", success=False, duration_s=5.0, because="no <socket> & no answer"),
+    )
+    with served(live(sources=sources)) as port:
+        _, text, headers = get(port, "/")
+
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert f"Version {__version__}, on box-1. Its newest look is 0." in text
+    assert "<td>gpu<td>well, in 1.5 ms" in text
+    assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
+
+
+def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -> None:
+    with served(lambda: None) as port:
+        assert "It has not looked at this host yet." in get(port, "/")[1]
+        assert get(port, "/-/healthy")[0] == 200
+
+
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
@@ -89,7 +160,8 @@ def test_metrics_are_what_prometheus_reads() -> None:
         pytest.param("/evidence?container=none", 200, '"container_incarnation": null', id="one that does not run"),
         pytest.param("/evidence?container=w0&worker=w0", 400, "ask for one worker", id="a worker and a container"),
         pytest.param("/evidence?gpu=0", 400, "or for one server", id="something else"),
-        pytest.param("/healthz", 200, "ok", id="health"),
+        pytest.param("/-/healthy", 200, "ok", id="health"),
+        pytest.param("/-/ready", 200, "ok", id="readiness"),
         pytest.param("/", 200, "/metrics", id="the front page"),
         pytest.param("/nowhere", 404, "no such page", id="no page"),
     ],
@@ -111,7 +183,7 @@ def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.
     assert (found, text) == (404, "no such server is seen on this host\n")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/healthz", "/"])
+@pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/-/healthy", "/-/ready", "/"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
 def test_nothing_but_get_is_answered(method: str, path: str) -> None:
     with served(live(build.sighting())) as port:
@@ -129,9 +201,9 @@ def stale() -> Snapshot:
     ("latest", "path"),
     [
         pytest.param(lambda: None, "/evidence?worker=w0", id="evidence before the first look"),
-        pytest.param(lambda: None, "/healthz", id="health before the first look"),
+        pytest.param(lambda: None, "/-/ready", id="readiness before the first look"),
         pytest.param(stale, "/evidence?worker=w0", id="evidence of a look long ago"),
-        pytest.param(stale, "/healthz", id="health of a look long ago"),
+        pytest.param(stale, "/-/ready", id="readiness of a look long ago"),
         pytest.param(live(workers=None), "/evidence?worker=w0", id="evidence while the worker source fails"),
     ],
 )
@@ -154,24 +226,41 @@ def test_evidence_is_given_to_this_host_alone(address: str, status: str) -> None
     def start_response(status: str, *_: Any) -> Any:
         said.append(status)
 
-    web.Pages(CollectorRegistry(), live(build.sighting()))(environ, start_response)
+    pages(live(build.sighting()), Doorkeeper(None))(environ, start_response)
 
     assert said[0].split()[0] == status
 
 
 def test_a_client_that_sends_nothing_holds_up_nobody() -> None:
     with served(live()) as port, socket.create_connection(("127.0.0.1", port)):
-        assert get(port, "/healthz")[0] == 200
+        assert get(port, "/-/ready")[0] == 200
+
+
+def test_more_connections_than_may_be_are_closed_and_answered_again_once_others_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "CONNECTIONS_MAX", 2)
+
+    def answered(port: int) -> bool:
+        try:
+            return get(port, "/-/healthy")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    with served(live()) as port:
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            assert not answered(port)
+        eventually(lambda: answered(port), "two have hung up")
 
 
 def test_a_port_in_use_is_named() -> None:
     with served(live()) as port, pytest.raises(web.PortTakenError, match=rf"127\.0\.0\.1:{port} is in use.*--port"):
-        web.server("127.0.0.1", port, web.Pages(CollectorRegistry(), lambda: None))
+        web.server("127.0.0.1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 def test_an_address_that_is_not_ours_is_named() -> None:
     with pytest.raises(web.PortTakenError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        web.server("192.0.2.1", 0, web.Pages(CollectorRegistry(), lambda: None))
+        web.server("192.0.2.1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 # Testimony
@@ -399,7 +488,8 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
     assert (told.host, told.alive, told.job_id, told.gpu_simulated) == ("box-1", True, 7, True)
     assert told.worker_incarnation == worker.incarnation
     assert 'gpuwarden_worker_alive{container="w0",worker="w0"} 1.0' in text
-    assert 'gpuwarden_gpu_info{gpu="GPU-sim-0",index="0",name="Simulated GPU",source="simulated"} 1.0' in text
+    info = 'attribution="process",gpu="GPU-sim-0",index="0",name="Simulated GPU",source="simulated"'
+    assert f"gpuwarden_gpu_info{{{info}}} 1.0" in text
     assert f'gpuwarden_exporter_info{{nodename="box-1",version="{__version__}"}} 1.0' in text
     assert "process_resident_memory_bytes" in text
 
@@ -410,6 +500,28 @@ def test_the_program_ends_in_good_order_on(number: signal.Signals, program: Expo
 
     assert status == 0
     assert json.loads(log.splitlines()[-1])["event"] == "exporter stopped"
+
+
+def test_sighup_ends_nothing_and_tells_what_is_in_force(program: Exporter) -> None:
+    program.process.send_signal(signal.SIGHUP)
+    assert program.process.stderr
+    told = json.loads(program.process.stderr.readline())
+
+    assert told["event"] == "SIGHUP: what changed in files is in force; options want a restart"
+    assert get(program.port, "/-/healthy")[0] == 200
+
+
+def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(house: Path, tmp_path: Path) -> None:
+    config = tmp_path / "web.yml"
+    config.write_text("basic_auth_users: {prom: plain}\n")
+
+    status, error = run("--dir", house, "--docker", "none", "--port", 0, "--web-config-file", config)
+
+    assert status == 1
+    assert error == (
+        f"gpuwarden exporter: user 1 of basic_auth_users in the web configuration file {config} has no bcrypt hash, as "
+        '`htpasswd -nBC 10 ""` prints it after the colon\n'
+    )
 
 
 def test_a_simulation_file_that_turns_bad_makes_gpus_unknown_and_a_whole_one_known_again(

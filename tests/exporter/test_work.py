@@ -1,6 +1,9 @@
 """What processes have done, as the kernel tells it, and where dead workers were (A5, A14)."""
 
+import gc
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, 
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
+from exporter.sources.work import Work
 from gpuwarden import cgroup
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
@@ -39,7 +43,7 @@ def test_work_is_io_by_calls_and_disk_faults_of_both_kinds_and_cpu_time_with_the
 ) -> None:
     kernel(tmp_path, 41)
 
-    found = processes.work([41], proc=tmp_path)[41]
+    found = Work(proc=tmp_path).read([41])[41]
 
     assert (found.start_ticks, found.io_bytes, found.faults) == (22, 127, 10 + 11 + 12 + 13)
     assert found.cpu_s == pytest.approx((14 + 15 + 16 + 17) / TICKS)
@@ -48,53 +52,110 @@ def test_work_is_io_by_calls_and_disk_faults_of_both_kinds_and_cpu_time_with_the
 def test_a_process_that_is_gone_is_left_out(tmp_path: Path) -> None:
     kernel(tmp_path, 41)
 
-    assert processes.work([40, 41], proc=tmp_path).keys() == {41}
+    assert Work(proc=tmp_path).read([40, 41]).keys() == {41}
 
 
-def test_a_process_that_went_between_two_looks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_went_between_its_two_files_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = kernel(tmp_path, 41, io=None)
-    stat = processes._stat
+    read = os.pread
 
-    def then_it_goes(pid: int, proc: Path) -> list[int]:
-        found = stat(pid, proc)
+    def then_it_goes(*arguments: int) -> bytes:
+        found = read(*arguments)
         (folder / "stat").unlink()
         return found
 
-    monkeypatch.setattr(processes, "_stat", then_it_goes)
+    monkeypatch.setattr(os, "pread", then_it_goes)
 
-    assert processes.work([41], proc=tmp_path) == {}
+    assert Work(proc=tmp_path).read([41]) == {}
+
+
+def test_a_process_that_ends_is_left_out_from_then_on_and_its_files_are_closed() -> None:
+    work, open_before = Work(), descriptors()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        first, again = work.read([process.pid]), work.read([process.pid])
+        kept = descriptors() - open_before
+        process.kill()
+
+    assert (set(first), set(again), len(kept)) == ({process.pid}, {process.pid}, 3)  # its standard input, and two
+    assert work.read([process.pid]) == {}
+    assert descriptors() == open_before
+
+
+def descriptors() -> set[int]:
+    """The files that this process has open."""
+    found = {int(each) for each in os.listdir("/proc/self/fd")}  # noqa: PTH208 - one of them lists them
+    return {each for each in found if Path(f"/proc/self/fd/{each}").exists()}
+
+
+def test_the_files_of_what_is_not_looked_at_any_more_are_closed_and_all_with_who_reads(tmp_path: Path) -> None:
+    for pid in (41, 42):
+        kernel(tmp_path, pid)
+    open_before = descriptors()
+    work = Work(proc=tmp_path)
+    work.read([41, 42])
+    work.let_go()
+    both = descriptors() - open_before
+    work.read([42])
+    work.let_go()
+    one = descriptors() - open_before
+    del work
+    gc.collect()
+
+    assert (len(both), len(one), descriptors()) == (4, 2, open_before)
+
+
+def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_path: Path) -> None:
+    for pid in (41, 42, 43):
+        kernel(tmp_path, pid)
+    open_before = descriptors()
+    work = Work(proc=tmp_path, kept_max=1)
+
+    found = [work.read([41, 42, 43]) for _ in range(2)]
+
+    assert len(descriptors() - open_before) == 2
+    assert found[0] == found[1] == Work(proc=tmp_path).read([41, 42, 43])
+
+
+def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
+    folder = kernel(tmp_path, 41)
+    work = Work(proc=tmp_path)
+    before = work.read([41])[41].io_bytes
+    (folder / "io").write_text(IO.replace("rchar: 100", "rchar: 1000"))
+
+    assert (before, work.read([41])[41].io_bytes) == (127, 1027)
 
 
 def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
     kernel(tmp_path, 41, io=None)
 
-    found = processes.work([41], proc=tmp_path)[41]
+    found = Work(proc=tmp_path).read([41])[41]
 
     assert (found.io_bytes, found.faults) == (None, 46)
 
 
 def test_io_that_is_not_for_us_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel(tmp_path, 41)
-    read = Path.read_text
+    opened = os.open
 
-    def refuse(path: Path, *args: Any, **kwargs: Any) -> str:
-        if path.name == "io":
+    def refuse(path: str, flags: int) -> int:
+        if path.endswith("/io"):
             raise PermissionError("not yours")
-        return read(path, *args, **kwargs)
+        return opened(path, flags)
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
-    assert processes.work([41], proc=tmp_path)[41].io_bytes is None
+    assert Work(proc=tmp_path).read([41])[41].io_bytes is None
 
 
 def test_the_work_of_this_process_grows_with_what_it_does() -> None:
-    before = processes.work([os.getpid()])[os.getpid()]
+    work = Work()
+    before = work.read([os.getpid()])[os.getpid()]
     block = bytearray(64 * 2**20)  # touched anew: a page fault for each page, or for each huge one
     Path("/usr/bin/env").read_bytes()
 
     def more() -> bool:
         sum(range(10**6))
-        after = processes.work([os.getpid()])[os.getpid()]
+        after = work.read([os.getpid()])[os.getpid()]
         return (
             after.faults > before.faults
             and after.cpu_s > before.cpu_s
@@ -162,7 +223,7 @@ def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
     for name, text in (("cgroup.procs", f"{os.getpid()}\n"), ("memory.current", "7\n"), ("memory.stat", "anon 7\n")):
         (group / name).write_text(text)
     for name in ("directory", "memory_directory"):
-        monkeypatch.setattr(cgroup, name, lambda *_: group)
+        monkeypatch.setattr(cgroup, name, lambda *_, **__: group)
     found = sampler(house, Docker(replace(HERE, folders=())))
 
     assert place(look(found, monkeypatch, LIVES)) == ("worker-0", HERE.incarnation)
@@ -370,10 +431,10 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
 ) -> None:
     start_worker("w0")
 
-    def refuse(_: Any) -> dict[int, ProcessWork]:
+    def refuse(*_: Any) -> dict[int, ProcessWork]:
         raise error
 
-    monkeypatch.setattr(processes, "work", refuse)
+    monkeypatch.setattr(Work, "read", refuse)
     snapshot = sampler(house).sample()
 
     assert snapshot.containers[0].work_still_s is None
@@ -385,7 +446,7 @@ def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
     house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker("w0")
-    monkeypatch.setattr(processes, "_io_bytes", lambda *_: None)
+    monkeypatch.setattr(Work, "_io_bytes", lambda *_: None)
     snapshot = sampler(house).sample()
 
     assert (snapshot.containers[0].io_still_s, snapshot.containers[0].fault_still_s) == (None, 0.0)

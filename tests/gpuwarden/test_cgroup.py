@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -79,12 +78,39 @@ def test_a_container_is_known_by_its_full_id_whatever_runs_it(proc: Path, path: 
         pytest.param(f"/docker/{ID.upper()}", id="capitals"),
         pytest.param(f"/x{ID}", id="an id inside a word"),
         pytest.param(f"/docker-{ID}.service", id="a unit named like one"),
+        pytest.param(f"/machine.slice/libpod-conmon-{ID}.scope", id="what watches a container of Podman's"),
+        pytest.param(f"/kubepods.slice/crio-conmon-{ID}.scope", id="what watches a container of CRI-O's"),
     ],
 )
 def test_a_process_outside_containers_is_in_none(proc: Path, path: str) -> None:
     belongs(proc, f"0::{path}")
 
     assert cgroup.container_id(PID, proc=proc) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "runtime"),
+    [
+        pytest.param(f"/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope", "containerd", id="containerd"),
+        pytest.param(f"/kubepods-pod1.slice:cri-containerd:{ID}", "containerd", id="containerd, old systemd"),
+        pytest.param(f"/system.slice/nerdctl-{ID}.scope", "containerd", id="nerdctl"),
+        pytest.param(f"/kubepods.slice/crio-{ID}.scope/container", "cri-o", id="CRI-O"),
+        pytest.param(f"/kubepods/pod1/crio-{ID}", "cri-o", id="CRI-O, cgroupfs"),
+        pytest.param(f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", "libpod",
+                     id="rootless Podman"),
+        pytest.param(f"/libpod_parent/libpod-{ID}", "libpod", id="Podman, cgroupfs"),
+        pytest.param(f"/kubepods/burstable/pod5d0c1f4e/{ID}", None, id="a pod, cgroupfs: whoever runs it"),
+        pytest.param(f"/system.slice/docker-{ID}.scope", None, id="Docker, which is asked"),
+        pytest.param(f"/not-libpod/{ID}", None, id="a parent that is called otherwise"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("lines", [["0::{}"], ["4:memory:{}", "1:name=systemd:{}", "0::/"]], ids=["v2", "hybrid"])
+def test_who_runs_a_container_is_told_by_the_name_of_its_group(
+    proc: Path, lines: list[str], path: str, runtime: str | None
+) -> None:
+    belongs(proc, *(line.format(path) for line in lines))
+
+    assert cgroup.owner(PID, proc=proc) == (ID, runtime)
 
 
 def test_a_container_is_found_in_the_hierarchies_of_version_1(proc: Path) -> None:
@@ -290,6 +316,24 @@ def test_memory_of_version_1_is_the_whole_charge_with_its_parts(root: Path) -> N
     assert cgroup.memory(place) == cgroup.Memory(usage_bytes=1000, anon_bytes=300, working_set_bytes=850)
 
 
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        pytest.param({"memory_current": "1\n", "memory_events": "oom 4\noom_kill 3\noom_group_kill 1\n"}, 3, id="v2"),
+        pytest.param({"memory_usage_in_bytes": "1\n", "memory_oom_control": "oom_kill_disable 0\nunder_oom 0\n"
+                      "oom_kill 2\n"}, 2, id="v1"),
+        pytest.param({"memory_current": "1\n", "memory_events": "oom 0\noom_kill 0\n"}, 0, id="none yet"),
+        pytest.param({"memory_usage_in_bytes": "1\n", "memory_oom_control": "oom_kill_disable 0\nunder_oom 0\n"}, None,
+                     id="a kernel that does not count them"),
+        pytest.param({"memory_current": "1\n"}, None, id="no such file"),
+    ],
+)  # fmt: skip
+def test_processes_that_were_killed_for_memory_are_counted_by_the_kernel(
+    root: Path, files: dict[str, str], kills: int | None
+) -> None:
+    assert cgroup.memory(group(root / "c", **files, memory_stat="")).oom_kills == kills
+
+
 @pytest.mark.parametrize("usage", [{"memory_current": "10\n"}, {"memory_usage_in_bytes": "10\n"}], ids=["v2", "v1"])
 def test_parts_that_the_kernel_does_not_tell_are_unknown_not_zero(root: Path, usage: dict[str, str]) -> None:
     place = group(root / "c", **usage, memory_stat="cache 0\n")
@@ -327,6 +371,13 @@ def test_the_processes_of_a_group_are_those_below_it_too(root: Path) -> None:
     assert cgroup.processes(root / "c") == {1, 2, 3, 4}
 
 
+def test_a_long_list_of_processes_is_read_whole(root: Path) -> None:
+    pids = range(100_000, 110_000)
+    group(root / "c", cgroup_procs="".join(f"{pid}\n" for pid in pids))
+
+    assert cgroup.processes(root / "c") == set(pids)
+
+
 def test_a_group_that_is_empty_or_gone_has_no_process(root: Path) -> None:
     group(root / "c", cgroup_procs="")
 
@@ -342,14 +393,14 @@ def test_a_process_of_another_pid_namespace_still_counts_as_one(root: Path) -> N
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
     """Let reading one file fail as the kernel makes it fail."""
-    read = Path.read_text
+    read = cgroup.read
 
-    def refuse(self: Path, *arguments: Any, **named: Any) -> str:
-        if self == path:
-            raise OSError(number, os.strerror(number), str(self))
-        return read(self, *arguments, **named)
+    def refuse(asked: str) -> bytes:
+        if asked == str(path):
+            raise OSError(number, os.strerror(number), asked)
+        return read(asked)
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(cgroup, "read", refuse)
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP], ids=["gone", "going", "threaded"])
@@ -369,6 +420,28 @@ def test_a_group_that_may_not_be_read_is_an_error_and_never_empty(root: Path, mo
 
     with pytest.raises(PermissionError):
         cgroup.processes(place)
+
+
+# --- which there are
+
+
+@pytest.mark.parametrize("hierarchy", ["", "memory"], ids=["version 2", "version 1 and the hybrid"])
+def test_every_container_of_a_host_is_found_by_its_group(root: Path, hierarchy: str) -> None:
+    top = root / hierarchy
+    pod = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
+    first = group(top / pod / f"cri-containerd-{ID}.scope", cgroup_procs="1\n")
+    group(first / f"docker/{'ab' * 32}", cgroup_procs="2\n")
+    second = group(top / f"docker/{OTHER}", cgroup_procs="3\n")
+    group(top / f"machine.slice/libpod-conmon-{'cd' * 32}.scope", cgroup_procs="4\n")
+    group(root / f"unified/docker/{'ef' * 32}")
+
+    assert cgroup.containers(root) == {ID: first, OTHER: second} | (
+        {} if hierarchy else {"ef" * 32: root / f"unified/docker/{'ef' * 32}"}
+    )
+
+
+def test_where_nothing_is_mounted_there_is_no_container(tmp_path: Path) -> None:
+    assert cgroup.containers(tmp_path / "nothing") == {}
 
 
 # --- since when

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from gpuwarden.statefile import (
     JobFile,
     Stamp,
     StateFileError,
+    TaskFile,
     WorkerFile,
     check_name,
     parse_job,
+    parse_task,
     parse_worker,
     render,
 )
@@ -205,6 +208,76 @@ def test_a_job_file_with_a_wrong_field_names_it(text: str, says: str) -> None:
         parse_job(text)
 
     assert refused.value.reason == "field"
+
+
+TASK = {"running_log_id": 123, "remote_pid": "4567", "remote_pgid": "4560", "timestamp": "1734220000"}
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        pytest.param(
+            json.dumps(TASK),
+            TaskFile(task_id=123, pid=4567, pgid=4560, started_unix_s=1734220000.0),
+            id="as documented",
+        ),
+        pytest.param(
+            json.dumps({"running_log_id": "0", "remote_pid": 1, "remote_pgid": 4194304, "timestamp": 1734220000.25}),
+            TaskFile(task_id=0, pid=1, pgid=2**22, started_unix_s=1734220000.25),
+            id="numbers and text the other way round",
+        ),
+        pytest.param(
+            json.dumps({**TASK, "timestamp": "1734220000.125", "host": "a", "format": "v7"}),
+            TaskFile(task_id=123, pid=4567, pgid=4560, started_unix_s=1734220000.125),
+            id="a fraction as text, and fields that are not ours",
+        ),
+    ],
+)
+def test_a_task_file_of_another_runner_is_read(text: str, read: TaskFile) -> None:
+    assert parse_task(text) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "says"),
+    [
+        pytest.param("", "not_json", "not whole JSON", id="empty"),
+        pytest.param(json.dumps(TASK)[:40], "not_json", "not whole JSON", id="half written"),
+        pytest.param(" " * (SIZE_MAX_BYTES + 1), "oversized", "over 65536 bytes", id="oversized"),
+        pytest.param("[]", "not_object", "list found", id="a list"),
+        pytest.param(json.dumps({**TASK, "remote_pid": None}), "field", "'remote_pid': .* nothing", id="no pid"),
+        pytest.param(json.dumps({**TASK, "remote_pid": "0"}), "field", "from 1 to 4194304", id="pid 0, all processes"),
+        pytest.param(json.dumps({**TASK, "remote_pid": "-1"}), "field", "'-1' found", id="pid -1, all processes"),
+        pytest.param(json.dumps({**TASK, "remote_pgid": 1.5}), "field", "'remote_pgid'", id="a fraction"),
+        pytest.param(json.dumps({**TASK, "remote_pgid": True}), "field", "True found", id="a boolean"),
+        pytest.param(json.dumps({**TASK, "remote_pid": "4194305"}), "field", "from 1 to", id="a pid past the last"),
+        pytest.param(json.dumps({**TASK, "remote_pid": "٤٥"}), "field", "'remote_pid'", id="digits of another script"),
+        pytest.param(json.dumps({**TASK, "remote_pid": "9" * 4000}), "field", "'999", id="more digits than a number"),
+        pytest.param(
+            json.dumps({**TASK, "running_log_id": str(2**63)}), "field", "'running_log_id'", id="over 64 bits"
+        ),
+        pytest.param(json.dumps({**TASK, "timestamp": "1e9"}), "field", "'timestamp': seconds", id="an exponent"),
+        pytest.param(json.dumps({**TASK, "timestamp": False}), "field", "False found", id="a boolean for a time"),
+        pytest.param(json.dumps({**TASK, "timestamp": "9" * 13}), "field", "'timestamp'", id="a time in milliseconds"),
+        pytest.param(json.dumps({**TASK, "timestamp": {}}), "field", "an object found", id="an object for a time"),
+    ],
+)
+def test_a_task_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(text: str, reason: str, says: str) -> None:
+    with pytest.raises(StateFileError, match=says) as refused:
+        parse_task(text)
+
+    assert refused.value.reason == reason
+
+
+@given(st.text())
+def test_whatever_is_in_a_task_file_it_is_read_or_refused_and_nothing_else(text: str) -> None:
+    with suppress(StateFileError):
+        parse_task(text)
+
+
+@given(st.sampled_from(sorted(TASK)), json_values)
+def test_whatever_one_field_of_a_task_holds_it_is_read_or_refused_and_nothing_else(field: str, value: object) -> None:
+    with suppress(StateFileError):
+        parse_task(json.dumps({**TASK, field: value}))
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -30,6 +30,32 @@ class Sample:
     decoder: int | str = 0
 
 
+FIRST_INSTANCE: Final = 100
+"""The number in the script from which on there are no GPUs, but what they are cut into."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """One instance of a GPU in MIG mode; its list is pid to memory, or to memory and the two instances' numbers."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int = 0
+    number: int = 0
+    name: str = "Test GPU MIG 1g.10gb"
+    size_bytes: int = 2 * 2**30
+    used_bytes: int = 0
+    compute: Mapping[int, Memory] = field(default_factory=dict)
+
+    def lines(self, index: int, device: int) -> list[str]:
+        """Its part of the script: it is cut from GPU `index`, and told of as `device`."""
+        return [
+            f"instance {index} {self.number} {device} {self.gpu_instance} {self.compute_instance}",
+            f"gpu {device} {self.uuid} {self.size_bytes} {self.used_bytes} 0 {self.name}",
+            *(f"compute {device} {pid} {size}" for pid, size in self.compute.items()),
+        ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """One GPU; its lists are pid to memory."""
@@ -40,10 +66,13 @@ class Card:
     used_bytes: int = 0
     utilization: int = 0
     mig: bool = False
+    instances: tuple[Instance, ...] = ()
     compute: Mapping[int, Memory] = field(default_factory=dict)
     graphics: Mapping[int, Memory] = field(default_factory=dict)
     mps: Mapping[int, Memory] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    figures: tuple[str, ...] = ()
+    """What its sensors and error counters tell: `FUNCTION SELECTOR VALUE…` (see nvml.c)."""
 
     def lines(self, index: int) -> list[str]:
         """Its part of the script."""
@@ -55,6 +84,12 @@ class Card:
             *(
                 f"sample {index} {each.pid} {each.timestamp_us} {each.sm} {each.memory} {each.encoder} {each.decoder}"
                 for each in self.samples
+            ),
+            *(f"figure {index} {each}" for each in self.figures),
+            *(
+                line
+                for device, each in enumerate(self.instances, start=FIRST_INSTANCE + 10 * index)
+                for line in each.lines(index, device)
             ),
         ]
 
@@ -85,6 +120,7 @@ def compile_library(folder: Path, *, compiler: Path) -> Path:
     library = folder / LIBRARY
     command: list[str | Path] = [
         compiler,
+        "-O2",
         "-shared",
         "-fPIC",
         "-nostdlib",

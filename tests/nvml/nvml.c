@@ -1,6 +1,7 @@
 /* A stand-in for NVIDIA's driver library: it answers the NVML functions that the exporter asks, from a script.
  *
- * The script is the text file that NVML_SCRIPT names, read anew at every call, at most 64 KiB, one answer a line. Words
+ * The script is the text file that NVML_SCRIPT names, at most 64 KiB, one answer a line; every call answers from the file
+ * that is there by then, which is replaced by rename and never changed. Words
  * are separated by one blank; GPU is a number from 0, or `-` in a call that is about none; `*` is every FUNCTION.
  * Functions go by their name without the version at its end, numbers are decimal, and `-` for a number is all ones,
  * which is how NVML says "not available". Structures and return codes are those of nvml.h (the NVML API reference):
@@ -8,14 +9,21 @@
  *     session NUMBER                                   another number: the driver was loaded anew, initialise first
  *     gpu GPU UUID TOTAL USED UTILIZATION NAME         bytes and percent; the name may have blanks
  *     mig GPU                                          it is in MIG mode; without this line MIG is not supported
- *     compute|graphics|mps GPU PID BYTES               a process on that list
+ *     instance GPU NUMBER DEVICE GI CI                 so cut, this is its instance of that number, itself told of in
+ *                                                      lines of a GPU from 100 on
+ *     compute|graphics|mps GPU PID BYTES [GI CI]       a process on that list
  *     sample GPU PID TIMESTAMP SM MEMORY ENC DEC       microseconds and percent; told to whom has seen less
  *     error GPU FUNCTION CODE                          what that call returns
  *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
  *     hang GPU FUNCTION                                that call does not return while this line is there
+ *     xid GPU NUMBER CODE                              an error that is reported to who waits; each has another NUMBER,
+ *                                                      and one is waited for with a greater one than was there before
+ *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
+ *                                                      clock, error + 2 * counter), 0 where there is nothing to choose;
+ *                                                      without this line it is not supported
  *
- * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. One
- * thread at a time may call it.
+ * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. Threads
+ * may call it at once; lists that grow are asked for by one thread at a time.
  */
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -23,20 +31,55 @@ typedef struct { u32 version; u64 total, reserved, free, used; } Memory;
 typedef struct { u32 gpu, memory; } Rates;
 typedef struct { u32 pid; u64 bytes; u32 gpu_instance, compute_instance; } Process;
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
+typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instance; } Event;
+typedef struct { u64 seen, gpus; } EventSet;
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1 };
-enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16 };
+enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8 };
+enum { GPUS_MAX = 64, INSTANCES_MAX = 7, REPORT_MS = 100 };
+enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
 
 int open(const char *path, int flags, ...);
 long read(int file, void *into, unsigned long size);
 int close(int file);
 int usleep(u32 microseconds);
+int statx(int folder, const char *path, int flags, u32 mask, void *into);
 char *getenv(const char *name);
+void *malloc(unsigned long size);
+void free(void *memory);
+int pthread_once(int *done, void (*make)(void));
+int pthread_key_create(u32 *key, void (*destroy)(void *));
+void *pthread_getspecific(u32 key);
+int pthread_setspecific(u32 key, const void *value);
 
-static char script[SCRIPT_BYTES + 1];
+/* A script as a thread has read it. Its file stays open, so that no other can have its number meanwhile; `odd` ones
+ * have lines that make a call fail, hang or grow. */
+typedef struct { int file; u64 numbered; int odd; char text[SCRIPT_BYTES + 1]; } Script;
+
+static u32 script_key;
+static int script_once;
 static u64 session = 0;
 static u32 grown = 0;
+
+static void forget(void *own)
+{
+    close(((Script *)own)->file);
+    free(own);
+}
+static void make_key(void) { pthread_key_create(&script_key, forget); }
+
+/* The calling thread's own copy of the script. */
+static Script *own_script(void)
+{
+    Script *own;
+    pthread_once(&script_once, make_key);
+    if (!(own = pthread_getspecific(script_key))) {
+        pthread_setspecific(script_key, own = malloc(sizeof *own));
+        own->file = -1;
+    }
+    return own;
+}
+#define script own_script()->text
 
 /* What stands in a line after `words`, or 0: the words must match to the blank after the last of them. */
 static const char *after(const char *line, const char *words)
@@ -91,6 +134,8 @@ static const char *find(const char *line, const char *kind, int gpu)
 static const char *find_call(const char *kind, int gpu, const char *function)
 {
     const char *rest = script, *found;
+    if (!own_script()->odd)
+        return 0;
     while ((rest = find(rest, kind, gpu))) {
         if ((found = after(rest, function)) && (*found == ' ' || *found == '\n'))
             return found;
@@ -100,14 +145,31 @@ static const char *find_call(const char *kind, int gpu, const char *function)
     return 0;
 }
 
+/* The number of the script's file (statx(2): stx_ino is the word at 32 of its 256 bytes), 0 when it is not there. */
+static u64 present_file(const char *path)
+{
+    u64 found[32];
+    return path && !statx(AT_FDCWD, path, 0, STATX_INO, found) ? found[4] : 0;
+}
+
 static int load(void)
 {
-    const char *path = getenv("NVML_SCRIPT");
-    int file = path ? open(path, 0) : -1;
-    long size = file < 0 ? -1 : read(file, script, SCRIPT_BYTES);
-    if (file >= 0)
-        close(file);
-    script[size < 0 ? 0 : size] = 0;
+    const char *path = getenv("NVML_SCRIPT"), *line;
+    Script *own = own_script();
+    long size;
+    if (own->file >= 0 && own->numbered == present_file(path))
+        return 1;
+    if (own->file >= 0)
+        close(own->file);
+    do { /* a file that is replaced between the two calls is not the one that was opened */
+        own->numbered = present_file(path);
+        own->file = path ? open(path, 0) : -1;
+    } while (own->file >= 0 && own->numbered != present_file(path) && !close(own->file));
+    size = own->file < 0 ? -1 : read(own->file, own->text, SCRIPT_BYTES);
+    own->text[size < 0 ? 0 : size] = 0;
+    own->odd = 0;
+    for (line = own->text; *line; line = next_line(line))
+        own->odd |= after(line, "hang ") || after(line, "error ") || after(line, "grow ");
     return size >= 0;
 }
 
@@ -226,8 +288,10 @@ static int list(void *device, const char *function, const char *kind, u32 *count
     for (*count = 0; (rest = find(rest, kind, gpu)); ++*count) {
         u32 pid = (u32)number(&rest);
         u64 bytes = number(&rest);
+        int told = *rest == ' ';
+        u32 gpu_instance = told ? (u32)number(&rest) : ~0U, compute_instance = told ? (u32)number(&rest) : ~0U;
         if (*count < room)
-            into[*count].pid = pid, into[*count].bytes = bytes;
+            into[*count] = (Process){pid, bytes, gpu_instance, compute_instance};
     }
     return *count > room || (into && must_grow(gpu, function)) ? INSUFFICIENT_SIZE : SUCCESS;
 }
@@ -264,4 +328,165 @@ int nvmlDeviceGetProcessUtilization(void *device, Sample *into, u32 *count, u64 
     if (!*count)
         return NOT_FOUND;
     return *count > room || must_grow(gpu, "nvmlDeviceGetProcessUtilization") ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* The values of the `figure` line of this call and selector; `wide` ones have 64 bits. */
+static int figure(void *device, const char *function, u32 selector, u32 count, void **into, int wide)
+{
+    int gpu = gpu_of(device), failed = begin(gpu, function);
+    const char *line = script, *rest;
+    if (failed)
+        return failed;
+    for (; (line = find(line, "figure ", gpu)); ) {
+        if (!(rest = after(line, function)) || *rest != ' ' || number(&rest) != selector)
+            continue;
+        for (u32 n = 0; n < count; n++) {
+            u64 value = number(&rest);
+            if (wide)
+                *(u64 *)into[n] = value;
+            else
+                *(u32 *)into[n] = (u32)value;
+        }
+        return SUCCESS;
+    }
+    return NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetTemperature(void *device, u32 sensor, u32 *celsius)
+{ return figure(device, "nvmlDeviceGetTemperature", sensor, 1, (void *[]){celsius}, 0); }
+
+int nvmlDeviceGetPowerUsage(void *device, u32 *milliwatts)
+{ return figure(device, "nvmlDeviceGetPowerUsage", 0, 1, (void *[]){milliwatts}, 0); }
+
+int nvmlDeviceGetEnforcedPowerLimit(void *device, u32 *milliwatts)
+{ return figure(device, "nvmlDeviceGetEnforcedPowerLimit", 0, 1, (void *[]){milliwatts}, 0); }
+
+int nvmlDeviceGetClockInfo(void *device, u32 clock, u32 *megahertz)
+{ return figure(device, "nvmlDeviceGetClockInfo", clock, 1, (void *[]){megahertz}, 0); }
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, u64 *reasons)
+{ return figure(device, "nvmlDeviceGetCurrentClocksThrottleReasons", 0, 1, (void *[]){reasons}, 1); }
+
+int nvmlDeviceGetTotalEccErrors(void *device, u32 error, u32 counter, u64 *count)
+{ return figure(device, "nvmlDeviceGetTotalEccErrors", error + 2 * counter, 1, (void *[]){count}, 1); }
+
+int nvmlDeviceGetPcieReplayCounter(void *device, u32 *count)
+{ return figure(device, "nvmlDeviceGetPcieReplayCounter", 0, 1, (void *[]){count}, 0); }
+
+int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed)
+{
+    void *into[] = {corrected, uncorrected, pending, failed};
+    return figure(device, "nvmlDeviceGetRemappedRows", 0, 4, into, 0);
+}
+
+/* The first report after `seen` about one of these GPUs, or the newest of all with no `into`; its number, or 0. */
+static u64 report(u64 seen, u64 gpus, Event *into)
+{
+    u64 found = 0;
+    for (int gpu = 0; gpu < GPUS_MAX; gpu++) {
+        const char *rest = script;
+        while (gpus >> gpu & 1 && (rest = find(rest, "xid ", gpu))) {
+            u64 numbered = number(&rest), code = number(&rest);
+            if (into ? numbered > seen && (!found || numbered < found) : numbered > found) {
+                found = numbered;
+                if (into)
+                    into->device = (void *)((long)gpu + 1), into->type = XID_EVENT, into->data = code;
+            }
+        }
+    }
+    return found;
+}
+
+int nvmlEventSetCreate(EventSet **set)
+{
+    int failed = begin(NO_GPU, "nvmlEventSetCreate");
+    if (failed)
+        return failed;
+    *set = malloc(sizeof **set);
+    (*set)->gpus = 0, (*set)->seen = report(0, ~0ULL, 0);
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(EventSet *set)
+{
+    free(set);
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *device, u64 types, EventSet *set)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceRegisterEvents");
+    if (!failed && types & XID_EVENT)
+        set->gpus |= 1ULL << gpu_of(device);
+    return failed;
+}
+
+/* Also fails where a GPU that is waited for has an `error` line for it. */
+int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
+{
+    for (u32 waited_ms = 0;; waited_ms += REPORT_MS) {
+        int failed = begin(NO_GPU, "nvmlEventSetWait");
+        u64 found;
+        for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
+            const char *rest = set->gpus >> gpu & 1 ? find_call("error ", gpu, "nvmlEventSetWait") : 0;
+            failed = rest ? (int)number(&rest) : SUCCESS;
+        }
+        if (failed)
+            return failed;
+        if ((found = report(set->seen, set->gpus, into))) {
+            set->seen = found;
+            return SUCCESS;
+        }
+        if (waited_ms >= timeout_ms)
+            return TIMEOUT;
+        usleep(REPORT_MS * 1000);
+    }
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, u32 *count)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceGetMaxMigDeviceCount");
+    *count = INSTANCES_MAX;
+    return failed;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **instance)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceGetMigDeviceHandleByIndex");
+    const char *rest = script;
+    while (!failed && (rest = find(rest, "instance ", gpu_of(device))))
+        if (number(&rest) == index) {
+            *instance = (void *)((long)number(&rest) + 1);
+            return SUCCESS;
+        }
+    return failed ? failed : NOT_FOUND;
+}
+
+/* What the `instance` line of this device says in its last words. */
+static int instance_of(void *device, const char *function, u32 *gpu_instance, u32 *compute_instance)
+{
+    int failed = begin(gpu_of(device), function);
+    for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
+        const char *rest = script;
+        while ((rest = find(rest, "instance ", gpu))) {
+            number(&rest);
+            if ((int)number(&rest) != gpu_of(device))
+                continue;
+            *gpu_instance = (u32)number(&rest), *compute_instance = (u32)number(&rest);
+            return SUCCESS;
+        }
+    }
+    return failed ? failed : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetGpuInstanceId(void *device, u32 *id)
+{
+    u32 other;
+    return instance_of(device, "nvmlDeviceGetGpuInstanceId", id, &other);
+}
+
+int nvmlDeviceGetComputeInstanceId(void *device, u32 *id)
+{
+    u32 other;
+    return instance_of(device, "nvmlDeviceGetComputeInstanceId", &other, id);
 }

@@ -101,14 +101,14 @@ class Scraped(Answering):
 
 
 @contextmanager
-def prometheus(folder: Path, *scraped: str, host_label: str = "host") -> Iterator[str]:
-    """The address of one that scrapes so often that nobody waits, while it runs."""
+def prometheus(folder: Path, *scraped: str, host_label: str = "host", **job: Any) -> Iterator[str]:
+    """The address of one that scrapes so often that nobody waits, while it runs; `job` is more of how it scrapes."""
     folder.mkdir()
     config = {
         "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in shipped.rules()],
         "scrape_configs": [
-            {"job_name": "host", "static_configs": [{"targets": list(scraped), "labels": {host_label: HOST}}]}
+            {"job_name": "host", "static_configs": [{"targets": list(scraped), "labels": {host_label: HOST}}], **job}
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))

@@ -165,6 +165,7 @@ CONFIRM_DEAD: dict[str, tuple[dict[str, Any], bool, str]] = {
 }
 
 
+@pytest.mark.behaviour("A19")
 @pytest.mark.parametrize(("seen", "dead", "says"), CONFIRM_DEAD.values(), ids=CONFIRM_DEAD)
 def test_what_confirms_a_dead_worker(seen: dict[str, Any], dead: bool, says: str) -> None:
     confirmed, because = confirm(evidence(**{**DEAD, **seen}), Trip.DEAD_WORKER)

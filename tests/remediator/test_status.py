@@ -22,6 +22,9 @@ from remediator import status, whereabouts
 from remediator.ledger import Ledger
 from remediator.plan import Outcome, Wait
 from remediator.safety import Act, Order
+from tests.certificates import authority
+from tests.exporter.test_doorkeeper import tls, users
+from tests.exporter.test_web import live, served
 from tests.remediator.builders import HOST, alert
 from tests.remediator.test_ledger import accept
 
@@ -35,7 +38,6 @@ class Parts:
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str]] = {
-            "/healthz": (200, "ok"),
             "/metrics": (200, 'gpuwarden_collector_success{collector="source_docker"} 1\n'),
             "/-/ready": (200, "ready"),
             "/api/v1/rules": (200, rules(RULE)),
@@ -163,7 +165,7 @@ def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Cal
 @pytest.mark.parametrize(
     ("path", "answer", "says"),
     [
-        ("/healthz", (503, "no fresh look at this host"), "exporter: says 503 at"),
+        ("/-/ready", (503, "no fresh look at this host"), "exporter: says 503 at http"),
         (
             "/metrics",
             (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),
@@ -198,6 +200,29 @@ def test_a_part_that_is_not_well_is_named_with_what_to_do(
     assert code == 1
     needs = lines[lines.index("needs a person:") :]
     assert any(says in line for line in needs), lines
+
+
+@sqlite_only
+def test_an_exporter_that_wants_tls_and_a_password_is_asked_with_them(
+    ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = authority(tmp_path / "ours")
+    config, secret = tmp_path / "web.yml", tmp_path / "secret"
+    config.write_text(tls(ours) + users(person="correct horse"))
+    secret.write_text("person:correct horse\n")
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_EXPORTER_CA_FILE", str(ours.own.cert))
+    with served(live(), web_config_file=config) as port:
+        url = f"https://127.0.0.1:{port}"
+
+        _, without = ask("--exporter", url)
+        _, known = ask("--exporter", url, "--exporter-basic-auth-file", str(secret))
+        _, named = ask(
+            "--exporter", url, "--exporter-basic-auth-file", str(secret), "--exporter-server-name", "box-2.test"
+        )
+
+    assert any(line.startswith(f"exporter      NOT WELL  says 401 at {url}") for line in without)
+    assert f"exporter      ok        well at {url}" in known
+    assert any("not valid for 'box-2.test'" in line for line in named)
 
 
 @sqlite_only

@@ -2,9 +2,7 @@
 
 import shutil
 import ssl
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -15,57 +13,15 @@ from pydantic_settings import CliApp
 from gpuwarden.errors import GpuwardenError
 from remediator import tls
 from remediator.settings import ServeSettings
+from tests.certificates import Authority, Pair, authority, openssl
 from tests.remediator.alertmanager import alertmanager, tell
 from tests.remediator.builders import LABELS, payload, sent
 from tests.remediator.test_app import ALERTS, AUTHORIZED, Served, failing, house, serving
 from tests.waiting import eventually
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A certificate and its key."""
-
-    cert: Path
-    key: Path
-
-    @property
-    def options(self) -> list[str]:
-        return ["--tls-cert-file", str(self.cert), "--tls-key-file", str(self.key)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Authority:
-    """One that signs certificates, with those that it signed for 127.0.0.1 and for a caller."""
-
-    own: Pair
-    server: Pair
-    client: Pair
-
-
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
-def authority(folder: Path) -> Authority:
-    """A new one."""
-    folder.mkdir()
-    own = Pair(cert=folder / "ca.pem", key=folder / "ca.key")
-    ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *ec, "-subj", f"/CN={folder.name}", "-keyout", own.key, "-out", own.cert)
-
-    def signed(name: str, *extensions: str) -> Pair:
-        pair, request = Pair(cert=folder / f"{name}.pem", key=folder / f"{name}.key"), folder / "request"
-        openssl("req", *ec, "-subj", f"/CN={name}", "-keyout", pair.key, "-out", request)
-        (folder / "extensions").write_text("\n".join(extensions))
-        by = ("-CA", own.cert, "-CAkey", own.key, "-CAcreateserial", "-extfile", folder / "extensions")
-        openssl("x509", "-req", "-in", request, *by, "-out", pair.cert)
-        return pair
-
-    return Authority(
-        own=own,
-        server=signed("server", "subjectAltName=IP:127.0.0.1", "extendedKeyUsage=serverAuth"),
-        client=signed("client", "extendedKeyUsage=clientAuth"),
-    )
+def served_with(pair: Pair) -> list[str]:
+    return ["--tls-cert-file", str(pair.cert), "--tls-key-file", str(pair.key)]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +37,7 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory, ours: Authority) -> Iterator[Served]:
     """It shows its certificate, and asks callers for none."""
-    with serving(tmp_path_factory.mktemp("serve"), *ours.server.options) as (served, _):
+    with serving(tmp_path_factory.mktemp("serve"), *served_with(ours.server)) as (served, _):
         yield served
 
 
@@ -89,7 +45,7 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory, ours: Authority) -> Iter
 def mutual(tmp_path_factory: pytest.TempPathFactory, ours: Authority) -> Iterator[Served]:
     """It asks callers for theirs too."""
     client_ca = ["--tls-client-ca-file", str(ours.own.cert)]
-    with serving(tmp_path_factory.mktemp("serve"), *ours.server.options, *client_ca) as (served, _):
+    with serving(tmp_path_factory.mktemp("serve"), *served_with(ours.server), *client_ca) as (served, _):
         yield served
 
 
@@ -236,7 +192,7 @@ def test_authorities_that_will_not_do_are_refused_with_what_is_wrong_with_them(
 def test_a_file_that_will_not_do_is_one_clear_line_and_1(tmp_path: Path, ours: Authority, another: Authority) -> None:
     mismatched = Pair(cert=ours.server.cert, key=another.server.key)
 
-    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", *mismatched.options)
+    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", *served_with(mismatched))
 
     assert (code, len(said)) == (1, 1)
     assert said[0].startswith("gpuwarden remediator: the TLS key file ")

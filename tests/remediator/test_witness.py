@@ -2,14 +2,24 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from pydantic import ValidationError
 
 import remediator.witness
 from gpuwarden import facts
-from remediator.witness import Witness, WitnessError, WorkerUnseenError
+from gpuwarden.errors import GpuwardenError
+from remediator.settings import ExecuteSettings
+from remediator.witness import Access, Witness, WitnessError, WorkerUnseenError
+from tests.certificates import Authority, authority
+from tests.exporter import builders as host
+from tests.exporter.test_doorkeeper import tls, users
+from tests.exporter.test_web import live, served
 from tests.remediator.builders import HOST, evidence, server
 
 
@@ -214,3 +224,99 @@ def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter)
     with pytest.raises(WitnessError, match="does not answer"):
         nobody.workers()
     nobody.close()
+
+
+# An exporter with a web configuration
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, ours: Authority) -> Iterator[int]:
+    """The port of an exporter that wants TLS, a certificate of its callers, and a password."""
+    config = tmp_path / "web.yml"
+    wants = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(ours.own.cert)}
+    config.write_text(tls(ours, **wants) + users(remediator="correct horse"))
+    with served(live(host.sighting()), web_config_file=config) as port:
+        yield port
+
+
+def about(url: str, access: Access) -> facts.WorkerFacts:
+    with closing(Witness(url, access)) as witness:
+        return witness.about("w0", host="box-1")
+
+
+def test_an_exporter_behind_tls_and_a_password_is_asked_with_what_it_wants(
+    guarded: int, ours: Authority, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("remediator:correct horse\n")
+    whole = Access(
+        ca_file=ours.own.cert, cert_file=ours.client.cert, key_file=ours.client.key, basic_auth_file=secret,
+        server_name="box-1.test",
+    )  # fmt: skip
+
+    assert about(f"https://127.0.0.1:{guarded}", whole).worker == "w0"
+    with closing(Witness(f"https://127.0.0.1:{guarded}", whole)) as witness:
+        assert witness.workers() == 1
+        secret.write_text("remediator:another\n")
+        with pytest.raises(WitnessError, match="says 401"):
+            witness.workers()
+        secret.unlink()
+        with pytest.raises(WitnessError, match="secret cannot be read"):
+            witness.about("w0", host="box-1")
+        secret.write_text("remediator:correct horse\n")
+        assert witness.workers() == 1
+    for lacking, says in (
+        ({"cert_file": None, "key_file": None}, "does not answer"),
+        ({"ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
+        ({"server_name": "box-2.test"}, "not valid for 'box-2.test'"),
+        ({"basic_auth_file": None}, "says 401"),
+    ):
+        with pytest.raises(WitnessError, match=says):
+            about(f"https://127.0.0.1:{guarded}", replace(whole, **lacking))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "wants one line"),
+        ("hunter2", "wants one line"),
+        (":hunter2", "wants one line"),
+        ("a:hunter2\nc:d", "wants one line"),
+    ],
+)
+def test_a_password_file_that_will_not_do_is_told_before_anything_is_asked(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    (tmp_path / "secret").write_text(line)
+
+    with pytest.raises(GpuwardenError, match=says) as raised:
+        Witness("http://127.0.0.1:1", Access(basic_auth_file=tmp_path / "secret"))
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_certificate_that_will_not_do_is_told_before_anything_is_asked(tmp_path: Path, ours: Authority) -> None:
+    for broken in (
+        Access(ca_file=tmp_path / "none.pem"),
+        Access(ca_file=ours.own.key),
+        Access(cert_file=ours.client.cert, key_file=ours.server.key),
+    ):
+        with pytest.raises(GpuwardenError, match="cannot be asked by TLS with"):
+            Witness("https://127.0.0.1:1", broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param({"exporter_cert_file": "a"}, "are wanted together", id="a certificate without its key"),
+        pytest.param({"exporter_ca_file": "a"}, "want --exporter https", id="authorities for plain HTTP"),
+    ],
+)
+def test_settings_that_would_go_unheeded_are_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ExecuteSettings(ledger="sqlite:////x", queue="sqlite:////y", **options)  # type: ignore[arg-type]

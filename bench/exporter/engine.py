@@ -1,0 +1,112 @@
+"""A stand-in for Docker's API at a Unix socket: it lists the containers of a host, and tells of each.
+
+What it answers is shaped as Docker's (Docker Engine API, ContainerList and ContainerInspect).
+"""
+
+import json
+import re
+import socketserver
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from bench.exporter.host import Box, Crowd
+from bench.figures import BenchError
+
+_ONE: Final = re.compile(r"/v[0-9.]+/containers/([0-9a-f]{64})/json")
+
+
+@contextmanager
+def engine(crowd: Crowd) -> Iterator[str]:
+    """Its URL. It is a process of its own, so that its work is in nobody's figures."""
+    with TemporaryDirectory(prefix="gw-") as folder:
+        socket, state = Path(folder) / "d.sock", Path(folder) / "containers.json"
+        state.write_text(json.dumps([_inspected(each) for each in crowd.containers]), encoding="ascii")
+        process = subprocess.Popen([sys.executable, __file__, socket, state], stdout=subprocess.PIPE)
+        try:
+            if not (process.stdout and process.stdout.readline()):
+                raise BenchError("the stand-in for Docker's API did not start")
+            yield f"unix://{socket}"
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _inspected(box: Box) -> dict[str, Any]:
+    gpus = ",".join(f"GPU-{index}" for index in box.gpus)
+    return {
+        "Id": box.id,
+        "Name": f"/tenant-{box.number:02}",
+        "State": {"Running": True, "Pid": box.pids[0], "StartedAt": "2026-01-01T00:00:00Z", "Paused": False},
+        "Config": {
+            "Image": "tenant:1",
+            "Env": [f"NVIDIA_VISIBLE_DEVICES={gpus}"],
+            "Labels": {"gpuwarden.vram-budget-mib": "1024", "com.example.team": "research"},
+        },
+        "HostConfig": {"NetworkMode": "none"},
+        "NetworkSettings": {"Networks": {}},
+        "Mounts": [],
+    }
+
+
+def _listed(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "Id": found["Id"],
+        "Names": [found["Name"]],
+        "Image": found["Config"]["Image"],
+        "Command": "python serve.py",
+        "Created": 1767225600,
+        "State": "running",
+        "Status": "Up 3 hours",
+        "Ports": [],
+        "Labels": found["Config"]["Labels"],
+        "Mounts": [],
+        "HostConfig": found["HostConfig"],
+        "NetworkSettings": found["NetworkSettings"],
+    }
+
+
+def _main(socket: str, state: str) -> None:
+    inspected = {each["Id"]: each for each in json.loads(Path(state).read_text(encoding="ascii"))}
+    listed = json.dumps([_listed(each) for each in inspected.values()]).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            one = _ONE.fullmatch(path)
+            if path.endswith("/version"):
+                body = b'{"ApiVersion": "1.41"}'
+            elif path.endswith("/containers/json"):
+                body = listed
+            else:
+                body = json.dumps(inspected[one.group(1)]).encode() if one else b"{}"
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+            """A line a call would say nothing."""
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[Any, Any]:
+            connection, _ = super().get_request()
+            return connection, ("local", 0)
+
+    with Server(socket, Handler) as server:
+        print("ready", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

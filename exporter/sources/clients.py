@@ -1,0 +1,168 @@
+"""Who holds a GPU of the DRM open, and how busy each keeps it: /proc/PID/fd and /proc/PID/fdinfo of every process.
+
+To list every open file of every process each second would cost more than all else together. So a process that is new is
+listed at once and every other one at each `RELIST_LOOKS`th look: by then it is seen what it does on a GPU that it has
+opened in between. What it was seen to hold is read at each look, and parsed where it says something else than before.
+
+Sources: proc_pid_fd(5), proc_pid_fdinfo(5); what the files say is in exporter/sources/fdinfo.py.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from exporter.sources import fdinfo
+from exporter.sources.fdinfo import Client, Meter
+from exporter.sources.kfd import content
+
+PROC: Final = Path("/proc")
+RELIST_LOOKS: Final = 5
+DEVICES: Final = "/dev/dri/"
+
+
+@dataclass(kw_only=True)
+class Held:
+    """What one process holds of one GPU.
+
+    `shares` is the part of the GPU's time by kind of engine and `local_bytes` its memory; `None` is unknown.
+    """
+
+    shares: dict[str, float] | None = field(default_factory=dict)
+    local_bytes: int | None = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holders:
+    """By the GPU's PCI address, or the name of the node where the driver tells none, then by pid.
+
+    `unlisted` are the processes whose open files we may not list, or not read: they may hold any GPU.
+    """
+
+    by_gpu: Mapping[str, Mapping[int, Held]]
+    unlisted: frozenset[int]
+
+
+_Key = tuple[str, int]
+"""A client: its GPU, and its number there."""
+
+
+class Clients:
+    """Follows every client of every GPU of the DRM; one thread at a time."""
+
+    def __init__(self, *, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._looks = 0
+        self._looked_s: float | None = None
+        self._files: dict[int, dict[str, str]] = {}
+        self._said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
+        self._unlisted: set[int] = set()
+        self._meters: dict[_Key, Meter] = {}
+        self._owners: dict[_Key, int] = {}
+
+    def look(self, now_s: float, *, asleep: frozenset[str] = frozenset()) -> Holders:
+        """Read every client. `asleep` are GPUs, by their node's name, that asking would wake: they did nothing.
+
+        Raises:
+            OSError: processes cannot be listed.
+        """
+        self._list()
+        holders: dict[_Key, list[int]] = {}
+        told: dict[_Key, Client] = {}
+        said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
+        found: dict[str, dict[int, Held]] = {}
+        for pid, files in self._files.items():
+            for number, node in files.items():
+                if node in asleep:
+                    found.setdefault(node, {})[pid] = Held(local_bytes=None)
+                    continue
+                try:
+                    text = content(f"{self._proc}/{pid}/fdinfo/{number}")
+                    before, client = self._said.get((pid, number), (b"", None))
+                    if text != before:
+                        client = fdinfo.parse(text.decode("utf-8", "replace"))
+                    if client is None and not self._target(pid, number).startswith(DEVICES):
+                        continue  # another file has that number by now
+                except (FileNotFoundError, ProcessLookupError):  # closed, or gone with its process
+                    continue
+                except OSError:
+                    self._unlisted.add(pid)
+                    continue
+                said[pid, number] = text, client
+                gpu = node if client is None or client.pci is None else client.pci
+                held = found.setdefault(gpu, {}).setdefault(pid, Held())
+                if client is None:
+                    held.shares, held.local_bytes = None, None
+                    continue
+                key = gpu, client.number
+                told[key] = client
+                holders.setdefault(key, []).append(pid)
+        self._said = said
+        self._count(found, told, holders, now_s)
+        self._looked_s = now_s
+        return Holders(by_gpu=found, unlisted=frozenset(self._unlisted))
+
+    def _count(
+        self, found: dict[str, dict[int, Held]], told: dict[_Key, Client], holders: dict[_Key, list[int]], now_s: float
+    ) -> None:
+        """Each client once: for the process that held it first, and of several at once the one with the lowest pid."""
+        meters: dict[_Key, Meter] = {}
+        owners: dict[_Key, int] = {}
+        for key, client in told.items():
+            owner = self._owners.get(key)
+            owners[key] = owner if owner in holders[key] else min(holders[key])
+            held = found[key[0]][owners[key]]
+            if held.local_bytes is not None:
+                held.local_bytes = None if client.local_bytes is None else held.local_bytes + client.local_bytes
+            if client.engines is None:
+                held.shares = None
+                continue
+            before = self._meters.get(key)
+            shares = fdinfo.busy(before, client.engines, now_s=now_s, looked_s=self._looked_s)
+            meters[key] = fdinfo.read_on(before, client.engines, now_s=now_s)
+            if shares is None:
+                held.shares = None
+            elif held.shares is not None:
+                for name, share in shares.items():
+                    held.shares[name] = held.shares.get(name, 0.0) + share
+        self._meters, self._owners = meters, owners
+
+    def _list(self) -> None:
+        """Which files of which processes are GPUs, as far as it is this look's turn."""
+        pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - half the time
+        for pid in self._files.keys() - pids:
+            del self._files[pid]
+        self._unlisted &= pids
+        turn = self._looks % RELIST_LOOKS
+        self._looks += 1
+        for pid in pids:
+            if pid % RELIST_LOOKS == turn or pid not in self._files:
+                self._unlisted.discard(pid)
+                try:
+                    self._files[pid] = self._listed(pid)
+                except (FileNotFoundError, ProcessLookupError):  # it has just ended
+                    self._files.pop(pid, None)
+                except OSError:
+                    self._files[pid] = {}
+                    self._unlisted.add(pid)
+
+    def _listed(self, pid: int) -> dict[str, str]:
+        """The open files of a process that are GPUs: the number of each, and the name of its node.
+
+        Raises:
+            OSError: they may not be listed, or the process is gone.
+        """
+        folder = f"{self._proc}/{pid}/fd"
+        found: dict[str, str] = {}
+        for number in os.listdir(folder):  # noqa: PTH208 - half the time
+            try:
+                target = self._target(pid, number)
+            except FileNotFoundError:  # closed in between
+                continue
+            if target.startswith(DEVICES):
+                found[number] = target.removeprefix(DEVICES)
+        return found
+
+    def _target(self, pid: int, number: str) -> str:
+        return os.readlink(f"{self._proc}/{pid}/fd/{number}")  # noqa: PTH115 - half the time

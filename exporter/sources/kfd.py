@@ -1,0 +1,194 @@
+"""AMD's compute driver as it shows itself in /sys/class/kfd/kfd: which GPUs there are, and who computes on them.
+
+    topology/generation_id              another number once the topology has changed
+    topology/nodes/N/gpu_id             the GPU's number in all that follows; 0 is a CPU
+    topology/nodes/N/name               the chip's name
+    topology/nodes/N/properties         lines of `key value`: drm_render_minor, unique_id (0 where it has none)
+    proc/PID/vram_GPUID                 memory of that GPU that the process holds, bytes; of every GPU that it may use
+    proc/PID/queues/Q/gpuid             of which GPU a queue is that the process submits its work to
+    proc/PID/stats_GPUID/cu_occupancy   how many compute units run a wave of it at this very moment; only some chips
+
+Sources: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c (kfd_procfs_show, kfd_procfs_queue_show,
+kfd_get_cu_occupancy) of the kernel.
+
+A process submits its work to its queues past the kernel, so nobody counts how long it runs: there is no utilisation
+here. cu_occupancy is none either. It is one moment, and asking for it stops at every queue of the GPU.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SYS: Final = Path("/sys")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One GPU of the topology. `unique_id` is `None` where the chip has none."""
+
+    gpu_id: int
+    number: int
+    name: str
+    unique_id: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The GPUs of the compute driver by the minor number of their render node; not `whole` where one is unreadable."""
+
+    nodes: Mapping[int, Node]
+    whole: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """One process's part in one GPU. `vram_bytes` and `queues`, how many it has there, are `None` where unknown."""
+
+    vram_bytes: int | None
+    queues: int | None
+
+
+RELIST_LOOKS: Final = 5
+READ_BYTES: Final = 4096
+"""A page: no file of sysfs is longer, and hardly one of fdinfo."""
+
+NO_PART: Final = Compute(vram_bytes=0, queues=0)
+
+
+class Kfd:
+    """Reads the compute driver; without one there is nothing to find."""
+
+    def __init__(self, *, sys: Path = SYS) -> None:
+        self._root = sys / "class/kfd/kfd"
+        self._generation: str | None = None
+        self._topology = Topology(nodes={}, whole=True)
+        self._looks = 0
+        self._queues: dict[str, int] = {}
+        self._nowhere: set[tuple[str, int]] = set()
+
+    def topology(self) -> Topology:
+        """The GPUs of the topology, read anew when its generation is another."""
+        try:
+            generation = (self._root / "topology/generation_id").read_text(encoding="ascii")
+        except FileNotFoundError:  # no such driver
+            return Topology(nodes={}, whole=True)
+        except (OSError, ValueError):
+            return Topology(nodes={}, whole=False)
+        if generation != self._generation:
+            self._topology = self._read()
+            self._generation = generation if self._topology.whole else None
+        return self._topology
+
+    def _read(self) -> Topology:
+        folder = self._root / "topology/nodes"
+        names = _names(folder)
+        found: dict[int, Node] = {}
+        whole = names is not None
+        for name in names or ():
+            try:
+                gpu_id = int((folder / name / "gpu_id").read_text(encoding="ascii"))
+                if gpu_id:
+                    lines = (folder / name / "properties").read_text(encoding="ascii").splitlines()
+                    properties = dict(line.split(maxsplit=1) for line in lines)
+                    found[int(properties["drm_render_minor"])] = Node(
+                        gpu_id=gpu_id,
+                        number=int(name),
+                        name=(folder / name / "name").read_text(encoding="ascii").strip(),
+                        unique_id=int(properties.get("unique_id", "0")) or None,
+                    )
+            except (OSError, ValueError, KeyError):
+                whole = False
+        return Topology(nodes=found, whole=whole)
+
+    def processes(self) -> Mapping[int, Mapping[int, Compute]] | None:
+        """Who computes on each GPU: by its `gpu_id`, then by pid; `None` where the list cannot be read.
+
+        A process that is gone by now is left out. Where one had no part, it is looked for at each `RELIST_LOOKS`th
+        look, or once it has a queue there.
+        """
+        pids = _names(self._root / "proc")
+        if pids is None:
+            return None
+        gpu_ids = [node.gpu_id for node in self._topology.nodes.values()]
+        found: dict[int, dict[int, Compute]] = {gpu_id: {} for gpu_id in gpu_ids}
+        kept: dict[str, int] = {}
+        nowhere: set[tuple[str, int]] = set()
+        turn = self._looks % RELIST_LOOKS
+        self._looks += 1
+        for pid in pids:
+            queues = self._queues_of(pid, kept)
+            for gpu_id in gpu_ids:
+                here = None if queues is None else queues.count(gpu_id)
+                if here == 0 and (pid, gpu_id) in self._nowhere and int(pid) % RELIST_LOOKS != turn:
+                    part = NO_PART
+                else:
+                    part = self._part(pid, gpu_id, here)
+                if part == NO_PART:
+                    nowhere.add((pid, gpu_id))
+                elif part.vram_bytes is not None or (self._root / "proc" / pid).exists():
+                    found[gpu_id][int(pid)] = part
+        self._queues, self._nowhere = kept, nowhere
+        return found
+
+    def _part(self, pid: str, gpu_id: int, queues: int | None) -> Compute:
+        """A process's part in one GPU. Of a GPU that it may not use it has no file at all."""
+        file = f"{self._root}/proc/{pid}/vram_{gpu_id}"
+        vram_bytes = number_in(file)
+        if vram_bytes is None and queues == 0 and not Path(file).exists():
+            return NO_PART
+        return Compute(vram_bytes=vram_bytes, queues=queues)
+
+    def _queues_of(self, pid: str, kept: dict[str, int]) -> list[int] | None:
+        """The GPU of each queue of a process; `None` where one of them cannot be read."""
+        on: list[int] = []
+        try:
+            with os.scandir(f"{self._root}/proc/{pid}/queues") as entries:
+                for entry in entries:
+                    # A queue stays on its GPU, and the kernel numbers each folder anew: one read tells it for good.
+                    key = f"{entry.path}:{entry.inode()}"
+                    gpu_id = self._queues.get(key)
+                    try:
+                        kept[key] = int(content(f"{entry.path}/gpuid")) if gpu_id is None else gpu_id
+                    except FileNotFoundError:  # it ended in between
+                        continue
+                    on.append(kept[key])
+        except (OSError, ValueError):
+            return None
+        return on
+
+    def occupied_units(self, pid: int, gpu_id: int) -> int | None:
+        """How many compute units run a wave of a process right now; `None` where the chip does not tell."""
+        return number_in(f"{self._root}/proc/{pid}/stats_{gpu_id}/cu_occupancy")
+
+
+def content(file: str) -> bytes:
+    """A file of the kernel's, whole; in half the time of `Path.read_bytes`, which counts where there are hundreds.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        whole = b""
+        while part := os.read(opened, READ_BYTES):
+            whole += part
+        return whole
+    finally:
+        os.close(opened)
+
+
+def number_in(file: str) -> int | None:
+    """The whole number that a file of the kernel's holds; `None` where it cannot be read, or holds something else."""
+    try:
+        return int(content(file))
+    except (OSError, ValueError):
+        return None
+
+
+def _names(folder: Path) -> list[str] | None:
+    try:
+        return sorted((entry.name for entry in folder.iterdir() if entry.name.isdecimal()), key=int)
+    except OSError:
+        return None

@@ -1,0 +1,251 @@
+"""GPUs of the NVIDIA driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
+
+A look waits for its answer no longer than the others can wait for the look. One that is late costs that look and, once
+it has come, is dropped: it tells of a time that is past. One that is later than the deadline costs the process. A
+process that cannot even be killed (the kernel itself hangs in the driver) is left behind; with too many of those none
+is started any more, until one ends.
+"""
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import IO, Final, cast
+
+from exporter.readings import DriverHealth, GpuReadings
+from exporter.sources import nvml_wire
+from exporter.sources.nvml_wire import Failed, NvmlError, Xid
+
+LIBRARY: Final = "libnvidia-ml.so.1"
+
+WAIT_S: Final = 2.0
+"""How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
+known of idle GPUs. But with the rest of a look it has to stay well under what counts as a gap between two looks."""
+
+KILL_S: Final = 0.5
+"""How long a killed process may take to end, seconds, before it counts as abandoned."""
+
+ABANDONED_MAX: Final = 3
+"""How many processes may hang in the driver, beyond any signal, before no other is started."""
+
+RESTART_FIRST_S: Final = 1.0
+RESTART_LONGEST_S: Final = 60.0
+"""How long the next process is not started after one failed, seconds: doubled with each that fails in a row."""
+
+
+class LibraryMissingError(NvmlError):
+    """The driver's library cannot be loaded."""
+
+
+def load() -> None:
+    """See whether the driver's library can be loaded. Nothing of it is called in this process.
+
+    Raises:
+        LibraryMissingError: it cannot be loaded, and why.
+    """
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise LibraryMissingError(
+            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver on this host, or make its library "
+            "visible to the exporter, or start it with --nvml off"
+        ) from None
+
+
+def restart_after_s(failures: int) -> float:
+    """How long to wait before the next process is started, seconds, after so many that failed in a row."""
+    return min(RESTART_LONGEST_S, RESTART_FIRST_S * 2.0 ** min(failures - 1, 30))
+
+
+class NvmlApart:
+    """Asks the driver in another process; for one thread.
+
+    Args:
+        answer_s: how long a look may take before the process is killed, seconds.
+        wait_s: how long `read` waits for an answer, seconds.
+    """
+
+    def __init__(self, *, answer_s: float, wait_s: float = WAIT_S) -> None:
+        self._answer_s = answer_s
+        self._wait_s = wait_s
+        self._child: _Child | None = None
+        self._abandoned: list[_Child] = []
+        self._because = ""
+        self._failures = 0
+        self._killed = 0
+        self._next_start_s = 0.0
+        self._started = False
+        self._reported: queue.SimpleQueue[Xid] = queue.SimpleQueue()
+        self._xids: Counter[tuple[str, int]] = Counter()
+
+    def read(self) -> GpuReadings:
+        """Every GPU that the driver counts.
+
+        Raises:
+            NvmlError: there is no answer, and why; later calls go on asking.
+        """
+        child = self._asked()
+        late = child.asked_s is not None
+        if not late:
+            child.ask()
+        wait_until_s = time.monotonic() + self._patience_s()
+        while True:
+            told = child.answer(wait_until_s - time.monotonic())
+            if told is None:
+                raise self._silent(child)
+            if isinstance(told, _Ended):
+                raise self._ended(child, f"the process that asks the NVIDIA driver {told.how}")
+            if not late:
+                break
+            late = False
+            child.ask()
+        if isinstance(told, Failed):
+            if told.over:
+                raise self._ended(child, told.because)
+            raise NvmlError(told.because)
+        self._failures = 0
+        return told
+
+    def health(self) -> DriverHealth:
+        """What became of the processes that asked, and the errors that the driver has reported."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                told = self._reported.get_nowait()
+                self._xids[told.gpu, told.code] += 1
+        return DriverHealth(killed=self._killed, abandoned=len(self._abandoned), xids=dict(self._xids))
+
+    def close(self) -> None:
+        """End the process; one that cannot be ended now is ended by the kernel, after this one."""
+        if self._child is not None:
+            self._child.end()
+
+    def _asked(self) -> "_Child":
+        """The process that is to be asked, a new one where there is none."""
+        self._abandoned = [each for each in self._abandoned if not each.is_over(within_s=0)]
+        if self._child is not None:
+            return self._child
+        if len(self._abandoned) >= ABANDONED_MAX:
+            raise NvmlError(
+                f"{len(self._abandoned)} processes hang in the NVIDIA driver and cannot be killed, so no other is "
+                "started: see what the kernel's log (dmesg) says of the driver, and reboot the host"
+            )
+        if time.monotonic() < self._next_start_s:
+            raise NvmlError(self._because)
+        try:
+            self._child = _Child(self._reported)
+        except OSError as error:
+            raise self._failed(f"the process that asks the NVIDIA driver cannot be started: {error}") from None
+        return self._child
+
+    def _patience_s(self) -> float:
+        if self._started:
+            return min(self._answer_s, self._wait_s)
+        # The very first answer: there is nothing yet that waits for this look.
+        self._started = True
+        return self._answer_s
+
+    def _silent(self, child: "_Child") -> NvmlError:
+        silent_s = time.monotonic() - (child.asked_s or 0.0)
+        if silent_s < self._answer_s:
+            return NvmlError("the NVIDIA driver has not answered yet")
+        self._killed += 1
+        return self._ended(
+            child,
+            f"a call into the NVIDIA driver did not return within {self._answer_s:g} s, and its process was killed: "
+            "see what the kernel's log (dmesg) says of the driver",
+        )
+
+    def _ended(self, child: "_Child", because: str) -> NvmlError:
+        self._child = None
+        if not child.end():
+            self._abandoned.append(child)
+        return self._failed(because)
+
+    def _failed(self, because: str) -> NvmlError:
+        self._failures += 1
+        self._because = because
+        self._next_start_s = time.monotonic() + restart_after_s(self._failures)
+        return NvmlError(because)
+
+
+class _Ended:
+    """Nothing more comes from a process; `how` it ended, as far as it did."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+
+class _Child:
+    """One process that asks the driver, and a thread that reads what it tells."""
+
+    def __init__(self, reported: "queue.SimpleQueue[Xid]") -> None:
+        self.asked_s: float | None = None
+        self._reported = reported
+        self._answers: queue.SimpleQueue[GpuReadings | Failed | _Ended] = queue.SimpleQueue()
+        command = [sys.executable, "-P", "-m", "exporter.sources.nvml_child", str(os.getpid())]
+        # It may outlive us, where it hangs: it holds nothing of ours then, such as a log that is read to its end.
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+        )
+        self._questions = cast("IO[bytes]", self.process.stdin)
+        answers = cast("IO[bytes]", self.process.stdout)
+        threading.Thread(target=self._listen, args=(answers,), name="nvml", daemon=True).start()
+
+    def ask(self) -> None:
+        """Ask for a look; one at a time."""
+        self.asked_s = time.monotonic()
+        with contextlib.suppress(OSError):  # it has ended, which `answer` tells
+            self._questions.write(b"look\n")
+            self._questions.flush()
+
+    def answer(self, within_s: float) -> GpuReadings | Failed | _Ended | None:
+        """The answer to the last `ask`; `None` when there is none yet."""
+        try:
+            found = self._answers.get(timeout=max(0.0, within_s))
+        except queue.Empty:
+            return None
+        self.asked_s = None
+        return found
+
+    def end(self) -> bool:
+        """Kill it. Whether it has ended: the kernel may itself hang in it."""
+        self.process.kill()
+        return self.is_over(within_s=KILL_S)
+
+    def is_over(self, *, within_s: float) -> bool:
+        """Whether it has ended."""
+        try:
+            self.process.wait(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        with contextlib.suppress(OSError):
+            self._questions.close()
+        return True
+
+    def _listen(self, answers: IO[bytes]) -> None:
+        with answers:
+            while text := answers.readline(nvml_wire.LINE_BYTES_MAX):
+                try:
+                    told = nvml_wire.parse(text)
+                except ValueError as error:
+                    self._answers.put(_Ended(f"answered in no known form ({error})"))
+                    return
+                if isinstance(told, Xid):
+                    self._reported.put(told)
+                else:
+                    self._answers.put(told)
+        self._answers.put(_Ended(_how(self.process)))
+
+
+def _how(process: "subprocess.Popen[bytes]") -> str:
+    try:
+        code = process.wait(timeout=KILL_S)
+    except subprocess.TimeoutExpired:
+        return "does not answer any more"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself, with {code}"

@@ -1,0 +1,159 @@
+"""Tasks of other runners from the files they leave, and whether each one's process is still there (D1).
+
+A file says which process a task is, and a pid alone names none: another may have it by now. A task's process had
+started when its file was written, so one that started later is another's. Which process it is is settled at the first
+look that sees both, by pid and start time, and from then on no clock that is set can confuse the two.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exporter.readings import TaskReadings, TaskSighting
+from exporter.sources import tenantfiles
+from exporter.sources.processes import TICKS_PER_S
+from gpuwarden import cgroup, clock, statefile
+from gpuwarden.statefile import StateFileError, TaskFile
+
+TASKS_MAX: Final = 256
+"""Task files read in one folder; more are counted and left out, so that the number of series is bounded."""
+
+ENTRIES_MAX: Final = 4096
+"""Entries looked at in one folder."""
+
+START_SLACK_S: Final = 5.0
+"""How much later than its file says a task's process may have started, seconds: `date +%s` cuts the fraction off, and a
+runner may take the time before it starts the shell that is the task. A pid is not given again within that time."""
+
+_NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})" + re.escape(statefile.TASK_SUFFIX))
+
+_GONE: Final = ("Z", "X")
+"""States of a process that has ended and was not waited for (proc_pid_stat(5))."""
+
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """A file as it was read, and when its process started, once that has been seen; ticks since boot."""
+
+    stamp: _Stamp
+    file: TaskFile
+    start_ticks: int | None = None
+
+
+class Tasks:
+    """The task files of some folders, one look after another; what has not changed is not read again."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self._known: dict[Path, _Known] = {}
+
+    def read(self) -> TaskReadings:
+        """Look at every file.
+
+        A file that cannot be trusted costs its own task, and a folder that cannot be read its own tasks; both are
+        counted. Of two that claim one id the one with a live process is kept, then the first folder's.
+
+        Raises:
+            OSError: not one of the folders can be read.
+        """
+        errors: Counter[str] = Counter()
+        known: dict[Path, _Known] = {}
+        found: dict[int, TaskSighting] = {}
+        unread: list[OSError] = []
+        for folder in self._folders:
+            try:
+                entries = list(self._entries(folder, errors))
+            except OSError as error:
+                errors["folder_missing" if isinstance(error, FileNotFoundError) else "folder_unreadable"] += 1
+                unread.append(error)
+                continue
+            for path, stamp in entries:
+                each = self._file(path, stamp, errors)
+                if each is None:
+                    continue
+                known[path] = each
+                sighting = TaskSighting(task=each.file, alive=_alive(each))
+                other = found.setdefault(sighting.task.task_id, sighting)
+                if other is not sighting:
+                    errors["duplicate"] += 1
+                    if sighting.alive and not other.alive:
+                        found[sighting.task.task_id] = sighting
+        if len(unread) == len(self._folders):
+            raise unread[0]
+        self._known = known
+        return TaskReadings(tasks=tuple(found[each] for each in sorted(found)), errors=errors)
+
+    def _entries(self, folder: Path, errors: Counter[str]) -> Iterator[tuple[Path, _Stamp]]:
+        """The task files of a folder by name, with what tells whether one has changed."""
+        stamps: dict[str, _Stamp] = {}
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number == ENTRIES_MAX:
+                    errors["too_many"] += 1
+                    break
+                if entry.name.startswith(".") or not entry.name.endswith(statefile.TASK_SUFFIX):
+                    continue
+                if not _NAME.fullmatch(entry.name):
+                    errors["name"] += 1
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # the task ended since the folder was listed
+                stamps[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
+        names = sorted(stamps, key=lambda name: (len(name), name))
+        if len(names) > TASKS_MAX:
+            errors["too_many"] += 1
+        for name in names[:TASKS_MAX]:
+            yield folder / name, stamps[name]
+
+    def _file(self, path: Path, stamp: _Stamp, errors: Counter[str]) -> _Known | None:
+        known = self._known.get(path)
+        if known is not None and known.stamp == stamp:
+            return known
+        try:
+            file = statefile.parse_task(tenantfiles.text(path))
+        except StateFileError as error:
+            errors[error.reason] += 1
+            return None
+        except FileNotFoundError:
+            return None
+        except OSError:
+            errors["unreadable"] += 1
+            return None
+        if path.name != f"{file.task_id}{statefile.TASK_SUFFIX}":
+            errors["name"] += 1
+            return None
+        # Written again by a runner that still means the same process: what is known of that stays known.
+        same = known is not None and known.file == file
+        return _Known(stamp=stamp, file=file, start_ticks=known.start_ticks if known is not None and same else None)
+
+
+def _alive(known: _Known) -> bool | None:
+    """Whether the task's process is there; `None` where the kernel does not tell."""
+    try:
+        os.kill(known.file.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is there, and somebody else's
+    try:
+        fields = cgroup.stat(known.file.pid)
+        state, start_ticks = fields[0], int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None  # hidden from us (hidepid of proc(5)), or gone since: the next look tells
+    if state in _GONE:
+        return False
+    if known.start_ticks is None:
+        now = clock.stamp()
+        started_unix_s = now.unix_s - now.boottime_s + start_ticks / TICKS_PER_S
+        if started_unix_s > known.file.started_unix_s + START_SLACK_S:
+            return False
+        known.start_ticks = start_ticks
+    return known.start_ticks == start_ticks

@@ -1,0 +1,38 @@
+"""Files that tenants make, read so that none of them can hold us up, lead us elsewhere, or fill our memory."""
+
+import os
+import stat
+from pathlib import Path
+
+from gpuwarden.statefile import SIZE_MAX_BYTES, StateFileError
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor of a plain file, never through a link and never waiting.
+
+    Raises:
+        OSError: it cannot be opened.
+        StateFileError: it is a pipe, a socket, a folder or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StateFileError("not_a_file", f"{path} is no plain file")
+    return descriptor
+
+
+def text(path: Path) -> str:
+    """What a file holds; at most one byte more than is valid is read.
+
+    Raises:
+        OSError: it cannot be read.
+        StateFileError: it is no plain file, too long, or no text.
+    """
+    with os.fdopen(open_plain(path), "rb") as file:
+        data = file.read(SIZE_MAX_BYTES + 1)
+    if len(data) > SIZE_MAX_BYTES:
+        raise StateFileError("oversized", f"{path} is over {SIZE_MAX_BYTES} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise StateFileError("not_json", f"{path} is not UTF-8") from None

@@ -1,0 +1,131 @@
+"""What processes have done, from files of the kernel's that stay open from one look to the next.
+
+To open a file, read it and close it costs several times what it costs to read it again, and a full host has hundreds of
+processes to look at each second. An open file also stays with its process: once that is gone it tells nothing more,
+whoever has the pid by then.
+"""
+
+import os
+import resource
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exporter.readings import ProcessWork
+from exporter.sources.processes import TICKS_PER_S
+from gpuwarden import cgroup
+
+_IO: Final = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
+"""What counts as I/O of /proc/PID/io (proc_pid_io(5)): the first two pass through system calls and are there with a
+warm page cache too; the others reach a disk, also by mmap and io_uring. What does both counts twice."""
+
+_BYTES_MAX: Final = 4096
+"""More than either file holds."""
+
+
+@dataclass(slots=True)
+class _Files:
+    """The descriptors of one process's `stat` and `io`; of the latter `None` while it has not been opened."""
+
+    stat: int
+    io: int | None = None
+
+
+class Work:
+    """Reads what processes have done; one thread at a time.
+
+    Files of `kept_max` processes stay open at most, for half of the files that this process may open; those of more are
+    opened with each look.
+    """
+
+    def __init__(self, *, proc: Path = cgroup.PROC, kept_max: int | None = None) -> None:
+        self._proc = proc
+        self._kept_max = _files_max() // 4 if kept_max is None else kept_max
+        self._files: dict[int, _Files] = {}
+        self._asked: set[int] = set()
+        weakref.finalize(self, _close_all, self._files)
+
+    def read(self, pids: Iterable[int]) -> dict[int, ProcessWork]:
+        """What each of these processes has done since it started; one that is gone by now is left out.
+
+        Raises:
+            OSError: one of them is not ours to look at.
+            ValueError: what the kernel answers is no such line.
+        """
+        found: dict[int, ProcessWork] = {}
+        for pid in pids:
+            self._asked.add(pid)
+            try:
+                found[pid] = self._one(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return found
+
+    def let_go(self) -> None:
+        """Close the files of those that were not asked for since the last call."""
+        for pid in self._files.keys() - self._asked:
+            _close(self._files.pop(pid))
+        self._asked = set()
+
+    def _one(self, pid: int) -> ProcessWork:
+        files = self._files.get(pid)
+        if files is not None:
+            try:
+                return self._told(pid, files)
+            except ProcessLookupError:  # it has ended; its pid may be another's by now
+                _close(self._files.pop(pid))
+        files = _Files(os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
+        kept = len(self._files) < self._kept_max
+        if kept:
+            self._files[pid] = files
+        try:
+            return self._told(pid, files)
+        finally:
+            if not kept:
+                _close(files)
+
+    def _told(self, pid: int, files: _Files) -> ProcessWork:
+        line = os.pread(files.stat, _BYTES_MAX, 0)
+        # Field N of proc_pid_stat(5) is at N - 3, after the name, which stands in brackets and may hold some itself.
+        fields = line.rpartition(b")")[2].split()
+        if len(fields) < 20:
+            raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
+        return ProcessWork(
+            start_ticks=int(fields[19]),
+            io_bytes=self._io_bytes(pid, files),
+            faults=sum(map(int, fields[7:11])),
+            cpu_s=sum(map(int, fields[11:15])) / TICKS_PER_S,
+        )
+
+    def _io_bytes(self, pid: int, files: _Files) -> int | None:
+        """What a process has read and written; `None` where the kernel keeps no account of it, or not for us."""
+        try:
+            if files.io is None:
+                files.io = os.open(f"{self._proc}/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
+            words = os.pread(files.io, _BYTES_MAX, 0).split()
+        except PermissionError:
+            return None
+        except FileNotFoundError:
+            if (self._proc / str(pid) / "stat").exists():
+                return None
+            raise
+        figures = dict(zip(words[::2], words[1::2], strict=True))
+        return sum(int(figures[name]) for name in _IO)
+
+
+def _files_max() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**16 if soft == resource.RLIM_INFINITY else soft
+
+
+def _close(files: _Files) -> None:
+    os.close(files.stat)
+    if files.io is not None:
+        os.close(files.io)
+
+
+def _close_all(files: dict[int, _Files]) -> None:
+    while files:
+        _close(files.popitem()[1])

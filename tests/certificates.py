@@ -1,0 +1,49 @@
+"""Certificates made by openssl: an authority, and what it signed for a server on 127.0.0.1 and for a caller."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A certificate and its key."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authority:
+    """One that signs certificates, with those that it signed for 127.0.0.1 and for a caller."""
+
+    own: Pair
+    server: Pair
+    client: Pair
+
+
+def openssl(*arguments: str | Path) -> None:
+    """Run it; it says nothing."""
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+def authority(folder: Path) -> Authority:
+    """A new one."""
+    folder.mkdir()
+    own = Pair(cert=folder / "ca.pem", key=folder / "ca.key")
+    ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *ec, "-subj", f"/CN={folder.name}", "-keyout", own.key, "-out", own.cert)
+
+    def signed(name: str, *extensions: str) -> Pair:
+        pair, request = Pair(cert=folder / f"{name}.pem", key=folder / f"{name}.key"), folder / "request"
+        openssl("req", *ec, "-subj", f"/CN={name}", "-keyout", pair.key, "-out", request)
+        (folder / "extensions").write_text("\n".join(extensions))
+        by = ("-CA", own.cert, "-CAkey", own.key, "-CAcreateserial", "-extfile", folder / "extensions")
+        openssl("x509", "-req", "-in", request, *by, "-out", pair.cert)
+        return pair
+
+    return Authority(
+        own=own,
+        server=signed("server", "subjectAltName=IP:127.0.0.1,DNS:box-1.test", "extendedKeyUsage=serverAuth"),
+        client=signed("client", "extendedKeyUsage=clientAuth"),
+    )

@@ -1,0 +1,528 @@
+"""Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
+
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+import deploy.engine
+from deploy import private_engine
+from deploy.engine import Engine, NoEngine, docker_engine
+from deploy.image import worker_image
+from exporter.evidence import Thresholds
+from exporter.readings import Container, ContainerEvidence, Snapshot
+from exporter.sampler import Sampler
+from exporter.sources import cgroups, containers
+from exporter.sources.cgroups import Places, Unlisted
+from exporter.sources.containers import EngineContainers, Listing
+from gpuwarden import cgroup
+from tests.exporter import builders as build
+from tests.waiting import eventually
+
+ID = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+POD = "kubepods.slice/kubepods-pod1.slice"
+
+
+class Host:
+    """A host of version 2, or with the memory controller of version 1, and its processes."""
+
+    def __init__(self, folder: Path, *, version_1: bool = False) -> None:
+        self.proc, self.root = folder / "proc", folder / "cgroup"
+        self.top = self.root / "memory" if version_1 else self.root
+        self.line = "4:memory:/{}" if version_1 else "0::/{}"
+        self.usage = "memory.usage_in_bytes" if version_1 else "memory.current"
+        self.where: dict[int, str] = {}
+
+    def process(self, pid: int, group: str, *, ticks: int = 77, gpus: str | None = None) -> None:
+        """Start a process in a group, move it there, or put another in its place."""
+        if pid in self.where:
+            self.end(pid)
+        self.where[pid] = group
+        folder, place = self.proc / str(pid), self.top / group
+        for each in (folder, place):
+            each.mkdir(parents=True, exist_ok=True)
+        for above in place.parents:
+            if above.is_relative_to(self.top) and not (above / "cgroup.procs").exists():
+                (above / "cgroup.procs").write_text("")
+        (folder / "cgroup").write_text(self.line.format(group) + "\n")
+        (folder / "stat").write_text(f"{pid} (x) S" + " 0" * 18 + f" {ticks} 0 0\n")
+        (folder / "environ").write_text("" if gpus is None else f"NVIDIA_VISIBLE_DEVICES={gpus}\0")
+        (place / self.usage).write_text("1000\n")
+        (place / "memory.stat").write_text("")
+        self._list(place)
+
+    def end(self, pid: int) -> None:
+        place = self.top / self.where.pop(pid)
+        shutil.rmtree(self.proc / str(pid))
+        self._list(place)
+
+    def remove(self, group: str) -> None:
+        """End all that is in a group, and the group."""
+        for pid in [pid for pid, where in self.where.items() if where == group]:
+            self.end(pid)
+        shutil.rmtree(self.top / group)
+
+    def _list(self, place: Path) -> None:
+        pids = [pid for pid, where in self.where.items() if self.top / where == place]
+        (place / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+
+    def places(self) -> Places:
+        return Places(proc=self.proc, root=self.root)
+
+    def unlisted(self, own: str | None = None) -> Unlisted:
+        return Unlisted(own, proc=self.proc, root=self.root)
+
+
+@pytest.fixture(params=[False, True], ids=["version 2", "version 1"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    return Host(tmp_path, version_1=request.param)
+
+
+def scope(full_id: str = ID, by: str = "cri-containerd") -> str:
+    return f"{POD}/{by}-{full_id}.scope"
+
+
+def listing(*ids: str, containers: dict[str, Container] | None = None) -> Listing:
+    """What an engine lists at this moment."""
+    return Listing(containers=containers or {}, taken_s=time.monotonic(), duration_s=0.0, ids=frozenset(ids))
+
+
+def container(pid: int = 41, full_id: str = ID, **changes: object) -> Container:
+    return build.container(id=full_id, incarnation=f"{full_id}@1", pid=pid, **changes)
+
+
+def processes_in(places: Places, place: Container) -> set[int] | None:
+    pids, _ = places.look(place)
+    return None if pids is None else set(pids)
+
+
+# --- where
+
+
+def test_a_container_is_looked_for_once_and_its_processes_are_read_each_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.process(42, scope())
+    monkeypatch.setattr(cgroup, "place", lambda *_, **__: pytest.fail("it was looked for again"))
+
+    pids, ram = places.look(container())
+
+    assert (set(pids or ()), ram.usage_bytes) == ({41, 42}, 1000)
+
+
+def test_a_process_that_moves_between_containers_is_in_the_other_at_the_next_look(host: Host) -> None:
+    for pid, full_id in ((41, ID), (42, ID), (51, OTHER)):
+        host.process(pid, scope(full_id))
+    places = host.places()
+    before = [processes_in(places, each) for each in (container(), container(51, OTHER))]
+    host.process(42, scope(OTHER))
+
+    after = [processes_in(places, each) for each in (container(), container(51, OTHER))]
+
+    assert (before, after) == ([{41, 42}, {51}], [{41}, {42, 51}])
+
+
+def test_a_containers_first_process_may_end_before_the_others(host: Host) -> None:
+    host.process(41, scope())
+    host.process(42, scope())
+    places = host.places()
+    places.look(container())
+    host.end(41)
+
+    assert processes_in(places, container()) == {42}
+
+
+def test_a_pid_that_is_somebody_elses_by_now_tells_nothing_of_its_container(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.remove(scope())
+    host.process(41, scope(OTHER), ticks=99)
+
+    pids, ram = places.look(container())
+
+    assert (pids, ram.usage_bytes) == (None, None)
+
+
+def test_a_container_that_is_started_again_is_found_again(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.remove(scope())
+    gone = places.look(container())
+    host.process(41, scope())
+
+    assert (gone[0], gone[1].unknown is not None) == (None, True)
+    assert processes_in(places, container()) == {41}
+
+
+def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_is_found_then(host: Host) -> None:
+    host.process(41, "system.slice/containerd.service")
+    places = host.places()
+    before = processes_in(places, container())
+    host.process(41, scope())
+
+    assert (before, processes_in(places, container())) == (None, {41})
+
+
+def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host) -> None:
+    places, unlisted = host.places(), host.unlisted()
+    for round_ in range(20):
+        ids = [f"{round_ * 10 + number:064x}" for number in range(10)]
+        for number, full_id in enumerate(ids):
+            host.process(100 + number, scope(full_id), ticks=round_)
+        running = {each.incarnation: each for each in map(container, range(100, 110), ids)}
+        places.keep(running)
+        seen = [processes_in(places, each) for each in running.values()]
+        found = unlisted.find(range(100, 110), {})
+
+        assert seen == [{100 + number} for number in range(10)]
+        assert sorted(each.id for each in found) == ids
+        for full_id in ids:
+            host.remove(scope(full_id))
+    places.keep(())
+
+    assert unlisted.find((), {}) == []
+    assert (places._known, unlisted._owners, unlisted._first_seen_s, unlisted._found) == ({}, {}, {}, {})
+
+
+# --- who is listed by nobody
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"),
+    [
+        pytest.param(scope(), "containerd", id="containerd"),
+        pytest.param(scope(by="crio") + "/container", "cri-o", id="CRI-O"),
+        pytest.param(f"user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", "libpod",
+                     id="a user's Podman"),
+        pytest.param(f"docker/{ID}", "container", id="an engine that is not asked"),
+    ],
+)  # fmt: skip
+def test_a_container_that_no_engine_lists_is_found_by_its_process(host: Host, group: str, kind: str) -> None:
+    host.process(41, group, gpus="GPU-1,GPU-2")
+
+    (found,) = host.unlisted().find([41], {})
+
+    assert (found.id, found.name, found.kind, found.pid) == (ID, ID[:12], kind, 41)
+    assert found.gpu_request == ("GPU-1", "GPU-2")
+    assert found.incarnation.startswith(f"{ID}@")
+
+
+def test_a_container_whose_environment_names_no_gpu_has_asked_for_none(host: Host) -> None:
+    host.process(41, scope())
+
+    assert host.unlisted().find([41], {})[0].gpu_request is None
+
+
+def test_a_process_in_no_container_or_gone_or_in_the_exporters_own_brings_none(host: Host) -> None:
+    host.process(41, "system.slice/ssh.service")
+    host.process(42, scope())
+
+    assert host.unlisted(own=ID).find([41, 42, 43], {}) == []
+
+
+def test_who_is_listed_is_not_unlisted_and_whoever_comes_to_be_listed_no_more(host: Host) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    unlisted.find([41], {"docker": listing()})
+
+    before = unlisted.find([41], {"docker": listing()})
+    after = unlisted.find([41], {"docker": listing(ID)})
+
+    assert ([each.id for each in before], after) == ([ID], [])
+
+
+def test_nobody_is_unlisted_by_a_listing_from_before_it_was_seen(host: Host) -> None:
+    """A container that was started since is in the next listing, under its own name."""
+    host.process(41, scope())
+    unlisted, old = host.unlisted(), listing()
+
+    assert unlisted.find([41], {"docker": old}) == []
+    assert unlisted.find([41], {"docker": old}) == []
+    assert len(unlisted.find([41], {"docker": listing()})) == 1
+
+
+def test_a_listing_that_may_lag_behind_proves_nothing_about_who_was_seen_within_its_lag(host: Host) -> None:
+    """Such as the Kubernetes API's, which hears of a container some seconds after its process is there."""
+    host.process(41, scope())
+
+    for lag_s, found in ((30.0, 0), (0.0, 1)):
+        lagging = host.unlisted()
+        lagging.find([41], {"kubernetes": listing()})
+        assert len(lagging.find([41], {"kubernetes": replace(listing(), lag_s=lag_s)})) == found
+
+
+def test_while_an_engine_does_not_answer_nobody_new_is_unlisted_and_who_was_stays(host: Host) -> None:
+    host.process(41, scope())
+    host.process(51, scope(OTHER))
+    unlisted = host.unlisted()
+    unlisted.find([41], {"docker": listing()})
+    unlisted.find([41], {"docker": listing()})
+
+    found = unlisted.find([41, 51], {"docker": None})
+    found = unlisted.find([41, 51], {"docker": None})
+
+    assert [each.id for each in found] == [ID]
+
+
+def test_a_container_stays_while_it_has_processes_and_goes_with_its_group(host: Host) -> None:
+    """Such as one whose process has left the GPU: its idleness counts on."""
+    host.process(41, scope())
+    host.process(42, scope())
+    unlisted = host.unlisted()
+    (first,) = unlisted.find([41], {})
+    host.end(41)
+
+    stays = unlisted.find([], {})
+    host.remove(scope())
+
+    assert (stays, unlisted.find([], {})) == ([first], [])
+
+
+def test_a_container_that_is_started_again_is_another_incarnation(host: Host) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    (first,) = unlisted.find([41], {})
+    (host.top / scope()).rename(host.top / "kept")  # so that the same number is not given out again
+    host.where.clear()
+    host.process(41, scope(), ticks=99)
+
+    (second,) = unlisted.find([41], {})
+
+    assert (second.id, second.pid) == (first.id, first.pid)
+    assert second.incarnation != first.incarnation
+
+
+def test_a_recycled_pid_brings_its_own_container(host: Host) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    unlisted.find([41], {})
+    host.remove(scope())
+    host.process(41, scope(OTHER), ticks=99)
+
+    assert [each.id for each in unlisted.find([41], {})] == [OTHER]
+
+
+def test_a_process_that_moved_is_seen_in_its_other_container_within_a_bound(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    unlisted.find([41], {})
+    host.process(41, scope(OTHER))
+    at_once = unlisted.find([41], {})
+    later_s = time.monotonic() + cgroups.OWNER_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+
+    assert (at_once, [each.id for each in unlisted.find([41], {})]) == ([], [OTHER])
+
+
+# --- real containers
+
+
+def looker(house: Path, pid: int | None = None, **engines: Any) -> Sampler:
+    """A sampler on a host with one GPU, which lists a process."""
+    found = build.gpus(build.gpu(0, *([] if pid is None else [build.process(pid, 0.5, build.MIB)])))
+    return Sampler(host="box-1", directory=house, containers=engines, gpus=lambda: found, thresholds=Thresholds())
+
+
+def of(full_id: str | None, sampler: Sampler) -> ContainerEvidence | None:
+    return next((each for each in sampler.sample().containers if each.container.id == full_id), None)
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_of_an_engine_that_is_not_asked_is_seen_by_its_process_on_a_gpu(
+    client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
+    try:
+        real.reload()
+        sampler = looker(house, real.attrs["State"]["Pid"])
+        found = of(real.id, sampler)
+        again = of(real.id, sampler)
+    finally:
+        real.remove(force=True)
+
+    assert found is not None
+    assert again is not None
+    assert (found.container.kind, found.container.name) == ("container", (real.id or "")[:12])
+    assert found.ram_bytes is not None
+    assert found.ram_bytes > 0
+    assert [(each.gpu, each.memory_bytes) for each in again.shares] == [("GPU-0", build.MIB)]
+    assert again.container.incarnation == found.container.incarnation
+    assert of(real.id, sampler) is None
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_keeps_its_own_name_and_is_found_by_nothing_else_while_docker_lists_it(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    source = EngineContainers(engine.base_url)
+    source.start()
+    try:
+        real.reload()
+        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
+        eventually(lambda: of(real.id, sampler))
+        seen = [of(real.id, sampler) for _ in range(3)]
+    finally:
+        source.close()
+        real.remove(force=True)
+
+    assert {None if each is None else each.container.name for each in seen} == {real.name}
+
+
+@pytest.mark.needs_docker
+def test_what_the_kernel_kills_in_a_real_container_and_what_docker_restarts_is_counted(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    kills_one = (
+        "import subprocess, time; subprocess.run(['python3', '-c', 'x = b\"x\" * (256 << 20)']); time.sleep(600)"
+    )
+    fails = "import time; time.sleep(0.5); raise SystemExit(1)"
+    limited = client.containers.run(image, ["python3", "-c", kills_one], detach=True, network_mode="none",
+                                    mem_limit="64m", memswap_limit="64m")  # fmt: skip
+    failing = client.containers.run(image, ["python3", "-c", fails], detach=True, network_mode="none",
+                                    restart_policy={"Name": "always"})  # fmt: skip
+    source = EngineContainers(engine.base_url)
+    source.start()
+    sampler = looker(house, docker=source)
+
+    def restarts() -> int:
+        seen = of(failing.id, sampler)
+        return 0 if seen is None else seen.container.restarts or 0
+
+    def kills() -> int | None:
+        seen = of(limited.id, sampler)
+        return None if seen is None else seen.oom_kills
+
+    try:
+        first = eventually(restarts)
+        killed = eventually(kills)
+        more = eventually(lambda: found if (found := restarts()) > first else None)
+    finally:
+        source.close()
+        for each in (limited, failing):
+            each.remove(force=True)
+
+    assert killed == 1
+    assert more > first
+
+
+@pytest.mark.needs_docker
+def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_unknown_under_any_name(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "FRESH_S", 2.0)
+    monkeypatch.setattr(deploy.engine, "reachable_engine", lambda _: NoEngine(because="one of our own is wanted"))
+    with docker_engine(tmp_path / "engine") as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        client = docker.DockerClient(base_url=found.base_url)
+        real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+        real.reload()
+        source = EngineContainers(found.base_url)
+        source.start()
+        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
+        daemon = int((private_engine.Places.of(tmp_path / "engine").run / "dockerd.pid").read_text())
+        try:
+            eventually(lambda: of(real.id, sampler))
+            os.kill(daemon, signal.SIGSTOP)
+            stopped = eventually(lambda: seen if not (seen := sampler.sample()).sources[-1].success else None)
+            began_s = time.monotonic()
+            stopped = sampler.sample()
+            took_s = time.monotonic() - began_s
+            os.kill(daemon, signal.SIGCONT)
+            back = eventually(lambda: of(real.id, sampler))
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+            source.close()
+            real.remove(force=True)
+            client.close()
+
+    assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
+    assert stopped.gpus is not None
+    assert (stopped.containers, took_s < 1.0) == ((), True)
+    assert back.container.name == real.name
+
+
+@pytest.mark.needs_docker
+def test_real_containers_that_come_and_go_under_the_looks_leave_nothing_behind(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    source = EngineContainers(engine.base_url)
+    source.start()
+    sampler = looker(house, docker=source)
+    seen: set[str] = set()
+    try:
+        for _ in range(4):
+            real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
+            eventually(lambda: of(real.id, sampler))  # noqa: B023 - at once
+            seen.add(real.id or "")
+            real.remove(force=True)
+        left = eventually(lambda: found if not seen & ids(found := sampler.sample()) else None)
+        ours = [key for key in (*sampler._histories, *sampler._places._known) if key.partition("@")[0] in seen]
+    finally:
+        source.close()
+
+    assert len(seen) == 4
+    assert ours == []
+    assert not {key for key in left.unknown if key[0] in seen}
+
+
+def ids(snapshot: Snapshot) -> set[str]:
+    return {each.container.id for each in snapshot.containers}
+
+
+def group_of(real: Any) -> Path:
+    """Where a real container is accounted, once both of its processes are there."""
+    real.reload()
+    found = cgroup.directory(real.attrs["State"]["Pid"], real.id)
+    assert found is not None
+    place = found
+    eventually(lambda: len(cgroup.processes(place)) == 2)
+    return place
+
+
+@pytest.mark.needs_docker
+def test_what_a_process_holds_on_a_gpu_follows_it_from_one_real_container_into_another(
+    client: docker.DockerClient, engine: Engine, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    parent = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+    first, second = (
+        client.containers.run(image, ["python3", "-c", parent], detach=True, network_mode="none") for _ in range(2)
+    )
+    source = EngineContainers(engine.base_url)
+    source.start()
+    try:
+        group, other = group_of(first), group_of(second)
+        (child,) = cgroup.processes(group) - {first.attrs["State"]["Pid"]}
+        sampler = looker(house, child, docker=source)
+
+        def holders() -> list[str]:
+            return [each.container.id for each in sampler.sample().containers if each.shares]
+
+        eventually(lambda: holders() == [first.id])
+        (other / "cgroup.procs").write_text(str(child))
+        after = holders()
+    finally:
+        source.close()
+        for each in (first, second):
+            each.remove(force=True)
+
+    assert after == [second.id]

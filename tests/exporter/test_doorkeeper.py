@@ -1,0 +1,440 @@
+"""TLS and passwords of the exporter's pages: real certificates, real handshakes, and files that will not do."""
+
+import http.client
+import socket
+import ssl
+import subprocess
+import threading
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+
+import bcrypt
+import httpx
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+import exporter.doorkeeper
+from deploy import parts
+from exporter.doorkeeper import Doorkeeper, WebConfigError
+from tests.certificates import Authority, authority, openssl
+from tests.exporter import builders as build
+from tests.exporter.test_web import get, live, served
+from tests.remediator.prometheus import prometheus
+from tests.waiting import eventually
+
+PASSWORD = "correct horse"
+
+
+def hashed(password: str) -> str:
+    """Of the least cost, which is all that a test needs."""
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls") / "another")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
+    """What the doorkeeper logs."""
+    capture = LogCapture()
+    monkeypatch.setattr(exporter.doorkeeper, "log", structlog.wrap_logger(None, processors=[capture]))
+    return capture
+
+
+def write(path: Path, text: str) -> Path:
+    """Replace it as a whole, as a deployment does."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(text)
+    scratch.replace(path)
+    return path
+
+
+def users(**passwords: str) -> str:
+    return "basic_auth_users:\n" + "".join(f"  {name}: {hashed(its)}\n" for name, its in passwords.items())
+
+
+def tls(ours: Authority, **more: str) -> str:
+    fields = {"cert_file": ours.server.cert, "key_file": ours.server.key, **more}
+    return "tls_server_config:\n" + "".join(f"  {name}: {value}\n" for name, value in fields.items())
+
+
+# Passwords
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param(basic("prom", PASSWORD), 200, id="the right one"),
+        pytest.param({}, 401, id="none"),
+        pytest.param(basic("prom", "guess"), 401, id="a wrong one"),
+        pytest.param(basic("nobody", PASSWORD), 401, id="a user that is none"),
+        pytest.param(basic("", PASSWORD), 401, id="no user"),
+        pytest.param(basic("prom", ""), 401, id="an empty one"),
+        pytest.param(basic("other", "x" * 72 + "y"), 401, id="one that bcrypt would cut to the right one"),
+        pytest.param(basic("prom", PASSWORD + "\0x"), 401, id="one with a byte that ends it"),
+        pytest.param({"Authorization": f"Bearer {PASSWORD}"}, 401, id="another scheme"),
+        pytest.param({"Authorization": "Basic !!!"}, 401, id="no base64"),
+        pytest.param({"Authorization": "Basic " + b64encode(b"\xff:\xff").decode()}, 401, id="no text"),
+        pytest.param({"Authorization": "Basic " + b64encode(b"prom").decode()}, 401, id="no colon"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/", "/evidence?worker=w0", "/nowhere"])
+def test_whoever_does_not_show_a_user_and_its_password_is_told_nothing(
+    tmp_path: Path, path: str, headers: dict[str, str], status: int
+) -> None:
+    config = write(tmp_path / "web.yml", users(prom=PASSWORD, other="x" * 72))
+
+    with served(live(build.sighting()), web_config_file=config) as port:
+        found, text, answered = get(port, path, headers=headers)
+
+    if status == 200:
+        assert found == (404 if path == "/nowhere" else 200)
+        return
+    assert (found, answered["WWW-Authenticate"]) == (401, 'Basic realm="gpuwarden"')
+    assert "gpuwarden_worker" not in text
+
+
+@pytest.mark.parametrize("path", ["/-/healthy", "/-/ready"])
+def test_whether_it_is_well_is_told_without_a_password(tmp_path: Path, path: str) -> None:
+    with served(live(), web_config_file=write(tmp_path / "web.yml", users(prom=PASSWORD))) as port:
+        assert get(port, path)[:2] == (200, "ok\n")
+
+
+def test_a_password_that_was_right_costs_no_bcrypt_again_until_the_file_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path / "web.yml", users(prom=PASSWORD))
+    asked: list[bytes] = []
+    check = bcrypt.checkpw
+
+    def counted(given: bytes, wanted: bytes) -> bool:
+        asked.append(given)
+        return check(given, wanted)
+
+    monkeypatch.setattr(bcrypt, "checkpw", counted)
+    door, right = Doorkeeper(config), basic("prom", PASSWORD)["Authorization"]
+
+    assert [door.admits(right) for _ in range(3)] == [True, True, True]
+    assert len(asked) == 1
+    assert [door.admits(basic("prom", "guess")["Authorization"]) for _ in range(2)] == [False, False]
+    assert len(asked) == 3
+    write(config, users(prom="another one"))
+    assert not door.admits(right)
+    assert len(asked) == 4
+
+
+def test_who_guesses_holds_up_nobody_whose_password_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, right = Doorkeeper(write(tmp_path / "web.yml", users(prom=PASSWORD))), basic("prom", PASSWORD)
+    assert door.admits(right["Authorization"])
+    held, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: bytes) -> bool:
+        held.set()
+        go_on.wait(20)
+        return False
+
+    monkeypatch.setattr(bcrypt, "checkpw", slow)
+    monkeypatch.setattr(exporter.doorkeeper, "WAIT_S", 0.05)
+    guessing = threading.Thread(target=door.admits, args=(basic("prom", "guess")["Authorization"],))
+    guessing.start()
+    assert held.wait(10)
+
+    try:
+        assert door.admits(right["Authorization"])
+        assert not door.admits(basic("prom", "another guess")["Authorization"])  # its turn does not come in time
+    finally:
+        go_on.set()
+        guessing.join()
+
+
+def test_no_more_passwords_are_remembered_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter.doorkeeper, "KNOWN_MAX", 2)
+    door = Doorkeeper(write(tmp_path / "web.yml", users(a="1", b="2", c="3")))
+
+    for name, password in (("a", "1"), ("b", "2"), ("c", "3")):
+        assert door.admits(basic(name, password)["Authorization"])
+
+    assert len(door._known) <= 2
+
+
+# TLS
+
+
+def ask(
+    port: int, trusts: Authority, path: str = "/metrics", *, shows: Authority | None = None, newest: str = "TLSv1_3"
+) -> int:
+    """The status of an answer by TLS."""
+    context = ssl.create_default_context(cafile=trusts.own.cert)
+    context.maximum_version = ssl.TLSVersion[newest]
+    if shows is not None:
+        context.load_cert_chain(shows.client.cert, shows.client.key)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def refused(port: int, trusts: Authority, *, shows: Authority | None = None, newest: str = "TLSv1_3") -> bool:
+    """Whether the connection itself is refused, before any answer."""
+    try:
+        ask(port, trusts, shows=shows, newest=newest)
+    except OSError:
+        return True
+    return False
+
+
+def test_pages_are_read_by_tls_and_by_nothing_else(tmp_path: Path, ours: Authority, another: Authority) -> None:
+    with served(live(), web_config_file=write(tmp_path / "web.yml", tls(ours))) as port:
+        assert ask(port, ours) == 200
+        assert refused(port, another)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            get(port, "/metrics")
+        assert ask(port, ours) == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "without", "with_ours", "with_anothers"),
+    [
+        pytest.param("RequireAndVerifyClientCert", False, True, False, id="wanted"),
+        pytest.param("VerifyClientCertIfGiven", True, True, False, id="looked at where it is given"),
+    ],
+)
+def test_a_callers_certificate_is(
+    tmp_path: Path, ours: Authority, another: Authority, kind: str, without: bool, with_ours: bool, with_anothers: bool
+) -> None:
+    wants = tls(ours, client_auth_type=kind, client_ca_file=str(ours.own.cert))
+
+    with served(live(), web_config_file=write(tmp_path / "web.yml", wants)) as port:
+        assert [not refused(port, ours, shows=each) for each in (None, ours, another)] == [
+            without,
+            with_ours,
+            with_anothers,
+        ]
+
+
+def test_a_version_of_tls_that_is_too_old_is_refused(tmp_path: Path, ours: Authority) -> None:
+    config = write(tmp_path / "web.yml", tls(ours, min_version="TLS13"))
+
+    with served(live(), web_config_file=config) as port:
+        assert refused(port, ours, newest="TLSv1_2")
+        assert not refused(port, ours)
+        write(config, tls(ours))
+        assert not refused(port, ours, newest="TLSv1_2")
+
+
+def test_names_are_relative_to_the_file(tmp_path: Path, ours: Authority) -> None:
+    for name, its in (("cert.pem", ours.server.cert), ("key.pem", ours.server.key)):
+        (tmp_path / name).write_bytes(its.read_bytes())
+    config = write(tmp_path / "web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n")
+
+    assert Doorkeeper(config).describe() == "https, 0 users"
+
+
+def test_a_caller_that_does_not_shake_hands_holds_up_nobody(tmp_path: Path, ours: Authority) -> None:
+    with (
+        served(live(), web_config_file=write(tmp_path / "web.yml", tls(ours))) as port,
+        socket.create_connection(("127.0.0.1", port)),
+    ):
+        assert ask(port, ours) == 200
+
+
+def test_a_renewed_certificate_is_shown_at_the_next_handshake(
+    tmp_path: Path, ours: Authority, another: Authority, said: LogCapture
+) -> None:
+    for name, its in (("cert.pem", ours.server.cert), ("key.pem", ours.server.key)):
+        (tmp_path / name).write_bytes(its.read_bytes())
+    config = write(tmp_path / "web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n")
+
+    with served(live(), web_config_file=config) as port:
+        assert ask(port, ours) == 200
+        write(tmp_path / "cert.pem", another.server.cert.read_text())
+        assert ask(port, ours) == 200  # half of the two is renewed: the pair before stays
+        write(tmp_path / "key.pem", another.server.key.read_text())
+        assert ask(port, another) == 200
+        assert refused(port, ours)
+
+    assert [each["event"] for each in said.entries] == [
+        "the web configuration is not taken; the one before stays",
+        "the web configuration is read anew",
+    ]
+
+
+# Files that change, and files that will not do
+
+
+def test_what_cannot_be_used_leaves_what_was_in_force_and_is_said_once(tmp_path: Path, said: LogCapture) -> None:
+    config = write(tmp_path / "web.yml", users(prom=PASSWORD))
+    door, right = Doorkeeper(config), basic("prom", PASSWORD)["Authorization"]
+
+    for broken in ("", "basic_auth_users: {prom: plain}\n", "basic_auth_users: {}\n"):
+        write(config, broken)
+        assert (door.admits(right), door.admits("")) == (True, False)
+        assert door.look() != ""
+    config.unlink()
+    assert (door.admits(right), door.admits("")) == (True, False)
+    write(config, users(prom="another one"))
+
+    assert door.look() == ""
+    assert not door.admits(right)
+    assert [each["event"] for each in said.entries] == [
+        *["the web configuration is not taken; the one before stays"] * 4,
+        "the web configuration is read anew",
+    ]
+    assert "prom" not in str(said.entries[1]["because"]).replace(str(config), "")
+
+
+def test_a_file_that_comes_back_as_it_was_is_in_force_again(tmp_path: Path) -> None:
+    config = write(tmp_path / "web.yml", users(prom=PASSWORD))
+    door = Doorkeeper(config)
+    config.rename(tmp_path / "away")
+    gone = door.look()
+    (tmp_path / "away").rename(config)
+
+    assert "cannot be read" in gone
+    assert door.look() == ""
+
+
+def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Doorkeeper(write(tmp_path / "web.yml", users(prom=PASSWORD)))
+    monkeypatch.setattr(exporter.doorkeeper, "_yaml", lambda *_: pytest.fail("it is read again"))
+
+    assert door.look() == ""
+
+
+def test_without_a_file_everybody_is_let_in() -> None:
+    door = Doorkeeper(None)
+
+    assert (door.look(), door.admits(""), door.describe()) == ("", True, "http, 0 users")
+
+
+GOOD = hashed("x")
+
+UNUSABLE: Mapping[str, tuple[str, str]] = {
+    "nothing": ("", "asks for nothing"),
+    "no YAML": ("{", "is no YAML in line"),
+    "a list": ("- 1\n", "is no mapping"),
+    "no text": ("\x00", "is no YAML"),
+    "something that is not done": ("rate_limit: {interval: 1s}\n", "'rate_limit' is not done here"),
+    "a key of Prometheus' that is not done": (
+        "tls_server_config: {cipher_suites: [x]}\n",
+        "'cipher_suites' is not done here",
+    ),
+    "no users": ("basic_auth_users:\n", "wants 1 to 100 lines"),
+    "a user without a hash": ("basic_auth_users: {a: secret-word}\n", "user 1 of basic_auth_users in .* has no bcrypt"),
+    "a hash of another kind": (f"basic_auth_users: {{a: '{GOOD.replace('$2b$', '$6$')}'}}\n", "has no bcrypt hash"),
+    "a hash that takes years": (f"basic_auth_users: {{a: '{GOOD.replace('$04$', '$31$')}'}}\n", "of cost 31"),
+    "a user whose name is a number": (f"basic_auth_users: {{1: '{GOOD}'}}\n", "user 1 .* has no name"),
+    "a user with a colon": (f"basic_auth_users: {{'a:b': '{GOOD}'}}\n", "has no name"),
+    "a key without a certificate": ("tls_server_config: {key_file: x}\n", "wants cert_file and key_file"),
+    "a file that is none": ("tls_server_config: {cert_file: none.pem, key_file: x}\n", "cannot be read .No such file"),
+    "a number": ("tls_server_config: {cert_file: 1, key_file: x}\n", "cert_file in .* wants text"),
+    "an old version": (
+        "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}\n",
+        "min_version in .* is 'TLS10': done here are TLS12, TLS13",
+    ),
+    "versions the wrong way round": (
+        "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}\n",
+        "above max_version",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), UNUSABLE.values(), ids=UNUSABLE)
+def test_a_file_that_will_not_do_is_told_with_what_is_wanted(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(WebConfigError, match=says) as raised:
+        Doorkeeper(write(tmp_path / "web.yml", text))
+
+    assert str(tmp_path / "web.yml") in str(raised.value)
+    assert "secret-word" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match=r"web\.yml cannot be read \(No such file"):
+        Doorkeeper(tmp_path / "web.yml")
+
+
+def test_a_file_that_is_too_long_is_none_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match="is over 65536 bytes"):
+        Doorkeeper(write(tmp_path / "web.yml", "#" * 70_000))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        pytest.param({"client_auth_type": "RequireAndVerifyClientCert"}, "wants client_ca_file", id="without a CA"),
+        pytest.param({"client_ca_file": "{ca}"}, "wants client_auth_type", id="a CA that nobody is held to"),
+        pytest.param({"client_auth_type": "RequireAnyClientCert"}, "is 'RequireAnyClientCert': done", id="not done"),
+        pytest.param(
+            {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "{key}"},
+            "holds no certificate in PEM",
+            id="a CA that is a key",
+        ),
+        pytest.param({"key_file": "{ca_key}"}, "cannot be used .KEY_VALUES_MISMATCH", id="another's key"),
+        pytest.param({"key_file": "{encrypted}"}, "is encrypted", id="an encrypted key"),
+    ],
+)
+def test_tls_that_cannot_be_is_told(tmp_path: Path, ours: Authority, more: dict[str, str], says: str) -> None:
+    encrypted = tmp_path / "encrypted"
+    openssl("pkey", "-in", ours.server.key, "-aes256", "-passout", "pass:secret", "-out", encrypted)
+    paths = {"ca": ours.own.cert, "key": ours.server.key, "ca_key": ours.own.key, "encrypted": encrypted}
+    fields = {name: value.format(**paths) for name, value in more.items()}
+
+    with pytest.raises(WebConfigError, match=says):
+        Doorkeeper(write(tmp_path / "web.yml", tls(ours, **fields)))
+
+
+@pytest.mark.needs_parts
+def test_what_is_taken_here_is_taken_by_prometheus_own_tool(tmp_path: Path, ours: Authority) -> None:
+    ca = str(ours.own.cert)
+    whole = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=ca, min_version="TLS13")
+    config = write(tmp_path / "web.yml", whole + users(prom=PASSWORD))
+
+    assert Doorkeeper(config).describe() == "https, 1 users"
+    done = subprocess.run(
+        [parts.find("promtool"), "check", "web-config", config], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.needs_parts
+def test_prometheus_scrapes_by_tls_with_a_certificate_and_a_password_and_in_openmetrics(
+    tmp_path: Path, ours: Authority
+) -> None:
+    wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
+    config = write(tmp_path / "web.yml", wants + users(prometheus=PASSWORD))
+    certificates = {
+        "ca_file": str(ours.own.cert), "cert_file": str(ours.client.cert), "key_file": str(ours.client.key)
+    }  # fmt: skip
+    with (
+        served(live(build.sighting()), web_config_file=config) as port,
+        prometheus(
+            tmp_path / "prometheus",
+            f"127.0.0.1:{port}",
+            scheme="https",
+            tls_config=certificates,
+            basic_auth={"username": "prometheus", "password": PASSWORD},
+        ) as url,
+    ):
+
+        def seen() -> list[str]:
+            answer = httpx.get(f"{url}/api/v1/query", params={"query": "gpuwarden_worker_alive"}, trust_env=False)
+            return [each["metric"]["worker"] for each in answer.json()["data"]["result"]]
+
+        assert eventually(seen, "its series are there") == ["w0"]
+        write(config, wants + users(prometheus="another one"))
+        eventually(lambda: not seen(), "another password is in force")

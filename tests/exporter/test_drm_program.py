@@ -1,0 +1,145 @@
+"""The whole exporter on AMD's and Intel's GPUs: a real worker, which the kernel's folders say is on them."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from exporter import main
+from exporter.settings import Settings
+from exporter.sources import drm
+from gpuwarden.errors import GpuwardenError
+from tests.exporter import gpu_tree
+from tests.exporter.conftest import StartWorker
+from tests.exporter.gpu_tree import Tree
+from tests.waiting import eventually
+
+CARD, ARC = "0000:03:00.0", "0000:00:02.0"
+CARD_ID = 51706
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+from exporter import main
+from exporter.sources import drm
+root = Path(sys.argv[1])
+drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
+sys.exit(main.command(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "host")
+
+
+@contextmanager
+def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The exporter on that tree: its port, and its log until it was ready."""
+    given = ["--dir", str(house), "--port", "0", "--docker", "none", "--nvml", "off", "--sample-interval-s", "0.05"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tree.sys.parent), *given, *arguments], stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        assert process.stderr
+        log: list[dict[str, Any]] = []
+        while not log or log[-1]["event"] != "exporter ready":
+            line = process.stderr.readline()
+            assert line, (process.communicate(), log)
+            log.append(json.loads(line))
+        yield log[-1]["port"], log
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(**given)
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+@pytest.mark.behaviour("A19")
+def test_a_worker_on_an_amd_gpu_is_unknown_while_the_gpu_works_and_idle_once_it_does_nothing(
+    house: Path, tree: Tree, start_worker: StartWorker
+) -> None:
+    worker = start_worker("w0")
+    tree.node(1, gpu_id=CARD_ID, minor=128)
+    folder = tree.gpu(128, CARD, "amdgpu", busy_percent=99, vram=(5, 10))
+    tree.opens(worker.pid, {5: ("/dev/dri/renderD128", gpu_tree.amdgpu(CARD))})
+    tree.computes(worker.pid, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    place = f'{{container="w0",gpu="pci-{CARD}"}}'
+    missing = f"gpuwarden_container_gpu_attribution_missing{place}"
+    idle = 'gpuwarden_container_gpu_idle_seconds{container="w0"}'
+
+    with running(house, tree) as (port, log):
+        busy = eventually(lambda: text if f"{missing} 1.0" in (text := scrape(port)) else None)
+        tree.write(folder / "gpu_busy_percent", 0)
+        eventually(lambda: f"{missing} 0.0" in (text := scrape(port)) and f"{idle} " in text)
+
+    assert next(line for line in log if line["event"] == "GPUs are read from the kernel")["drivers"] == ["amdgpu"]
+    info = f'{{attribution="device",gpu="pci-{CARD}",index="0",name="navi31",source="amdgpu"}}'
+    assert f"gpuwarden_gpu_info{info} 1.0" in busy
+    assert f"gpuwarden_container_gpu_memory_bytes{place} 77824.0" in busy
+    assert 'gpuwarden_collector_success{collector="source_drm"} 1.0' in busy
+    assert idle not in busy
+    assert f"gpuwarden_container_gpu_utilization_ratio{place}" not in busy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sources"),
+    [
+        pytest.param((), {"amdgpu", "i915"}, id="auto"),
+        pytest.param(("--amd", "on", "--intel", "on"), {"amdgpu", "i915"}, id="on"),
+        pytest.param(("--intel", "off"), {"amdgpu"}, id="a processor's own GPU left out"),
+        pytest.param(("--amd", "off", "--intel", "off"), set(), id="off"),
+    ],
+)
+def test_the_vendors_whose_gpus_are_read_are_chosen(
+    arguments: tuple[str, ...], sources: set[str], house: Path, tree: Tree
+) -> None:
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+    tree.gpu(129, ARC, "i915")
+
+    with running(house, tree, *arguments) as (port, _):
+        text = eventually(lambda: text if "gpuwarden_workers_duplicate 0.0" in (text := scrape(port)) else None)
+
+    assert {name for name in ("amdgpu", "i915") if f'source="{name}"' in text} == sources
+
+
+@pytest.mark.parametrize(("option", "driver"), [("amd", "i915"), ("intel", "amdgpu")])
+def test_a_gpu_that_must_be_there_and_is_not_ends_the_program_with_what_to_do(
+    option: str, driver: str, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.gpu(128, CARD, driver)
+    monkeypatch.setattr(drm, "DrmGpus", partial(drm.DrmGpus, sys=tree.sys, proc=tree.proc))
+
+    with pytest.raises(GpuwardenError, match=rf"no GPU of the kernel's driver .* or start it with --{option} off"):
+        main._drm_source(settings(**{option: "on"}))
+
+
+@pytest.mark.parametrize("option", ["amd", "intel"])
+def test_a_real_gpu_that_must_be_there_and_a_simulated_one_are_refused_together(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=f"--{option} on and --simulate-gpu cannot both be"):
+        settings(**{option: "on"}, simulate_gpu=tmp_path / "gpus.json")
+
+
+def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.gpu(128, CARD, "amdgpu")
+    monkeypatch.setattr(drm, "DrmGpus", partial(drm.DrmGpus, sys=tree.sys, proc=tree.proc))
+
+    assert main._drm_source(settings(simulate_gpu=tmp_path / "gpus.json")).read is None
+    assert main._drm_source(settings()).read is not None

@@ -1,0 +1,60 @@
+"""Thousands of looks and scrapes while containers come and go: nothing of those that are gone is published, or kept."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.evidence import Thresholds
+from exporter.readings import Container
+from exporter.rendering import Renderer
+from exporter.scrape import SnapshotCollector
+from tests.exporter import builders as build
+from tests.exporter.test_sampler import Docker, sampler
+
+SCRAPES = 5_000
+WARM = 500
+AT_A_TIME = 4
+GROWTH_MAX = 200
+"""Blocks of memory that may be more after so many scrapes: one for each container that came would be 4,500."""
+
+
+def tenant(number: int) -> Container:
+    """A container of its own name, id and incarnation, whose processes cannot be listed."""
+    full_id = f"{number:064x}"
+    return build.container(id=full_id, name=f"tenant-{number}", incarnation=f"{full_id}@{number}", pid=os.getpid())
+
+
+def test_five_thousand_scrapes_with_containers_that_come_and_go_leave_nothing_behind(house: Path) -> None:
+    docker = Docker()
+    look = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0), build.gpu(1)))
+    registry, renderer = CollectorRegistry(), Renderer()
+    registry.register(SnapshotCollector(look.latest, host="box-1", thresholds=Thresholds()))
+
+    def scrape(number: int) -> str:
+        docker.listing = Docker(*(tenant(number + each) for each in range(AT_A_TIME))).listing
+        look.sample()
+        return renderer.render(registry.collect(), openmetrics=False).decode()
+
+    def blocks() -> int:
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    for number in range(WARM):
+        scrape(number)
+    warm = blocks()
+    for number in range(WARM, SCRAPES):
+        page = scrape(number)
+    grown = blocks() - warm
+
+    names = {
+        sample.labels["container"]
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if "container" in sample.labels
+    }
+    assert names == {f"tenant-{SCRAPES - 1 + each}" for each in range(AT_A_TIME)}
+    assert grown <= GROWTH_MAX
