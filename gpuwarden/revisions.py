@@ -92,7 +92,9 @@ def migrate_to(
                 f"gpuwarden's (there is no {schema.version_table}): give gpuwarden a database of its own"
             )
         if is_shared(engine) and found != wanted:
-            _take(connection, set(inspect(connection).get_table_names()) & set(schema.tables.tables), schema)
+            # The one that says which revision it is among them, for a program that has read it acts upon the others.
+            ours = {*schema.tables.tables, schema.version_table}
+            _take(connection, set(inspect(connection).get_table_names()) & ours, schema)
         config.attributes.update(connection=connection, version_table=schema.version_table)
         with _MIGRATING:
             if schema.first in tables:

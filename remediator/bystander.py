@@ -298,13 +298,13 @@ def _podman_file_log(url: str, container: str, out: _Out) -> bool:
     """
     try:
         path = json.loads(_engine_says(url, f"/containers/{container}/json"))["LogPath"]
-    except (OSError, http.client.HTTPException, _TooMuchError, ValueError, KeyError):
+    except (OSError, http.client.HTTPException, _TooMuchError, ValueError, KeyError, TypeError):
         return False  # it says the same when it is asked for the lines
     if not path:
         return False  # it keeps them elsewhere: in the journal
     try:
         data, cut = _end_of(Path(path), PODMAN_READ_BYTES)
-    except OSError as error:
+    except (OSError, ValueError, TypeError) as error:
         because = f"{path} cannot be read: {_why(error)}"
         out.say("note", text=f"the container's last lines may be out of order, as Podman 4.3 tells them: {because}")
         return False

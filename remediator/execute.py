@@ -916,10 +916,10 @@ class Executor:
                 self._begin(episode, step)
             case plan.Withdraw(because=because):
                 self._ledger.withdraw(episode.episode_id, because, now=self._ledger.now())
-            case plan.Advance(kind=kind, stage=stage, because=because):
+            case plan.Advance(kind=kind, stage=stage, because=because, unspent=unspent):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
-                    self._advance(episode, intent, stage, f"{kind}: {stage}", because, act="saw")
+                    self._advance(episode, intent, stage, f"{kind}: {stage}", because, act="saw", unspent=unspent)
             case plan.Warn():
                 self._warn(episode, step)
             case plan.Fence() | plan.Requeue() | plan.Fail():
@@ -1076,6 +1076,7 @@ class Executor:
         *,
         act: str = "did",
         data: Mapping[str, object] | None = None,
+        unspent: bool = False,
     ) -> bool:
         return self._ledger.advance(
             intent,
@@ -1087,6 +1088,7 @@ class Executor:
             now=self._ledger.now(),
             for_s=self._act_s(intent.kind),
             data=data,
+            unspent=unspent,
         )
 
     def _try(self, act: Callable[[], None]) -> tuple[str, str]:

@@ -155,7 +155,7 @@ def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
         return None
     if freeing.late(facts, facts.free_for_s):
         because = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because, unspent=True)
     return Wait(reason="unconfirmed", because=f"not stopped again, for it is not confirmed any more: {figures}")
 
 

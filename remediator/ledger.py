@@ -588,15 +588,16 @@ class Ledger:
         now: float,
         for_s: float,
         data: Mapping[str, Any] | None = None,
+        unspent: bool = False,
     ) -> bool:
         """Move an intent from the stage it was read at, and hold it for `for_s` seconds while anything is owed of it.
 
         False when somebody else moved it first, or has it.
 
-        One that is abandoned while it was only planned gives its key back: nothing was done under it, and the same
-        target may come to need it after all.
+        One that is abandoned while it was only planned, or of which nothing has come (`unspent`), gives its key back:
+        the same target may come to need it after all.
         """
-        unused = stage is Stage.ABANDONED and intent.stage is Stage.PLANNED
+        unused = stage is Stage.ABANDONED and (unspent or intent.stage is Stage.PLANNED)
         move = (
             update(INTENTS)
             .where(*self._free_for_me(intent))

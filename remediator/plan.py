@@ -458,11 +458,15 @@ Wrangle = LockWorker | Migrate | BlockRun
 
 @dataclass(frozen=True, kw_only=True)
 class Advance:
-    """Record that an intent has come to a stage by itself, or is given up."""
+    """Record that an intent has come to a stage by itself, or is given up.
+
+    `unspent` is for one that is given up without anything having come of it: its target may be promised the same again.
+    """
 
     kind: Kind
     stage: Stage
     because: str
+    unspent: bool = False
 
 
 Step = (

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, Float, Integer, MetaData, create_engine, insert, 
 from deploy.postgres import Postgres
 from gpuwarden import history, revisions
 from gpuwarden.cli import main
-from gpuwarden.database import DatabaseError, connect
+from gpuwarden.database import DatabaseError, connect, refuse_other_revisions
 from gpuwarden.history import InTheWayError, WouldLoseError
 from gpuwarden.job import JobClass, JobId, State
 from gpuwarden.queue import JobStore, QueueSettings, Submission
@@ -376,6 +376,20 @@ def test_a_transaction_that_goes_on_to_another_table_while_they_move_is_let_thro
         other.commit()
 
         assert moving.result(timeout=30) == f"the queue was of revision {before} and is of {after} now"
+
+
+@pytest.mark.parametrize("empty_url", [pytest.param("postgresql", marks=pytest.mark.needs_postgres)], indirect=True)
+def test_what_has_read_of_which_revision_the_tables_are_may_go_on_before_they_are_of_another(
+    empty_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revisions, "IN_USE_S", 0.6)
+    go(empty_url)
+    with engine.connect() as other:
+        refuse_other_revisions(other, QUEUE)
+
+        with pytest.raises(DatabaseError, match="in use for 0"):
+            go(empty_url, "0004")
+        other.execute(text("UPDATE workers SET last_seen_at = 0"))
 
 
 @pytest.mark.parametrize("empty_url", [pytest.param("postgresql", marks=pytest.mark.needs_postgres)], indirect=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import docker
+import pytest
 
 from deploy.engine import Engine
 from remediator import bystander
@@ -77,6 +78,14 @@ def test_of_a_hundred_lines_and_more_there_are_the_last_hundred(engine: Engine, 
     )
 
     assert last_lines(engine, container) == ([[*(f"{n} aaaaaaaaa" for n in range(49901, 50000)), "ready"]], [])
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{", b"{}", b'{"LogPath": 5}', b'{"LogPath": "/a\\u0000b"}'])
+def test_an_answer_of_podmans_that_makes_no_sense_ends_no_look(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bystander, "_engine_says", lambda *_: answer)
+    out = bystander._Out()
+
+    assert not bystander._podman_file_log("unix:///nowhere", "c1", out)
 
 
 def test_where_podmans_file_cannot_be_read_the_engine_is_asked_and_it_is_said(

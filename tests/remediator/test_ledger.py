@@ -560,6 +560,19 @@ def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledge
     assert not begins(ledger, opened(ledger), BEGIN, now=NOW)
 
 
+def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(ledger: Ledger) -> None:
+    first, free, settle = begun(ledger)
+    assert advance(ledger, settle, Stage.ABANDONED)
+    assert advance(ledger, free, Stage.STOPPING)
+    acted = read(ledger, first).free
+    assert acted is not None
+    its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "because": "it answers again"}
+    assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, for_s=60.0, unspent=True)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it answers again", now=NOW)
+
+    assert begins(ledger, opened(ledger), BEGIN, now=NOW)
+
+
 @sqlite_only
 def test_begin_is_all_or_nothing_when_the_disk_is_full(ledger: Ledger) -> None:
     episode = opened(ledger)

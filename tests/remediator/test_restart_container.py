@@ -321,7 +321,7 @@ def test_what_a_stop_did_not_end_and_what_answers_again_is_left_running_for_a_pe
     assert waits.reason == "unconfirmed"
     assert waits.because.startswith("not stopped again, for it is not confirmed any more: unanswered for 0.0 s")
     assert isinstance(leaves, Advance)
-    assert (leaves.kind, leaves.stage) == (Kind.FREE, Stage.ABANDONED)
+    assert (leaves.kind, leaves.stage, leaves.unspent) == (Kind.FREE, Stage.ABANDONED, True)
     assert leaves.because.endswith("a person must look")
 
 
