@@ -567,6 +567,40 @@ def test_sighup_ends_nothing_and_tells_what_is_in_force(program: Exporter) -> No
     assert get(program.port, "/-/healthy")[0] == 200
 
 
+def test_sighup_while_it_starts_ends_nothing(house: Path) -> None:
+    key = house / "host"
+    name = key.read_bytes()
+    key.unlink()
+    os.mkfifo(key)
+    process = subprocess.Popen(
+        command("--dir", house, "--docker", "none", "--nvml", "off", "--port", 0), env=environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    starting = Exporter(process=process, port=0)
+
+    def reads() -> int | None:
+        try:
+            return os.open(key, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody has it open
+            return None
+
+    try:
+        written = eventually(reads, "it reads the host's name")
+        process.send_signal(signal.SIGHUP)
+        os.write(written, name)
+        os.close(written)
+        assert process.stderr
+        events: list[str] = []
+        while not events or events[-1] != "exporter ready":
+            line = process.stderr.readline()
+            assert line, process.wait()
+            events.append(json.loads(line)["event"])
+        assert starting.stop()[0] == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(house: Path, tmp_path: Path) -> None:
     config = tmp_path / "web.yml"
     config.write_text("basic_auth_users: {prom: plain}\n")
