@@ -24,7 +24,7 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -47,6 +47,10 @@ COST_MAX: Final = 16
 
 KNOWN_MAX: Final = 100
 """Passwords remembered as right, so that a scrape costs no bcrypt."""
+
+CHECKED_MAX: Final = 8
+"""Callers whose password is checked or waits for it; one more is refused at once, so that those who guess fill no
+connections that others want."""
 
 WAIT_S: Final = 5.0
 """How long a caller waits for the passwords of others to be checked, seconds: one is checked at a time, so that whoever
@@ -74,6 +78,17 @@ class WebConfigError(GpuwardenError):
     """A web configuration file cannot be used, and why."""
 
 
+class BusyError(GpuwardenError):
+    """As many passwords are checked as may be, and this one was not looked at."""
+
+    def __init__(self) -> None:
+        super().__init__("too many passwords are being checked: ask again")
+
+
+class _RepeatedError(GpuwardenError):
+    """A key is written twice in one mapping, of which YAML's readers keep the last."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
     """What a file asks for. `tls` is `None` for plain HTTP; without users everybody is let in."""
@@ -97,6 +112,7 @@ class Doorkeeper:
         self._refused = ""
         self._changing = threading.Lock()
         self._checking = threading.Lock()
+        self._checked = threading.Semaphore(CHECKED_MAX)
         self._known: dict[bytes, None] = {}
         self._key = secrets.token_bytes(32)
         if path is not None:
@@ -138,7 +154,11 @@ class Doorkeeper:
         return connection if context is None else context.wrap_socket(connection, server_side=True)
 
     def admits(self, authorization: str) -> bool:
-        """Whether this value of the header Authorization lets a caller in."""
+        """Whether this value of the header Authorization lets a caller in.
+
+        Raises:
+            BusyError: it cannot be told now.
+        """
         self.look()
         users = self._rules.users
         if not users:
@@ -159,19 +179,27 @@ class Doorkeeper:
         known = hashlib.blake2b(hashed + password, key=self._key).digest()
         if known in self._known:
             return True
-        if not self._checking.acquire(timeout=WAIT_S):
-            return False
+        if not self._checked.acquire(blocking=False):
+            raise BusyError
         try:
-            if not bcrypt.checkpw(password, hashed):
+            if not self._checks(password, hashed):
                 return False
-        except ValueError:  # over 72 bytes, which bcrypt would pass over
-            return False
         finally:
-            self._checking.release()
+            self._checked.release()
         if len(self._known) >= KNOWN_MAX:
             self._known = {}
         self._known[known] = None
         return True
+
+    def _checks(self, password: bytes, hashed: bytes) -> bool:
+        if not self._checking.acquire(timeout=WAIT_S):
+            raise BusyError
+        try:
+            return bcrypt.checkpw(password, hashed)
+        except ValueError:  # over 72 bytes, which bcrypt would pass over
+            return False
+        finally:
+            self._checking.release()
 
 
 def _stamps(paths: tuple[Path, ...]) -> dict[Path, _Stamp | None]:
@@ -203,12 +231,33 @@ def _yaml(path: Path) -> Any:
     if len(text) > FILE_MAX_BYTES:
         raise WebConfigError(f"{what} is over {FILE_MAX_BYTES} bytes: is it the right file?")
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
+    except _RepeatedError as error:
+        raise WebConfigError(f"{what}: {error}") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # Where a value is not of the kind that its tag says, PyYAML raises whatever it trips over.
         # Not the error's own text: it repeats a piece of the file.
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise WebConfigError(f"{what} is no YAML{where}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """One that takes a key once: of two sections the first would be a protection that somebody wrote down in vain."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if isinstance(node, yaml.MappingNode):  # if not, the one below says so
+            self.flatten_mapping(node)
+            seen: set[Any] = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, Hashable):
+                    break  # the one below says so
+                if key in seen:
+                    where = f"once more in line {key_node.start_mark.line + 1}"
+                    raise _RepeatedError(f"{ascii(key)[:40]} is written twice, {where}: which one is meant?")
+                seen.add(key)
+        return super().construct_mapping(node, deep)
 
 
 def _parse(path: Path, text: Any) -> _Rules:
@@ -255,8 +304,8 @@ def _users(what: str, found: Any) -> dict[str, bytes]:
 def _context(what: str, tls: Mapping[str, Any], folder: Path) -> tuple[ssl.SSLContext, tuple[Path, ...]]:
     """The TLS that is asked for, and the files it comes from."""
     for key, value in tls.items():
-        if not isinstance(value, str) or not value:
-            raise WebConfigError(f"{key} in {what} wants text")
+        if not isinstance(value, str) or not value or not value.isprintable():
+            raise WebConfigError(f"{key} in {what} wants text, of characters that can be printed")
     if "cert_file" not in tls or "key_file" not in tls:
         raise WebConfigError(f"tls_server_config in {what} wants cert_file and key_file")
     certificate, key = folder / tls["cert_file"], folder / tls["key_file"]
@@ -273,10 +322,10 @@ def _context(what: str, tls: Mapping[str, Any], folder: Path) -> tuple[ssl.SSLCo
         _bytes(f"{each}, named in {what},", each)
     try:
         context.load_cert_chain(certificate, key, encrypted)
-    except ssl.SSLError as error:
+    except OSError as error:  # also that one of them is gone by now
+        because = getattr(error, "reason", None) or error.strerror
         raise WebConfigError(
-            f"{certificate} and {key} cannot be used ({error.reason or error}): wanted are a certificate and its own "
-            "key, in PEM"
+            f"{certificate} and {key} cannot be used ({because}): wanted are a certificate and its own key, in PEM"
         ) from None
     clients = _choice(what, tls, "client_auth_type", "NoClientCert", _CLIENTS)
     if "client_ca_file" not in tls:
@@ -291,7 +340,7 @@ def _context(what: str, tls: Mapping[str, Any], folder: Path) -> tuple[ssl.SSLCo
     _bytes(f"{authorities}, named in {what},", authorities)
     try:
         context.load_verify_locations(authorities)
-    except ssl.SSLError:
+    except OSError:
         raise WebConfigError(f"{authorities}, named in {what}, holds no certificate in PEM") from None
     context.verify_mode = clients
     return context, (certificate, key, authorities)

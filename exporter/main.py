@@ -56,6 +56,7 @@ def serve(settings: Settings) -> None:
     Raises:
         GpuwardenError: it cannot start, and why.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler: it would end us
     if not settings.dir.is_dir():
         raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
     host = host_key(settings.dir)

@@ -4,13 +4,17 @@ All of them only read. `/-/healthy` and `/-/ready` tell one sentence and are for
 whom the web configuration lets in (exporter/doorkeeper.py).
 """
 
+import contextlib
 import errno
 import gzip
 import html
+import io
 import ipaddress
 import socket
 import socketserver
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +24,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry
 
 from exporter import rendering, testimony
-from exporter.doorkeeper import Doorkeeper
+from exporter.doorkeeper import BusyError, Doorkeeper
 from exporter.readings import Snapshot
 from exporter.scrape import SNAPSHOT_FRESH_S
 from gpuwarden import __version__, clock, facts
@@ -31,10 +35,13 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 REQUEST_TIMEOUT_S: Final = 10
-"""How long a client may take to send its request, seconds."""
+"""How long a client may take to shake hands and send its request, both together, seconds; and to take the answer."""
 
 CONNECTIONS_MAX: Final = 100
 """Connections answered at one time; one more is closed."""
+
+ADDRESS_CONNECTIONS_MAX: Final = 25
+"""Of these from one address, so that one caller cannot shut out the others."""
 
 GZIP_LEVEL: Final = 1
 """The least: names and labels that come again and again pack well at once, and what the others spare costs more."""
@@ -81,7 +88,11 @@ class Pages:
             return _answer(
                 start_response, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n", ("Allow", "GET")
             )
-        if path not in _OPEN and not self._door.admits(environ.get("HTTP_AUTHORIZATION", "")):
+        try:
+            admitted = path in _OPEN or self._door.admits(environ.get("HTTP_AUTHORIZATION", ""))
+        except BusyError as error:
+            return _answer(start_response, HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n", ("Retry-After", "1"))
+        if not admitted:
             says = "a user and a password of basic_auth_users in --web-config-file are wanted\n"
             challenge = ("WWW-Authenticate", 'Basic realm="gpuwarden"')
             return _answer(start_response, HTTPStatus.UNAUTHORIZED, says, challenge)
@@ -165,40 +176,99 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     door: Doorkeeper
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._free = threading.Semaphore(CONNECTIONS_MAX)
+        self._answered: Counter[str] = Counter()
+        self._counting = threading.Lock()
         super().__init__(*arguments, **named)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless as many are answered as may be: who scrapes comes again."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._take(client_address[0]):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started: whoever comes next may be answered
+            self._release(client_address[0])
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """One connection, from its first byte to its last."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._release(client_address[0])
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands in the thread of this one connection, where a caller that is slow at it holds up nobody."""
         connection: socket.socket = request
+        whole_by_s = time.monotonic() + REQUEST_TIMEOUT_S
         connection.settimeout(REQUEST_TIMEOUT_S)
         try:
             secured = self.door.secure(connection)
         except OSError:  # no TLS, none that we take, or a certificate that nobody here has signed
             return
         if secured is connection:
-            super().finish_request(connection, client_address)
+            _QuietHandler(connection, client_address, self, whole_by_s=whole_by_s)
             return
         with secured:
-            super().finish_request(secured, client_address)
+            _QuietHandler(secured, client_address, self, whole_by_s=whole_by_s)
+
+    def _take(self, address: str) -> bool:
+        with self._counting:
+            if self._answered.total() >= CONNECTIONS_MAX or self._answered[address] >= ADDRESS_CONNECTIONS_MAX:
+                return False
+            self._answered[address] += 1
+            return True
+
+    def _release(self, address: str) -> None:
+        with self._counting:
+            self._answered[address] -= 1
+            if not self._answered[address]:
+                del self._answered[address]
+
+
+class _Until(io.RawIOBase):
+    """What a connection sends until a moment of the monotonic clock, however small the pieces it comes in."""
+
+    def __init__(self, connection: socket.socket, until_s: float) -> None:
+        super().__init__()
+        self._connection = connection
+        self._until_s = until_s
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """What comes next, 0 for its end."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
+    def __init__(self, request: Any, client_address: Any, server: _Server, *, whole_by_s: float) -> None:
+        self._whole_by_s = whole_by_s
+        super().__init__(request, client_address, server)
+
+    def setup(self) -> None:
+        """The request is read up to its moment and no longer: each piece with a time of its own would never end."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Until(self.connection, self._whole_by_s))
+
+    def handle(self) -> None:
+        """Who is too slow is told nothing, and no log."""
+        with contextlib.suppress(TimeoutError):
+            super().handle()
+
+    def parse_request(self) -> bool:
+        """The rest of the request; the answer to it has a time of its own."""
+        parsed = super().parse_request()
+        self.connection.settimeout(REQUEST_TIMEOUT_S)
+        return parsed
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
         """A line a scrape would say nothing."""

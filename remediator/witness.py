@@ -4,17 +4,21 @@ The real gate before anything is done.
 """
 
 import ssl
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwarden import facts
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ServerFacts, WorkerFacts
+
+log: Final = structlog.get_logger("remediator")
 
 _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 
@@ -58,17 +62,27 @@ class Access:
 class Witness:
     """A client of one exporter's `/evidence`. Safe to share between threads.
 
+    The files of `access` are looked at with each question, so that a renewed certificate is taken up without a restart.
+    What cannot be used then leaves in force what was, and is said once.
+
     Raises:
         GpuwardenError: a file of `access` cannot be used, and why.
     """
 
     def __init__(self, exporter_url: str, access: Access | None = None) -> None:
         self._url = exporter_url.rstrip("/")
-        self._client = client(access or Access(), timeout_s=TIMEOUT_S)
+        self._access = access or Access()
+        self._renewing = threading.Lock()
+        self._stamps = _stamps(self._access)
+        self._client = client(self._access, timeout_s=TIMEOUT_S)
+        self._before: httpx.Client | None = None
+        self._refused = ""
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._client.close()
+        for each in (self._client, self._before):
+            if each is not None:
+                each.close()
 
     def workers(self) -> int:
         """How many containers with a live worker, a server, or a VRAM budget to answer for the exporter sees.
@@ -78,10 +92,7 @@ class Witness:
         Raises:
             WitnessError: no answer, or one that cannot be read.
         """
-        try:
-            answer = self._client.get(f"{self._url}/metrics")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+        answer = self._get("/metrics")
         if answer.status_code != httpx.codes.OK:
             raise WitnessError(f"the exporter at {self._url} says {answer.status_code}: {answer.text.strip()[:200]}")
         try:
@@ -104,7 +115,7 @@ class Witness:
             WorkerUnseenError: no such worker is seen.
             WitnessError: no answer, or one that cannot be read or speaks of another host.
         """
-        answer = self._ask({"worker": worker})
+        answer = self._get("/evidence", {"worker": worker})
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise WorkerUnseenError(f"the exporter at {self._url} sees no worker {worker!r} on this host")
         found = self._read(answer, facts.parse)
@@ -118,17 +129,37 @@ class Witness:
         Raises:
             WitnessError: no answer, or one that cannot be read or speaks of another host.
         """
-        found = self._read(self._ask({"container": container}), facts.parse_server)
+        found = self._read(self._get("/evidence", {"container": container}), facts.parse_server)
         if found.host != host or found.container != container:
             spoken = f"{found.host}/{found.container}"
             raise WitnessError(f"the exporter speaks of {spoken}; {host}/{container} was asked for")
         return found
 
-    def _ask(self, about: dict[str, str]) -> httpx.Response:
+    def _get(self, page: str, about: dict[str, str] | None = None) -> httpx.Response:
         try:
-            return self._client.get(f"{self._url}/evidence", params=about)
+            return self._renewed().get(f"{self._url}{page}", params=about)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise WitnessError(f"the exporter at {self._url} does not answer: {error}") from None
+
+    def _renewed(self) -> httpx.Client:
+        """A client with the certificates as they are in the files now, or as they were when they last would do."""
+        with self._renewing:
+            stamps = _stamps(self._access)
+            if stamps == self._stamps:
+                return self._client
+            try:
+                renewed = client(self._access, timeout_s=TIMEOUT_S)
+            except GpuwardenError as error:
+                if str(error) != self._refused:
+                    log.warning("renewed certificates are not taken; those before stay", because=str(error))
+                self._refused = str(error)
+                return self._client
+            if self._before is not None:
+                self._before.close()
+            # Not closed before the next renewal: another thread may be asking by it.
+            self._before, self._client, self._stamps, self._refused = self._client, renewed, stamps, ""
+            log.info("renewed certificates are in force", exporter=self._url)
+            return self._client
 
     def _read(self, answer: httpx.Response, parse: Callable[[str], _Facts]) -> _Facts:
         if answer.status_code != httpx.codes.OK:
@@ -179,6 +210,19 @@ class _BasicAuth(httpx.Auth):
         if not (user and colon and password) or "\n" in line:
             raise WitnessError(f"the exporter's basic auth file {self._path} wants one line `user:password`")
         return user, password
+
+
+def _stamps(access: Access) -> tuple[tuple[int, int, int] | None, ...]:
+    """What tells whether one of the files that TLS comes from has changed."""
+    return tuple(None if each is None else _stamp(each) for each in (access.ca_file, access.cert_file, access.key_file))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _tls(access: Access) -> ssl.SSLContext:

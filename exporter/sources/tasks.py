@@ -3,6 +3,9 @@
 A file says which process a task is, and a pid alone names none: another may have it by now. A task's process had
 started when its file was written, so one that started later is another's. Which process it is is settled at the first
 look that sees both, by pid and start time, and from then on no clock that is set can confuse the two.
+
+The pids in the files are the host's. In another pid namespace a process that is not seen may well be there, so that
+only one that was seen is told dead.
 """
 
 import os
@@ -36,6 +39,9 @@ _GONE: Final = ("Z", "X")
 
 _Stamp = tuple[int, int, int]
 
+_HOSTS_PID_NAMESPACE: Final = 4026531836
+"""Inode of the first pid namespace (PROC_PID_INIT_INO of the kernel's linux/proc_ns.h)."""
+
 
 @dataclass(kw_only=True)
 class _Known:
@@ -52,6 +58,8 @@ class Tasks:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
         self._known: dict[Path, _Known] = {}
+        self._alive: frozenset[Path] = frozenset()
+        self._sees_all = _sees_the_hosts_processes()
 
     def read(self) -> TaskReadings:
         """Look at every file.
@@ -64,6 +72,7 @@ class Tasks:
         """
         errors: Counter[str] = Counter()
         known: dict[Path, _Known] = {}
+        living: set[Path] = set()
         found: dict[int, TaskSighting] = {}
         unread: list[OSError] = []
         for folder in self._folders:
@@ -78,7 +87,9 @@ class Tasks:
                 if each is None:
                     continue
                 known[path] = each
-                sighting = TaskSighting(task=each.file, alive=_alive(each))
+                sighting = TaskSighting(task=each.file, alive=self._is_alive(each))
+                if sighting.alive:
+                    living.add(path)
                 other = found.setdefault(sighting.task.task_id, sighting)
                 if other is not sighting:
                     errors["duplicate"] += 1
@@ -86,11 +97,15 @@ class Tasks:
                         found[sighting.task.task_id] = sighting
         if len(unread) == len(self._folders):
             raise unread[0]
-        self._known = known
+        self._known, self._alive = known, frozenset(living)
         return TaskReadings(tasks=tuple(found[each] for each in sorted(found)), errors=errors)
 
     def _entries(self, folder: Path, errors: Counter[str]) -> Iterator[tuple[Path, _Stamp]]:
-        """The task files of a folder by name, with what tells whether one has changed."""
+        """The task files of a folder, with what tells whether one has changed.
+
+        Those come first that were alive at the last look, then the newest: what SIGKILL leaves behind is there for
+        ever, and would hide every task after it.
+        """
         stamps: dict[str, _Stamp] = {}
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
@@ -107,7 +122,11 @@ class Tasks:
                 except FileNotFoundError:
                     continue  # the task ended since the folder was listed
                 stamps[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
-        names = sorted(stamps, key=lambda name: (len(name), name))
+
+        def rank(name: str) -> tuple[bool, int, int, str]:
+            return (folder / name in self._alive, stamps[name][1], len(name), name)
+
+        names = sorted(stamps, key=rank, reverse=True)
         if len(names) > TASKS_MAX:
             errors["too_many"] += 1
         for name in names[:TASKS_MAX]:
@@ -133,6 +152,20 @@ class Tasks:
         # Written again by a runner that still means the same process: what is known of that stays known.
         same = known is not None and known.file == file
         return _Known(stamp=stamp, file=file, start_ticks=known.start_ticks if known is not None and same else None)
+
+    def _is_alive(self, known: _Known) -> bool | None:
+        """Whether the task's process is there; `None` where that cannot be told."""
+        found = _alive(known)
+        if found is False and known.start_ticks is None and not self._sees_all:
+            return None
+        return found
+
+
+def _sees_the_hosts_processes() -> bool:
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def _alive(known: _Known) -> bool | None:

@@ -17,10 +17,10 @@ from structlog.testing import LogCapture
 
 import exporter.doorkeeper
 from deploy import parts
-from exporter.doorkeeper import Doorkeeper, WebConfigError
+from exporter.doorkeeper import BusyError, Doorkeeper, WebConfigError
 from tests.certificates import Authority, authority, openssl
 from tests.exporter import builders as build
-from tests.exporter.test_web import get, live, served
+from tests.exporter.test_web import Answer, get, live, served
 from tests.remediator.prometheus import prometheus
 from tests.waiting import eventually
 
@@ -154,10 +154,45 @@ def test_who_guesses_holds_up_nobody_whose_password_is_known(tmp_path: Path, mon
 
     try:
         assert door.admits(right["Authorization"])
-        assert not door.admits(basic("prom", "another guess")["Authorization"])  # its turn does not come in time
+        with pytest.raises(BusyError):  # its turn does not come in time
+            door.admits(basic("prom", "another guess")["Authorization"])
     finally:
         go_on.set()
         guessing.join()
+
+
+def test_who_guesses_while_others_do_is_told_at_once_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter.doorkeeper, "CHECKED_MAX", 1)
+    held, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: bytes) -> bool:
+        held.set()
+        go_on.wait(20)
+        return False
+
+    monkeypatch.setattr(bcrypt, "checkpw", slow)
+    statuses: list[int] = []
+    with served(live(), web_config_file=write(tmp_path / "web.yml", users(prom=PASSWORD))) as port:
+
+        def guess(password: str) -> Answer:
+            return get(port, "/metrics", headers=basic("prom", password))
+
+        guessing = threading.Thread(target=lambda: statuses.append(guess("guess")[0]))
+        guessing.start()
+        try:
+            assert held.wait(10)
+            status, text, headers = guess("another guess")
+            still_held = not go_on.is_set() and guessing.is_alive()
+        finally:
+            go_on.set()
+            guessing.join()
+        again = guess("another guess")[0]
+
+    assert (status, text, headers["Retry-After"]) == (503, "too many passwords are being checked: ask again\n", "1")
+    assert still_held
+    assert (statuses, again) == ([401], 401)
 
 
 def test_no_more_passwords_are_remembered_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +316,7 @@ def test_what_cannot_be_used_leaves_what_was_in_force_and_is_said_once(tmp_path:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD))
     door, right = Doorkeeper(config), basic("prom", PASSWORD)["Authorization"]
 
-    for broken in ("", "basic_auth_users: {prom: plain}\n", "basic_auth_users: {}\n"):
+    for broken in ("", "basic_auth_users: {prom: plain}\n", "basic_auth_users: {}\n", "!!bool foo\n"):
         write(config, broken)
         assert (door.admits(right), door.admits("")) == (True, False)
         assert door.look() != ""
@@ -292,7 +327,7 @@ def test_what_cannot_be_used_leaves_what_was_in_force_and_is_said_once(tmp_path:
     assert door.look() == ""
     assert not door.admits(right)
     assert [each["event"] for each in said.entries] == [
-        *["the web configuration is not taken; the one before stays"] * 4,
+        *["the web configuration is not taken; the one before stays"] * 5,
         "the web configuration is read anew",
     ]
     assert "prom" not in str(said.entries[1]["because"]).replace(str(config), "")
@@ -343,6 +378,27 @@ UNUSABLE: Mapping[str, tuple[str, str]] = {
     "a key without a certificate": ("tls_server_config: {key_file: x}\n", "wants cert_file and key_file"),
     "a file that is none": ("tls_server_config: {cert_file: none.pem, key_file: x}\n", "cannot be read .No such file"),
     "a number": ("tls_server_config: {cert_file: 1, key_file: x}\n", "cert_file in .* wants text"),
+    "a tag that does not fit its value": ("!!bool foo\n", "is no YAML"),
+    "a time that is none": ("!!timestamp foo\n", "is no YAML"),
+    "a number without digits": ("!!int ''\n", "is no YAML"),
+    "a key that is a list": ("[a]: b\n", "is no YAML"),
+    "a section twice": (
+        f"basic_auth_users: {{a: '{GOOD}'}}\nbasic_auth_users: {{b: '{GOOD}'}}\n",
+        "'basic_auth_users' is written twice, once more in line 2",
+    ),
+    "a user twice": (
+        f"basic_auth_users:\n  a: '{GOOD}'\n  \"a\": '{GOOD}'\n",
+        "'a' is written twice, once more in line 3",
+    ),
+    "a setting twice": (
+        "tls_server_config: {cert_file: a, key_file: b, cert_file: c}\n",
+        "'cert_file' is written twice",
+    ),
+    "a path with a byte that ends it": ('tls_server_config: {cert_file: "a\\0b", key_file: b}\n', "cert_file .* text"),
+    "a path that is half a character": (
+        'tls_server_config: {cert_file: "\\ud800", key_file: b}\n',
+        "cert_file in .* wants text",
+    ),
     "an old version": (
         "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}\n",
         "min_version in .* is 'TLS10': done here are TLS12, TLS13",
@@ -396,6 +452,28 @@ def test_tls_that_cannot_be_is_told(tmp_path: Path, ours: Authority, more: dict[
 
     with pytest.raises(WebConfigError, match=says):
         Doorkeeper(write(tmp_path / "web.yml", tls(ours, **fields)))
+
+
+@pytest.mark.parametrize("goes", ["server.key", "ca.pem"])
+def test_a_file_that_is_gone_once_it_was_seen_is_told(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, goes: str
+) -> None:
+    for its in (ours.server.cert, ours.server.key, ours.own.cert):
+        (tmp_path / its.name).write_bytes(its.read_bytes())
+    read = exporter.doorkeeper._bytes
+
+    def read_and_gone(what: str, path: Path) -> bytes:
+        found = read(what, path)
+        if path.name == goes:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(exporter.doorkeeper, "_bytes", read_and_gone)
+    names = {"cert_file": "server.pem", "key_file": "server.key", "client_ca_file": "ca.pem"}
+    kind = {"client_auth_type": "RequireAndVerifyClientCert"}
+
+    with pytest.raises(WebConfigError, match=rf"{goes}.*(cannot be used|holds no certificate)"):
+        Doorkeeper(write(tmp_path / "web.yml", tls(ours, **names, **kind)))
 
 
 @pytest.mark.needs_parts

@@ -34,7 +34,9 @@ read -r _
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one; wherever the tests run, its tasks' pids are of this namespace."""
+    monkeypatch.setattr(exporter.sources.tasks, "_sees_the_hosts_processes", lambda: True)
     found = tmp_path / "running_tasks"
     found.mkdir()
     return found
@@ -288,14 +290,37 @@ def test_of_two_files_with_one_id_the_live_one_is_kept(folder: Path, tmp_path: P
         assert (alive(found), found.errors) == ({7: True}, {"duplicate": 1})
 
 
-def test_the_number_of_tasks_is_bounded(folder: Path) -> None:
-    for task_id in range(TASKS_MAX + 3):
-        write(folder, task_id)
+def test_of_more_tasks_than_are_read_the_newest_are_and_those_that_were_seen_alive(folder: Path) -> None:
+    tasks, dead = Tasks([folder]), dead_pid()
+    write(folder, 7)
+    assert alive(tasks.read()) == {7: True}
+    for task_id in range(100, 100 + TASKS_MAX + 3):
+        path, written_s = write(folder, task_id, pid=dead), time.time() + task_id
+        os.utime(path, (written_s, written_s))
 
-    found = Tasks([folder]).read()
+    found = tasks.read()
 
-    assert [each.task.task_id for each in found.tasks] == list(range(TASKS_MAX))
+    newest = range(100 + 4, 100 + TASKS_MAX + 3)
+    assert alive(found) == {7: True} | dict.fromkeys(newest, False)
     assert found.errors == {"too_many": 1}
+
+
+@pytest.mark.parametrize("hosts", [True, False], ids=["in the host's pid namespace", "in another"])
+def test_a_process_that_was_never_seen_is_dead(
+    folder: Path, run_task: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, hosts: bool
+) -> None:
+    """In another namespace the host's processes have other pids, or none: there it is unknown."""
+    monkeypatch.setattr(exporter.sources.tasks, "_sees_the_hosts_processes", lambda: hosts)
+    tasks = Tasks([folder])
+    seen = run_task(7)
+    write(folder, 8, pid=dead_pid())
+    write(folder, 9, started_s=time.time() - 1e6)
+    never = False if hosts else None
+
+    assert alive(tasks.read()) == {7: True, 8: never, 9: never}
+    seen.kill()
+    seen.wait()
+    assert alive(tasks.read()) == {7: False, 8: never, 9: never}
 
 
 def test_the_number_of_entries_looked_at_is_bounded(folder: Path) -> None:

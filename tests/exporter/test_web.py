@@ -253,6 +253,63 @@ def test_more_connections_than_may_be_are_closed_and_answered_again_once_others_
         eventually(lambda: answered(port), "two have hung up")
 
 
+def test_a_thread_that_cannot_be_started_costs_one_connection_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "CONNECTIONS_MAX", 1)
+    start = threading.Thread.start
+    refusals: list[threading.Thread] = []
+
+    def refused_once(thread: threading.Thread) -> None:
+        if not refusals and "process_request" in repr(thread._target):  # type: ignore[attr-defined]
+            refusals.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with served(live()) as port:
+        monkeypatch.setattr(threading.Thread, "start", refused_once)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            get(port, "/-/healthy")
+
+        assert get(port, "/-/healthy")[0] == 200
+    assert len(refusals) == 1
+
+
+def test_one_address_takes_its_share_of_the_connections_and_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "ADDRESS_CONNECTIONS_MAX", 2)
+
+    with served(live()) as port:
+        held = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) for _ in range(2)]
+        with socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0)) as third:
+            assert third.recv(1) == b""
+        assert get(port, "/-/healthy")[0] == 200
+        for each in held:
+            each.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"GET / HTTP/1.0\r\n"], ids=["its first line", "a header"])
+def test_a_request_that_comes_in_small_pieces_has_no_more_time_than_another(
+    monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    monkeypatch.setattr(web, "REQUEST_TIMEOUT_S", 0.3)
+
+    with served(live()) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(line)
+        slow.settimeout(0.05)
+
+        def hung_up() -> bool:
+            try:
+                slow.sendall(b"x")
+                return slow.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        eventually(hung_up, "it is let go of", within_s=5)
+        assert get(port, "/-/healthy")[0] == 200
+
+
 def test_a_port_in_use_is_named() -> None:
     with served(live()) as port, pytest.raises(web.PortTakenError, match=rf"127\.0\.0\.1:{port} is in use.*--port"):
         web.server("127.0.0.1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
@@ -509,6 +566,40 @@ def test_sighup_ends_nothing_and_tells_what_is_in_force(program: Exporter) -> No
 
     assert told["event"] == "SIGHUP: what changed in files is in force; options want a restart"
     assert get(program.port, "/-/healthy")[0] == 200
+
+
+def test_sighup_while_it_starts_ends_nothing(house: Path) -> None:
+    key = house / "host"
+    name = key.read_bytes()
+    key.unlink()
+    os.mkfifo(key)
+    process = subprocess.Popen(
+        command("--dir", house, "--docker", "none", "--nvml", "off", "--port", 0), env=environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    starting = Exporter(process=process, port=0)
+
+    def reads() -> int | None:
+        try:
+            return os.open(key, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody has it open
+            return None
+
+    try:
+        written = eventually(reads, "it reads the host's name")
+        process.send_signal(signal.SIGHUP)
+        os.write(written, name)
+        os.close(written)
+        assert process.stderr
+        events: list[str] = []
+        while not events or events[-1] != "exporter ready":
+            line = process.stderr.readline()
+            assert line, process.wait()
+            events.append(json.loads(line)["event"])
+        assert starting.stop()[0] == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(house: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The witness against a real HTTP server that answers as an exporter may: rightly, wrongly, late or not at all."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -9,7 +10,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import structlog
 from pydantic import ValidationError
+from structlog.testing import LogCapture
 
 import remediator.witness
 from gpuwarden import facts
@@ -278,6 +281,45 @@ def test_an_exporter_behind_tls_and_a_password_is_asked_with_what_it_wants(
     ):
         with pytest.raises(WitnessError, match=says):
             about(f"https://127.0.0.1:{guarded}", replace(whole, **lacking))
+
+
+def test_renewed_certificates_are_taken_up_and_those_that_will_not_do_leave_what_was(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = LogCapture()
+    monkeypatch.setattr(remediator.witness, "log", structlog.wrap_logger(None, processors=[said]))
+    another = authority(tmp_path / "another")
+    names = ("ca.pem", "cert.pem", "key.pem")
+    ca, cert, key = (tmp_path / name for name in names)
+
+    def renew(path: Path, by: Path) -> None:
+        shutil.copy(by, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+
+    def wants(by: Authority) -> str:
+        return tls(by, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(by.own.cert))
+
+    for path, by in ((ca, ours.own.cert), (cert, ours.client.cert), (key, ours.client.key)):
+        renew(path, by)
+    config = tmp_path / "web.yml"
+    config.write_text(wants(ours))
+    access = Access(ca_file=ca, cert_file=cert, key_file=key)
+
+    with (
+        served(live(host.sighting()), web_config_file=config) as port,
+        closing(Witness(f"https://127.0.0.1:{port}", access)) as witness,
+    ):
+        renew(cert, another.client.cert)
+        assert [witness.workers(), witness.workers()] == [1, 1]  # half of the pair: the one before stays
+        renew(key, another.client.key)
+        renew(ca, another.own.cert)
+        config.write_text(wants(another))
+        assert witness.workers() == 1
+        ca.unlink()
+        assert witness.workers() == 1
+
+    events = ["are not taken; those before stay", "are in force", "are not taken; those before stay"]
+    assert [each["event"] for each in said.entries] == [f"renewed certificates {each}" for each in events]
 
 
 @pytest.mark.parametrize(
