@@ -1,0 +1,43 @@
+"""What the rules make of a corpus of what really happens, beside what people use instead of them today.
+
+`scenario` says what a scenario is, `host` plays one and publishes it as the exporter would, `judge` asks promtool what
+fires, and `page` writes what came of it into docs/corpus.md.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from bench.corpus import scenario
+from bench.corpus.judge import OURS, POLICY_NAMES, JudgeError, Played, Score, play, score
+from bench.corpus.scenario import ScenarioError
+from bench.figures import BenchError, Figure, figure, progress
+
+
+def measure() -> Iterator[Figure]:
+    """Every scenario by every policy; what is marked `not_yet` is told apart for ours.
+
+    Raises:
+        BenchError: a scenario cannot be understood, or promtool fails.
+    """
+    try:
+        scenarios = scenario.read()
+        progress(f"corpus, {len(scenarios)} scenarios")
+        played = play(scenarios)
+    except (ScenarioError, JudgeError) as error:
+        raise BenchError(str(error)) from error
+    for each in played:
+        marked = "not yet" if each.scenario.not_yet else "wrong"
+        for wrong in each.wrong():
+            progress(f"{marked}: {each.scenario.place}: {wrong}")
+    for name, found in scores(played):
+        yield figure("corpus", f"{name}: false kills", "", [found.false])
+        yield figure("corpus", f"{name}: missed, of {found.wedged} wedged jobs", "", [found.missed])
+        if found.took_s:
+            yield figure("corpus", f"{name}: from wedge to verdict", "s", found.took_s)
+
+
+def scores(played: Sequence[Played]) -> Iterator[tuple[str, Score]]:
+    """Each policy by its name: ours, ours without what is marked `not_yet`, and the others."""
+    yield f"{OURS}, but for what is marked", score([each for each in played if not each.scenario.not_yet], OURS)
+    yield OURS, score(played, OURS)
+    for policy in POLICY_NAMES:
+        yield f"{policy} only" if policy != "timeout or idle" else policy, score(played, policy)

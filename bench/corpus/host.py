@@ -1,0 +1,428 @@
+"""What a host's exporter publishes while a scenario is played: seconds of what happens in, series out.
+
+What programs do is made up here. What is seen of them is computed by the exporter's own pure modules and published by
+its own collectors: no series is made up.
+"""
+
+import math
+from collections.abc import Container as Names
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from bench.corpus.scenario import Doing, Process, Program, Scenario, at
+from exporter import evidence
+from exporter.answering import Asking
+from exporter.collectors import COLLECTORS
+from exporter.collectors.family import gauge
+from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, RamUse, Thresholds, WorkUse
+from exporter.readings import (
+    Container,
+    ContainerEvidence,
+    CpuUse,
+    Gpu,
+    GpuProcess,
+    GpuReadings,
+    Probe,
+    ProcessWork,
+    ServerEvidence,
+    Snapshot,
+    Tenancy,
+    WorkerReadings,
+    WorkerSighting,
+)
+from gpuwarden import __version__
+from gpuwarden.job import HEARTBEAT_S, Phase
+from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+from remediator.plan import Limits
+
+MIB: Final = 2**20
+GPU_MIB: Final = 15360
+"""The memory of every GPU."""
+RAM_MIB: Final = 2048
+"""What a program's RAM begins with."""
+SWING_S: Final = 30
+ASKED_EVERY_S: Final = 10
+STARTED_S: Final = 1_000_000
+"""By the host's clock as a scenario begins, seconds since its boot."""
+SHARED_RATIO: Final = 0.4
+STILL: Final = (Process.STOPPED, Process.PAUSED)
+"""Processes that are there and get no time."""
+SCRAPED: Final = ("watched", "clock set", "rebooted")
+"""Hosts whose scrapes succeed."""
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+"""A series: its name and its labels, `host` among them."""
+
+
+class _Life:
+    """One program as it lives: what it is doing, and what it has used, reported and got so far."""
+
+    def __init__(self, program: Program, *, pid: int) -> None:
+        self.program = program
+        self.pid = pid
+        self.doing = Doing(process=Process.LEFT)
+        self.lives = 0
+        self.ram_mib: float = RAM_MIB
+        self.vram_mib = 0.0
+        self.io_bytes = self.faults = self.cpu_s = 0.0
+        self.ticks = 0
+        self.worker: WorkerFile | None = None
+        self.job: JobFile | None = None
+        self.attempts = 0
+        self.finished = self.failed = 0
+        self._entered_s = self._last_s = 0
+        self._changes = dict(program.does)
+        self._steps_s = (0, 0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has a process."""
+        return self.doing.process in (Process.WORKS, Process.WAITS, *STILL)
+
+    @property
+    def container_runs(self) -> bool:
+        return self.runs or self.doing.process is Process.STARTING
+
+    @property
+    def work(self) -> ProcessWork:
+        return ProcessWork(
+            start_ticks=self.lives, io_bytes=int(self.io_bytes), faults=int(self.faults), cpu_s=self.cpu_s
+        )
+
+    def ram_now_mib(self, second: int) -> float:
+        swings_up = (second - self._entered_s) // SWING_S % 2 == 0
+        return self.ram_mib + (self.doing.ram_swings_mib if swings_up else 0.0)
+
+    def sleep(self, second: int) -> None:
+        """Its machine slept: no time has passed for it."""
+        self._last_s = second
+
+    def advance(self, second: int, now: Stamp) -> None:
+        """Do until this second what it has been doing, and go on to what it does from then on."""
+        passed_s, self._last_s, doing = second - self._last_s, second, self.doing
+        if self.container_runs and doing.process not in STILL:
+            self.ram_mib += doing.ram_mib_per_s * passed_s
+            self.vram_mib += doing.vram_mib_per_s * passed_s
+            self.io_bytes += doing.io_mib_per_s * MIB * passed_s
+            self.faults += doing.faults_per_s * passed_s
+            self.cpu_s += doing.cpu_cores * passed_s
+            self.ticks += round(100 * doing.cpu_cores * passed_s)
+            if self.worker is not None and self.runs:
+                self._report(second - passed_s, second, now)
+        if second in self._changes:
+            self._become(self._changes[second], second, now)
+
+    def _become(self, doing: Doing, second: int, now: Stamp) -> None:
+        before, self.doing, self._entered_s = self.doing, doing, second
+        if doing.vram_mib is not None:
+            self.vram_mib = doing.vram_mib
+        ended = second > 0 and before.process in (Process.KILLED, Process.LEFT)
+        if doing.process is Process.STARTING or (self.runs and ended):
+            self._start_anew()
+        if self.program.kind != "worker":
+            return
+        if doing.process is Process.LEFT:
+            self.worker = self.job = None
+        if doing.process is Process.WAITS or (self.runs and before.process in (Process.KILLED, Process.STARTING)):
+            self.job = None
+        if self.runs and (self.worker is None or before.process in (Process.KILLED, Process.STARTING)):
+            self.worker = WorkerFile(
+                worker=self.program.name, incarnation=f"{self.program.name}-{second}", queue="gpu", pid=self.pid,
+                started=now, heartbeat=now, loop=now,
+            )  # fmt: skip
+        if doing.process is Process.WORKS:
+            self._work_on(doing, now)
+
+    def _start_anew(self) -> None:
+        """Its container is started again: another incarnation, and other processes."""
+        self.lives += 1
+        self.pid += 1000
+        self.ram_mib = RAM_MIB
+        self.vram_mib = self.doing.vram_mib or 0.0
+        self.io_bytes = self.faults = self.cpu_s = 0.0
+        self.ticks = 0
+
+    def _work_on(self, doing: Doing, now: Stamp) -> None:
+        """As `Reporter` reports it: a change of phase is a beat once the job is armed, and one to `step` arms it."""
+        if self.job is None:
+            self.attempts += 1
+            program = self.program
+            started = replace(now, boottime_s=now.boottime_s - program.ran_s) if self.attempts == 1 else now
+            budget_s = program.job_class.budget_s if program.budget_s is None else program.budget_s
+            self.job = JobFile(
+                job_id=self.attempts, attempt=1, worker=program.name, incarnation=self.worker_incarnation,
+                job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
+                stall_timeout_s=program.patience_s, started=started, phase=Phase.LOAD, phase_started=started,
+                beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
+                items_failed=0,
+            )  # fmt: skip
+        if doing.phase is not None and doing.phase != self.job.phase:
+            armed = self.job.beat is not None or doing.phase is Phase.STEP
+            self.job = replace(self.job, phase=doing.phase, phase_started=now, beat=now if armed else None)
+
+    @property
+    def worker_incarnation(self) -> str:
+        return "" if self.worker is None else self.worker.incarnation
+
+    def _report(self, before_s: int, second: int, now: Stamp) -> None:
+        """The heartbeats and steps of the time that has passed."""
+        beat_s = second - second % int(HEARTBEAT_S)
+        if self.doing.heartbeat and self.worker is not None and beat_s > before_s:
+            self.worker = replace(self.worker, heartbeat=_earlier(now, second - beat_s))
+            self.ticks += 1
+        if self.job is None:
+            return
+        for step_s in self._due(self.doing.step_every_s, before_s, second):
+            self.job = self._stepped(self.job, step_s, _earlier(now, second - step_s))
+        self.finished += len(self._due(self.doing.finishes_every_s, before_s, second))
+        self.failed += len(self._due(self.doing.fails_every_s, before_s, second))
+
+    def _due(self, every_s: int | None, before_s: int, second: int) -> list[int]:
+        """When something that is done every so often was, after one second and until another."""
+        passed = range(before_s + 1, second + 1)
+        return [each for each in passed if (each - self._entered_s) % every_s == 0] if every_s else []
+
+    def _stepped(self, job: JobFile, second: int, at: Stamp) -> JobFile:
+        done = job.step
+        first_s, last_s = self._steps_s if done else (second, second)
+        self._steps_s = first_s, second
+        return replace(
+            job,
+            step=done + 1,
+            beat=at if job.beat or job.phase is not Phase.LOAD else None,
+            step_mean_s=(second - first_s) / done if done else None,
+            step_max_s=max(job.step_max_s or 0.0, second - last_s) if done else None,
+        )
+
+
+def _earlier(now: Stamp, seconds: int) -> Stamp:
+    return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
+
+
+class Host:
+    """One host: its programs, its GPUs, and the exporter that looks at them."""
+
+    def __init__(self, name: str, scenario: Scenario) -> None:
+        self.name = name
+        self._scenario = scenario
+        self._timeline = scenario.hosts.get(name, ())
+        self._thresholds = Thresholds()
+        mine = [each for each in scenario.programs if each.host == name]
+        self.lives = [_Life(each, pid=100 + number) for number, each in enumerate(mine)]
+        self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
+        self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
+        self._start_exporter()
+
+    def _start_exporter(self) -> None:
+        self._snapshot: Snapshot | None = None
+        self._containers: dict[str, ContainerHistory] = {}
+        self._cpu: dict[int, CpuHistory] = {}
+        self._deaths: dict[str, DeathHistory] = {}
+        self._askings: dict[str, Asking] = {}
+
+    def play(self, second: int) -> None:
+        """Programs do until this second what they do, and the exporter looks, where it runs."""
+        state = at(self._timeline, second, "watched")
+        unix_s = STARTED_S + second + (3600 if state == "clock set" else 0)
+        boots = sum(each == "rebooted" and since_s <= second for since_s, each in self._timeline)
+        now = Stamp(boottime_s=float(STARTED_S + second), boot_id=f"boot-{boots}", unix_s=float(unix_s))
+        for life in self.lives:
+            if state == "asleep":
+                life.sleep(second)
+            else:
+                life.advance(second, now)
+        if state == "unwatched":
+            self._start_exporter()
+        elif state != "asleep":
+            self._snapshot = self._look(second, now)
+
+    def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
+        """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole."""
+        if at(self._timeline, second, "watched") not in SCRAPED or self._snapshot is None:
+            return {}
+        families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
+        families += [
+            gauge("gpuwarden_exporter_info", "", ("nodename", "version"), [((self.name, __version__), 1.0)]),
+            *_remediator(hosts),
+        ]
+        return {
+            (sample.name, (*sample.labels.items(), ("host", self.name))): float(sample.value)
+            for family in families
+            for sample in family.samples
+            if sample.name in names
+        }
+
+    def _look(self, second: int, now: Stamp) -> Snapshot:
+        gpus = GpuReadings(source="nvml", gpus=tuple(self._gpu(number, second) for number in self._gpus))
+        running = {each.incarnation: each for each in self._listed()}
+        self._containers = {key: found for key, found in self._containers.items() if key in running}
+        found = {each.id: self._evidence(each, gpus, second, now) for each in running.values()}
+        sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
+        for life in self.lives:
+            if life.worker is None:
+                continue
+            key = life.program.container
+            place = next((each for each in running.values() if each.id == key), self._places.get(key))
+            if place is None:
+                continue
+            self._places[key] = place
+            sightings.append(
+                WorkerSighting(
+                    worker=life.worker, job=life.job, alive=life.runs, pid=life.pid if life.runs else None,
+                    container_id=key, folder=life.program.name,
+                )
+            )  # fmt: skip
+            if place.incarnation not in running:
+                ended[key] = evidence.without_figures(replace(place, pid=0))
+            if place.paused:
+                self._cpu.pop(life.pid, None)
+            elif life.runs:
+                self._deaths.pop(life.program.name, None)
+                history = self._cpu.setdefault(life.pid, CpuHistory(self._thresholds))
+                use = CpuUse(start_ticks=life.lives, used_ticks=life.ticks)
+                cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s)
+            else:
+                death = self._deaths.setdefault(life.program.name, DeathHistory(self._thresholds))
+                dead_s[life.program.name] = death.observe(
+                    place.incarnation, life.worker.heartbeat, now_s=now.boottime_s
+                )
+        limits = self._thresholds
+        return Snapshot(
+            host=self.name, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
+            containers=tuple(found.values()), sources=(), dead_after_s=limits.dead_after_s,
+            health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s,
+            vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
+            ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
+            servers=tuple(self._servers(running, second, now)),
+        )  # fmt: skip
+
+    def _gpu(self, number: int, second: int) -> Gpu:
+        """As its driver tells it."""
+        state = at(self._scenario.gpus.get(number, ()), second, "works")
+        lives = [each for each in self.lives if each.runs and number in each.program.gpus]
+        ratios = [None if state == "unmeasured" else self._ratio(each, number) for each in lives]
+        used_mib = sum(each.vram_mib for each in lives)
+        beside = SHARED_RATIO if state == "shared" else 0.0
+        known = state not in ("lost", "unmeasured")
+        return Gpu(
+            uuid=f"GPU-{number}",
+            index=number,
+            name="NVIDIA T4",
+            utilization_ratio=min(1.0, beside + sum(each or 0.0 for each in ratios)) if known else None,
+            memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
+            memory_size_bytes=GPU_MIB * MIB,
+            memory_free_bytes=None if state == "lost" else int((GPU_MIB - used_mib) * MIB),
+            processes=None
+            if state in ("lost", "unlisted")
+            else tuple(
+                GpuProcess(pid=each.pid, utilization_ratio=ratio, memory_bytes=int(each.vram_mib * MIB))
+                for each, ratio in zip(lives, ratios, strict=True)
+            ),
+            unknown="the GPU is lost" if state == "lost" else None,
+        )
+
+    def _ratio(self, life: _Life, number: int) -> float | None:
+        if life.doing.process is not Process.WORKS:
+            return 0.0
+        ratios = life.doing.gpu_ratio
+        return ratios[0] if len(ratios) == 1 else ratios[life.program.gpus.index(number)]
+
+    def _listed(self) -> Iterator[Container]:
+        """The containers that run; several workers may share one."""
+        listed: set[str] = set()
+        for life in self.lives:
+            program = life.program
+            if not life.container_runs or program.container in listed:
+                continue
+            listed.add(program.container)
+            budget = None if program.budget_mib is None else program.budget_mib * MIB
+            yield Container(
+                kind="docker", id=program.container, name=program.container,
+                incarnation=f"{program.container}@{life.lives}", pid=life.pid,
+                gpu_request=tuple(map(str, program.gpus)) or None, image="worker",
+                tenancy=Tenancy(budget_bytes=budget, recyclable=program.managed and not program.protected),
+                paused=life.doing.process is Process.PAUSED,
+            )  # fmt: skip
+
+    def _evidence(self, container: Container, gpus: GpuReadings, second: int, now: Stamp) -> ContainerEvidence:
+        inside = [each for each in self.lives if each.program.container == container.name and each.runs]
+        pids = frozenset(each.pid for each in inside)
+        ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
+        history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        return history.observe(
+            container,
+            evidence.gpu_use(container, pids, gpus, self._thresholds),
+            ram,
+            WorkUse(processes={each.pid: each.work for each in inside}),
+            now_s=now.boottime_s,
+        )
+
+    def _servers(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
+        for life in self.lives:
+            key = f"{life.program.container}@{life.lives}"
+            if life.program.kind != "server" or key not in running:
+                continue
+            asking = self._askings.get(key, Asking())
+            if second % ASKED_EVERY_S == 0:
+                answered = life.doing.answers and life.doing.process is Process.WORKS
+                asking = asking.then(answered, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
+            self._askings[key] = asking
+            yield ServerEvidence(
+                container=running[key],
+                probe=Probe(kind="http", silence_s=life.program.silence_s, port=80, target="/"),
+                workers=0,
+                answered=asking.answered,
+                unanswered_s=asking.unanswered_s(now_s=now.boottime_s, fresh_s=30.0),
+            )
+
+
+def _remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
+    """What the remediator of each host tells the rules: two settings, and how the items of runs get on."""
+    yield gauge("gpuwarden_remediator_node_lost_after_seconds", "", (), [((), Limits.node_lost_after_s)])
+    yield gauge("gpuwarden_remediator_wrangle_activation_items", "", (), [((), float(Limits.wrangle_activation))])
+    found = [
+        ((life.program.run, host.name, life.program.name), life)
+        for host in hosts
+        for life in host.lives
+        if life.program.run and life.failed
+    ]
+    labels = ("run", "worker_host", "worker")
+    yield gauge("gpuwarden_queue_run_items_failed", "", labels, [(key, float(life.failed)) for key, life in found])
+    yield gauge("gpuwarden_queue_run_items_done", "", labels, [(key, float(life.finished)) for key, life in found])
+
+
+def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | str | None]]:
+    """What Prometheus has of each series at each scrape: a figure, `stale` where it has just vanished, or nothing.
+
+    Only those of the wanted names: the others decide nothing.
+    """
+    hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs} | set(scenario.hosts))]
+    scrapes = scenario.plays_s // scenario.scrape_s + 1
+    found: dict[Key, list[float | str | None]] = {}
+    there: set[Key] = set()
+    for second in _looks(scenario):
+        for host in hosts:
+            host.play(second)
+        number, rest = divmod(second, scenario.scrape_s)
+        if rest or at(scenario.prometheus, second, "up") == "down":
+            continue
+        now = {key: value for host in hosts for key, value in host.scraped(second, wanted, hosts).items()}
+        for key, value in now.items():
+            found.setdefault(key, [None] * scrapes)[number] = value
+        for key in there - now.keys():
+            found[key][number] = "stale"
+        there = set(now)
+    return found
+
+
+def _looks(scenario: Scenario) -> list[int]:
+    """When the exporter looks: at each second around whatever changes, else as seldom as it takes for unbroken."""
+    timelines = (scenario.prometheus, *scenario.gpus.values(), *scenario.hosts.values())
+    changes = {since_s for timeline in timelines for since_s, _ in timeline}
+    changes |= {since_s for program in scenario.programs for since_s, _ in program.does}
+    every_s = math.gcd(int(Thresholds.gap_max_s), scenario.scrape_s)
+    looks = {*range(0, scenario.plays_s + 1, every_s), *changes, *(max(0, since_s - 1) for since_s in changes)}
+    return sorted(each for each in looks if each <= scenario.plays_s)

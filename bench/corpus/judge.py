@@ -1,0 +1,302 @@
+"""Judges scenarios: by the rules that ship, through the real promtool, and by what people use instead of them today.
+
+Every scenario is played in one run. promtool tells which alerts fired and since when, for it prints what a query gives
+that is expected to give something else; so what happened is read, and judged here.
+"""
+
+import json
+import math
+import re
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.corpus.host import series
+from bench.corpus.scenario import REMEDIES, Scenario, Timeline, Verdict
+from deploy import parts
+from deploy.check import CHECKOUT, RULES_GLOB
+from gpuwarden.job import Trip
+
+POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
+POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
+OURS: Final = "gpuwarden"
+TIMEOUT_S: Final = 300
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+HOST_LABELS: Final = ("host", "worker_host")
+SAMPLES_MAX: Final = 8_000
+UNHEARD_S: Final = 60
+
+JOBS: Final = (Trip.STALL, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
+"""What goes wrong with jobs, rather than with servers, tenants or hosts."""
+
+_METRIC = re.compile(r"\bgpuwarden_[a-z0-9_]+\b")
+_ANSWER = re.compile(r'expr: "[^\n]*# (\d+)", time: [^\n]*\n\s*exp: ?[^\n]*\n\s*got: ?([^\n]*)')
+_BROKEN = re.compile(r"rule: \S+, time: .*err: .*")
+_SAMPLE = re.compile(r"\{((?:[^}\"]|\"(?:[^\"\\]|\\.)*\")*)\} ([-+0-9.E]+)")
+_LABEL = re.compile(r'([a-zA-Z_]+)="((?:[^"\\]|\\.)*)"')
+
+
+class JudgeError(Exception):
+    """promtool did not say what was asked of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fired:
+    """An alert that would be acted on: by whose policy, what for, on whom, and when it first fired, seconds."""
+
+    policy: str
+    alert: str
+    remedy: str
+    trip: str
+    of: str
+    at_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What one policy made of one scenario."""
+
+    policy: str
+    false: tuple[Fired, ...]
+    found: Mapping[Verdict, Fired]
+    missed: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A scenario, and what fired in it."""
+
+    scenario: Scenario
+    fired: tuple[Fired, ...]
+
+    def wrong(self) -> list[str]:
+        """What our rules did otherwise than the scenario wants, a sentence each."""
+        return [*_wrong(self.scenario, [each for each in self.fired if each.policy == OURS])]
+
+    def judgement(self, policy: str) -> Judgement:
+        """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
+        first = _first(each for each in self.fired if each.policy == policy)
+        wanted = {verdict.of: verdict for verdict in self.scenario.verdicts}
+        false = [each for of, each in first.items() if of not in wanted or each.at_s < wanted[of].since_s]
+        found = {verdict: first[of] for of, verdict in wanted.items() if of in first and first[of] not in false}
+        gone = {each.of for each in false}
+        return Judgement(
+            policy=policy,
+            false=tuple(false),
+            found=found,
+            missed=tuple(verdict for of, verdict in wanted.items() if verdict not in found and of not in gone),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What one policy made of many scenarios: kills of what was sound, wedged jobs it missed, and how long it took.
+
+    Servers, tenants and hosts are left out of what is missed: no other policy is made for them.
+    """
+
+    false: int
+    missed: int
+    wedged: int
+    took_s: list[float]
+
+
+def score(played: Sequence[Played], policy: str) -> Score:
+    """Sum up one policy."""
+    judged = [each.judgement(policy) for each in played]
+    found = [each.found.items() for each in judged]
+    return Score(
+        false=sum(len(each.false) for each in judged),
+        missed=sum(verdict.trip in JOBS for each in judged for verdict in each.missed),
+        wedged=sum(verdict.trip in JOBS for each in played for verdict in each.scenario.verdicts),
+        took_s=[
+            float(fired.at_s - verdict.since_s) for each in found for verdict, fired in each if verdict.trip in JOBS
+        ],
+    )
+
+
+def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> list[Played]:
+    """Play scenarios through promtool, by the rules that ship where no others are given.
+
+    Raises:
+        PartMissing: there is no promtool.
+        JudgeError: it failed.
+    """
+    rules = [*(sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else rules), POLICIES]
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        files = list(_written(Path(folder), scenarios, rules, metrics(rules)))
+        said = subprocess.run(
+            [parts.find("promtool"), "test", "rules", *files],
+            env={**parts.env_for_parts(), "GOGC": "400", "GOMAXPROCS": "2", "TMPDIR": folder},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S, check=False,
+        ).stdout  # fmt: skip
+    if broken := _BROKEN.search(said):
+        raise JudgeError(f"a rule fails in the corpus: {broken[0]}")
+    answers = _ANSWER.findall(said)
+    asked = [number for number, each in enumerate(scenarios) for _ in _evaluated(each)]
+    if missing := [scenarios[number].name for number in asked if str(number) not in {told for told, _ in answers}]:
+        raise JudgeError(f"promtool told nothing about {missing[0]!r}:\n{said[:2000]}")
+    fired = [(int(told), each) for told, got in answers for each in _fired(int(told), got)]
+    return [
+        Played(scenario=scenario, fired=tuple(each for told, each in fired if told == number))
+        for number, scenario in enumerate(scenarios)
+    ]
+
+
+def metrics(rules: Iterable[Path]) -> frozenset[str]:
+    """The series of ours that rules name."""
+    return frozenset(_METRIC.findall("\n".join(each.read_text(encoding="utf-8") for each in rules)))
+
+
+def _written(
+    folder: Path, scenarios: Sequence[Scenario], rules: Sequence[Path], wanted: frozenset[str]
+) -> Iterator[Path]:
+    """A test file for each interval of evaluation, for promtool knows one a file."""
+    files: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for fleet in _fleets(scenarios):
+        one = scenarios[fleet[0]]
+        files[one.evaluate_s].append(
+            {
+                "interval": f"{one.scrape_s}s",
+                "input_series": [each for number in fleet for each in _series(number, scenarios[number], wanted)],
+                "promql_expr_test": [each for number in fleet for each in _asked(number, scenarios[number])],
+            }
+        )
+    for evaluate_s, cases in files.items():
+        file = folder / f"{evaluate_s}.test.yaml"
+        test = {"rule_files": list(map(str, rules)), "evaluation_interval": f"{evaluate_s}s", "tests": cases}
+        file.write_text(json.dumps(test))  # which is YAML
+        yield file
+
+
+def _fleets(scenarios: Sequence[Scenario]) -> Iterator[list[int]]:
+    """Which scenarios are played side by side, as one fleet under one Prometheus, which is much quicker.
+
+    Their hosts are told apart by their names. Where somebody is not heard of, it matters who else is: those are played
+    alone. promtool takes 10,000 samples for one query, of which the rule about lost nodes wants two every 10 s.
+    """
+    together: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, scenario in sorted(enumerate(scenarios), key=lambda each: each[1].plays_s):
+        if scenario.prometheus or any(map(_falls_silent, scenario.hosts.values())):
+            yield [number]
+            continue
+        fleet = together[scenario.scrape_s, scenario.evaluate_s]
+        if fleet and (len(fleet) + 2) * scenario.plays_s / 10 * 2 > SAMPLES_MAX:
+            yield fleet
+            fleet = together[scenario.scrape_s, scenario.evaluate_s] = []
+        fleet.append(number)
+    yield from together.values()
+
+
+def _falls_silent(timeline: Timeline) -> bool:
+    """Whether a host is not heard of for so long that it matters."""
+    ends = [*(since_s for since_s, _ in timeline[1:]), math.inf]
+    unheard = ("unscraped", "unwatched", "asleep")
+    return any(
+        state in unheard and end_s - since_s > UNHEARD_S for (since_s, state), end_s in zip(timeline, ends, strict=True)
+    )
+
+
+def _series(number: int, scenario: Scenario, wanted: frozenset[str]) -> Iterator[dict[str, str]]:
+    for (name, labels), found in series(scenario, wanted=wanted).items():
+        written = (
+            f"{label}={json.dumps(_host(number, value) if label in HOST_LABELS else value)}" for label, value in labels
+        )
+        yield {"series": f"{name}{{{', '.join(written)}}}", "values": values(found)}
+
+
+def _host(number: int, name: str) -> str:
+    """A host of one scenario in the fleet of all of them."""
+    return f"{number}-{name}"
+
+
+def _evaluated(scenario: Scenario) -> Iterator[tuple[int, int]]:
+    """From when to when Prometheus runs: where it is down it decides nothing."""
+    since_s: int | None = 0
+    for at_s, state in (*scenario.prometheus, (scenario.plays_s, "down")):
+        if state == "down" and since_s is not None:
+            yield since_s, at_s
+        since_s = None if state == "down" else at_s if since_s is None else since_s
+
+
+def _asked(number: int, scenario: Scenario) -> Iterator[dict[str, Any]]:
+    """When each alert first fired, for each time that Prometheus runs; and always something."""
+    for since_s, until_s in _evaluated(scenario):
+        window_s = until_s - since_s + 1  # a range leaves its beginning out in newer versions
+        alerts = f'ALERTS{{alertstate="firing", host=~"{_host(number, ".*")}"}}'
+        firing = f"min_over_time(timestamp({alerts})[{window_s}s:{scenario.evaluate_s}s])"
+        yield {"expr": f"{firing} or vector(-1) # {number}", "eval_time": f"{until_s}s", "exp_samples": []}
+
+
+def values(found: Sequence[float | str | None]) -> str:
+    """Samples as promtool reads them; what goes on by equal whole numbers as one."""
+    written = []
+    start = 0
+    while start < len(found):
+        first = found[start]
+        end = start + 1
+        step = 0
+        if isinstance(first, float):
+            following = found[end] if end < len(found) else None
+            step = int(following - first) if isinstance(following, float) and (following - first).is_integer() else 0
+            while first.is_integer() and end < len(found) and found[end] == first + step * (end - start):
+                end += 1
+        elif first is None:
+            while end < len(found) and found[end] is None:
+                end += 1
+        more = end - start - 1
+        if first is None:
+            written.append(f"_x{more + 1}")
+        elif isinstance(first, str):
+            written.append(first)
+        else:
+            figure = str(int(first)) if first.is_integer() else repr(first)
+            written.append(f"{figure}{step:+d}x{more}" if more else figure)
+        start = end
+    return " ".join(written)
+
+
+def _fired(number: int, got: str) -> Iterator[Fired]:
+    for labels, value in _SAMPLE.findall(got):
+        found = dict(_LABEL.findall(labels))
+        remedy = found.get("remedy", "")
+        policy = OURS if remedy else found.get("policy")
+        if policy is not None:
+            target = REMEDIES.get(remedy, "worker")
+            yield Fired(
+                policy=policy, alert=found["alertname"], remedy=remedy, trip=found.get("trip", ""),
+                of=found.get(target, f"nobody: no label {target}").removeprefix(_host(number, "")),
+                at_s=int(float(value)),
+            )  # fmt: skip
+
+
+def _first(fired: Iterable[Fired]) -> dict[str, Fired]:
+    """Of each target, the first: it is acted on once, and what fires about it afterwards is of the same wedge."""
+    first: dict[str, Fired] = {}
+    for each in sorted(fired, key=lambda each: (each.at_s, each.alert)):
+        first.setdefault(each.of, each)
+    return first
+
+
+def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
+    first = _first(fired)
+    wanted = {verdict.of: verdict for verdict in scenario.verdicts}
+    for of, each in first.items():
+        if of not in wanted:
+            yield f"{each.alert} acts on {of} at {each.at_s}s, with which nothing is wrong"
+    for of, verdict in wanted.items():
+        if of not in first:
+            yield f"nothing acts on {of}, which is due at {verdict.due_s}s"
+            continue
+        acts, at_s, last_s = f"{first[of].alert} acts on {of}", first[of].at_s, scenario.deadline_s(verdict)
+        said = [f"{one.remedy} for {one.trip}" for one in fired if (one.of, one.at_s) == (of, at_s)]
+        if at_s < verdict.due_s:
+            yield f"{acts} at {at_s}s, which is due at {verdict.due_s}s and not before"
+        elif at_s > last_s:
+            yield f"{acts} at {at_s}s, which is late: it is due at {verdict.due_s}s, to be told by {last_s}s"
+        elif f"{verdict.remedy} for {verdict.trip}" not in said:
+            yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.trip} is wanted"

@@ -1,0 +1,71 @@
+"""`python -m bench.corpus.page` writes what came of the corpus into docs/corpus.md, between its marks."""
+
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from bench.corpus import scenario, scores
+from bench.corpus.judge import Played, play
+from bench.corpus.scenario import DOINGS, Doing
+from deploy.check import CHECKOUT
+
+PAGE: Final = CHECKOUT / "docs" / "corpus.md"
+BEGIN: Final = "<!-- Below: written by `python -m bench.corpus.page`. -->"
+END: Final = "<!-- Above: written by `python -m bench.corpus.page`. -->"
+
+
+def render(played: Sequence[Played], page: str) -> str:
+    """The page with what came of these scenarios."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return "\n".join([before + BEGIN, "", *_lines(played), "", END + after])
+
+
+def _lines(played: Sequence[Played]) -> Iterator[str]:
+    files = Counter(each.scenario.place.split(":")[0] for each in played)
+    yield (
+        f"{len(played)} scenarios: " + ", ".join(f"{count} in `{file}`" for file, count in sorted(files.items())) + "."
+    )
+    yield ""
+    yield "| policy | false kills | missed wedges | from wedge to verdict: median, worst |"
+    yield "|---|---|---|---|"
+    for name, found in scores(played):
+        took = f"{statistics.median(found.took_s):.0f} s, {max(found.took_s):.0f} s" if found.took_s else ""
+        yield f"| {name} | {found.false} | {found.missed} of {found.wedged} | {took} |"
+    yield ""
+    yield "### Not yet"
+    yield ""
+    for each in played:
+        if each.scenario.not_yet:
+            file, today = each.scenario.place.split(":")[0], "; ".join(each.wrong())
+            yield f"- **{each.scenario.name}** (`{file}`). {each.scenario.not_yet} Today: {today}."
+    yield ""
+    yield "### What a program can do"
+    yield ""
+    yield "| word | what it means |"
+    yield "|---|---|"
+    for word, doing in DOINGS.items():
+        yield f"| `{word}` | {', '.join(_said(doing)) or 'nothing but its heartbeat'} |"
+
+
+def _said(doing: Doing) -> Iterator[str]:
+    """What is otherwise than where nothing is said, as a scenario would write it."""
+    for each in fields(Doing):
+        value: Any = getattr(doing, each.name)
+        if value != each.default:
+            shown = value[0] if isinstance(value, tuple) else value
+            yield f"`{each.name}: {str(shown).lower() if isinstance(shown, bool) else shown}`"
+
+
+def main(page: Path = PAGE) -> int:
+    """Play all scenarios and write the page."""
+    page.write_text(render(play(scenario.read()), page.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

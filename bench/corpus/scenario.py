@@ -1,0 +1,506 @@
+"""Scenarios: what programs, their GPUs and those who watch them do over time, and the verdict that is right.
+
+A file is a YAML list. Each scenario has a `name` that says what happens and what follows, a `why`, and:
+
+    workers    those who run jobs, by name: settings, and what each does from when on, such as `4m: hangs`
+    tenants    containers that hold GPU memory and run no job of ours, likewise
+    servers    containers that are asked as servers, likewise
+    gpus       by number, where one is not simply there: `5m: lost`
+    hosts      by name, where one is not simply watched: `5m: unscraped`
+    prometheus where it does not simply run: `5m: down`
+    verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
+               at `due`, the earliest moment at which what is known allows it, and on nobody else
+    scrape, evaluate   how far apart; 15s and 30s where nothing is said
+    plays      when it ends; 6 minutes after the last thing that happens or is due, where nothing is said
+    not_yet    why today's rules do otherwise. It goes with the mend
+
+Times are whole: 90s, 4m, 1h30m. `docs/corpus.md` lists what each can do, from `DOINGS` and the dataclasses here.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gpuwarden.job import STALL_TIMEOUT_S, JobClass, Phase, Trip
+
+SCENARIOS: Final = Path(__file__).with_name("scenarios")
+AFTERWARDS_S: Final = 360
+"""How much longer a scenario is played than anything happens in it or is due, seconds: longer than others wait."""
+
+
+class ScenarioError(Exception):
+    """A scenario cannot be understood: where, what was found, and what to write instead."""
+
+
+class Process(StrEnum):
+    """What has become of a program's process."""
+
+    WORKS = "works"
+    WAITS = "waits"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    KILLED = "killed"
+    STARTING = "starting"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """What a program does from one moment on.
+
+    Args:
+        process: works (on a job, which begins where it has none), waits (without a job), stopped, paused (its whole
+            container is), killed (its files stay), starting (its container runs anew, its process does not yet), left
+            (a clean end).
+        phase: what its job says it is in; what it was in before, where nothing is said.
+        step_every_s: how far apart the steps are that it reports; none without.
+        gpu_ratio: what it uses of each of its GPUs, or one figure for each; `unknown` where the driver does not tell.
+        ram_mib_per_s: by how much its RAM grows.
+        ram_swings_mib: by how much its RAM goes up, and down again, every 30 s.
+        io_mib_per_s: what it reads and writes.
+        faults_per_s: page faults.
+        cpu_cores: CPU time.
+        heartbeat: whether its thread refreshes the worker file every 10 s.
+        vram_mib: what it holds of each of its GPUs; what it held before, where nothing is said.
+        vram_mib_per_s: by how much that grows.
+        answers: whether it answers as a server.
+        finishes_every_s: how far apart the items of its run are that it finishes; none without.
+        fails_every_s: how far apart those are that it fails.
+    """
+
+    process: Process = Process.WORKS
+    phase: Phase | None = None
+    step_every_s: int | None = None
+    gpu_ratio: tuple[float | None, ...] = (0.0,)
+    ram_mib_per_s: float = 0.0
+    ram_swings_mib: float = 0.0
+    io_mib_per_s: float = 0.0
+    faults_per_s: float = 0.0
+    cpu_cores: float = 0.0
+    heartbeat: bool = True
+    vram_mib: float | None = None
+    vram_mib_per_s: float = 0.0
+    answers: bool = False
+    finishes_every_s: int | None = None
+    fails_every_s: int | None = None
+
+
+DOINGS: Final[Mapping[str, Doing]] = {
+    "loads": Doing(phase=Phase.LOAD, ram_mib_per_s=60, io_mib_per_s=60, faults_per_s=4000, cpu_cores=0.6),
+    "maps": Doing(phase=Phase.LOAD, faults_per_s=9000, cpu_cores=0.4),
+    "downloads": Doing(phase=Phase.LOAD, io_mib_per_s=8, cpu_cores=0.1),
+    "steps": Doing(phase=Phase.STEP, step_every_s=2, gpu_ratio=(0.95,), cpu_cores=1.0),
+    "computes": Doing(phase=Phase.STEP, gpu_ratio=(0.95,), cpu_cores=1.0),
+    "decodes": Doing(phase=Phase.STEP, ram_swings_mib=6144, cpu_cores=1.0),
+    "evaluates": Doing(phase=Phase.EVAL, gpu_ratio=(0.6,), cpu_cores=1.0),
+    "checkpoints": Doing(phase=Phase.CHECKPOINT, io_mib_per_s=20, cpu_cores=0.1),
+    "saves": Doing(phase=Phase.SAVE, io_mib_per_s=20, cpu_cores=0.1),
+    "hangs": Doing(),
+    "spins": Doing(gpu_ratio=(1.0,), cpu_cores=1.0),
+    "holds the GIL": Doing(heartbeat=False, cpu_cores=1.0),
+    "is stopped": Doing(process=Process.STOPPED, heartbeat=False),
+    "is paused": Doing(process=Process.PAUSED, heartbeat=False),
+    "is killed": Doing(process=Process.KILLED, heartbeat=False),
+    "starts again": Doing(process=Process.STARTING, heartbeat=False, io_mib_per_s=20, cpu_cores=0.5),
+    "waits": Doing(process=Process.WAITS),
+    "leaves": Doing(process=Process.LEFT, heartbeat=False),
+    "answers": Doing(gpu_ratio=(0.5,), cpu_cores=0.2, answers=True),
+    "holds": Doing(gpu_ratio=(0.1,)),
+}
+"""What a program can do, by the words of a scenario. Whatever else is said beside `does` replaces a part of it."""
+
+GPU_STATES: Final = ("works", "lost", "unlisted", "unmeasured", "shared")
+"""A GPU: works; lost, and reported no more; its processes cannot be listed; or its use not measured, as of a MIG slice;
+shared with somebody on no list, who uses 40 % of it."""
+
+HOST_STATES: Final = ("watched", "unscraped", "unwatched", "asleep", "clock set", "rebooted")
+"""A host: watched; its scrapes fail; its exporter is down; the machine sleeps; watched, its clock an hour ahead, or
+after a reboot."""
+
+PROMETHEUS_STATES: Final = ("up", "down")
+
+REMEDIES: Final = {
+    "restart_worker": "worker",
+    "restart_container": "container",
+    "recycle_container": "container",
+    "lose_node": "host",
+    "wrangle": "worker",
+}
+"""What can be done, and by which label each remedy knows on whom."""
+
+Timeline = tuple[tuple[int, str], ...]
+"""From which second on, what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A worker, a tenant or a server: its settings, and what it does from which second on."""
+
+    kind: str
+    name: str
+    does: tuple[tuple[int, Doing], ...]
+    host: str = "a"
+    container: str = ""
+    gpus: tuple[int, ...] = (0,)
+    job_class: JobClass = JobClass.GPU
+    budget_s: float | None = None
+    stall_timeout_s: float | None = None
+    ran_s: int = 0
+    run: str = ""
+    budget_mib: int | None = None
+    protected: bool = False
+    managed: bool = True
+    silence_s: float = 120.0
+
+    @property
+    def patience_s(self) -> float:
+        """The silence its jobs are allowed; 0 where the stall condition does not police them."""
+        if self.stall_timeout_s is not None:
+            return self.stall_timeout_s
+        return STALL_TIMEOUT_S if self.job_class is JobClass.GPU else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds."""
+
+    trip: Trip
+    remedy: str
+    of: str
+    since_s: int
+    due_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One scenario, as the module says, and where it stands."""
+
+    place: str
+    name: str
+    why: str
+    programs: tuple[Program, ...]
+    gpus: Mapping[int, Timeline]
+    hosts: Mapping[str, Timeline]
+    prometheus: Timeline
+    verdicts: tuple[Verdict, ...]
+    scrape_s: int
+    evaluate_s: int
+    plays_s: int
+    not_yet: str | None
+
+    def deadline_s(self, verdict: Verdict) -> int:
+        """The first evaluation of the first scrape that shows what allows the verdict, seconds."""
+        shown_s = -(-verdict.due_s // self.scrape_s) * self.scrape_s
+        return -(-shown_s // self.evaluate_s) * self.evaluate_s
+
+
+def at(timeline: Timeline, second: int, default: str) -> str:
+    """What a timeline says of a second."""
+    return next((state for since_s, state in reversed(timeline) if since_s <= second), default)
+
+
+def read(folder: Path = SCENARIOS) -> list[Scenario]:
+    """Every scenario of a folder's files.
+
+    Raises:
+        ScenarioError: one cannot be understood, or two have one name.
+    """
+    found = [scenario for file in sorted(folder.glob("*.yaml")) for scenario in _read_file(file)]
+    if not found:
+        raise ScenarioError(f"{folder}: no scenario; write one in a file *.yaml there")
+    seen: dict[str, str] = {}
+    for each in found:
+        if each.name in seen:
+            raise ScenarioError(f"{each.place}: {seen[each.name]} has the same name; say in it what is different")
+        seen[each.name] = each.place
+    return found
+
+
+def _read_file(file: Path) -> Iterator[Scenario]:
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); mend it") from error
+    if not isinstance(root, yaml.SequenceNode):
+        raise ScenarioError(f"{file.name}:1: a list of scenarios is wanted; begin each with `- name:`")
+    for node in root.value:
+        yield _scenario(_Reader(file.name, node))
+
+
+class _Reader:
+    """A mapping of the file: its keys are taken one after another, and those that are left are mistakes."""
+
+    def __init__(self, file: str, node: yaml.Node) -> None:
+        self.file = file
+        self.line = node.start_mark.line + 1
+        if not isinstance(node, yaml.MappingNode):
+            raise self.error("`key: value` pairs are wanted here")
+        self._nodes: dict[str, yaml.Node] = {}
+        self._lines: dict[str, int] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            if name in self._nodes:
+                raise self.error(f"{name!r} stands here twice; keep one", key.start_mark.line + 1)
+            self._nodes[name] = value
+            self._lines[name] = key.start_mark.line + 1
+
+    def error(self, text: str, line: int | None = None) -> ScenarioError:
+        return ScenarioError(f"{self.file}:{line or self.line}: {text}")
+
+    def at(self, key: str, text: str) -> ScenarioError:
+        """What is wrong with the value of a key."""
+        return self.error(f"{key}: {text}", self._lines.get(key))
+
+    def take(self, key: str) -> Any:
+        """The plain value of a key, `None` where it is not there."""
+        node = self._nodes.pop(key, None)
+        return None if node is None else _plain(node)
+
+    def text(self, key: str) -> str:
+        value = self.take(key)
+        if not isinstance(value, str) or not value.strip():
+            raise self.at(key, f"a sentence is wanted, and is {'missing' if value is None else 'something else'}")
+        return value.strip()
+
+    def time(self, key: str, default_s: int | None = None) -> int:
+        value = self.take(key)
+        if value is None and default_s is not None:
+            return default_s
+        seconds = _seconds(value)
+        if seconds is None:
+            raise self.at(key, f"{value!r} is no time; write it like 90s, 4m or 1h30m")
+        return seconds
+
+    def times(self) -> list[tuple[int, str]]:
+        """The keys that are times, with how they are written; each later than the one before."""
+        found = [(seconds, key) for key in self._nodes if (seconds := _seconds(key)) is not None]
+        for (before_s, _), (after_s, key) in pairwise(found):
+            if after_s <= before_s:
+                raise self.at(key, "is not later than the one before; put the times in order")
+        return found
+
+    def timeline(self, key: str, states: tuple[str, ...]) -> Timeline:
+        inner = self.mapping(key)
+        found = []
+        for seconds, name in inner.times():
+            state = inner.take(name)
+            if state not in states:
+                raise inner.at(name, f"{state!r} is none of: {', '.join(states)}")
+            found.append((seconds, str(state)))
+        inner.finish("a time, such as 4m")
+        return tuple(found)
+
+    def mapping(self, key: str) -> "_Reader":
+        return _Reader(self.file, self._nodes.pop(key))
+
+    def mappings(self, key: str) -> "Iterator[tuple[str, _Reader]]":
+        """The entries of a mapping of mappings; none where the key is not there."""
+        if key in self._nodes:
+            inner = self.mapping(key)
+            for name in inner:
+                yield name, inner.mapping(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._nodes))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._nodes
+
+    def node(self, key: str) -> yaml.Node:
+        return self._nodes.pop(key)
+
+    def finish(self, wanted: str) -> None:
+        for key in self._nodes:
+            raise self.at(key, f"is nothing that is known here; wanted is {wanted}")
+
+
+def _scenario(reader: _Reader) -> Scenario:
+    place = f"{reader.file}:{reader.line}"
+    name, why = reader.text("name"), reader.text("why")
+    programs = [
+        _program(kind, who, inner)
+        for kind in ("worker", "tenant", "server")
+        for who, inner in reader.mappings(f"{kind}s")
+    ]
+    names = [each.name for each in programs]
+    if twice := [each for each in names if names.count(each) > 1]:
+        raise reader.error(f"two are called {twice[0]!r}; give each a name of its own")
+    if not programs:
+        raise reader.error(f"{name!r} has nobody in it; give it workers, tenants or servers")
+    gpus = {}
+    if "gpus" in reader:
+        inner = reader.mapping("gpus")
+        gpus = {_number(inner, number): inner.timeline(number, GPU_STATES) for number in inner}
+    hosts = {}
+    if "hosts" in reader:
+        inner = reader.mapping("hosts")
+        hosts = {host: inner.timeline(host, HOST_STATES) for host in inner}
+    prometheus = reader.timeline("prometheus", PROMETHEUS_STATES) if "prometheus" in reader else ()
+    verdicts = tuple(_verdicts(reader, {each.name for each in programs} | {each.host for each in programs}))
+    scrape_s = reader.time("scrape", 15)
+    evaluate_s = reader.time("evaluate", 30)
+    if not (scrape_s and evaluate_s):
+        raise reader.error("scrape and evaluate are 1s or more")
+    lines = [(since_s, "") for each in programs for since_s, _ in each.does]
+    last_s = max(
+        *(since_s for timeline in (lines, prometheus, *gpus.values(), *hosts.values()) for since_s, _ in timeline),
+        *(verdict.due_s for verdict in verdicts),
+        0,
+    )
+    plays_s = reader.time("plays", last_s + AFTERWARDS_S)
+    not_yet = reader.text("not_yet") if "not_yet" in reader else None
+    reader.finish("one of name, why, workers, tenants, servers, gpus, hosts, prometheus, verdict, scrape, evaluate, "
+                  "plays, not_yet")  # fmt: skip
+    if plays_s < last_s:
+        raise reader.at("plays", f"it ends before all that happens has, which takes {last_s}s; let it go on")
+    return Scenario(
+        place=place, name=name, why=why, programs=tuple(programs), gpus=gpus, hosts=hosts, prometheus=prometheus,
+        verdicts=verdicts, scrape_s=scrape_s, evaluate_s=evaluate_s,
+        plays_s=-(-plays_s // evaluate_s) * evaluate_s, not_yet=not_yet,
+    )  # fmt: skip
+
+
+def _yes(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("true or false is wanted")
+    return value
+
+
+_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
+    "host": (("worker", "tenant", "server"), str),
+    "container": (("worker",), str),
+    "gpus": (("worker", "tenant", "server"), lambda value: tuple(int(each) for each in value)),
+    "job_class": (("worker",), JobClass),
+    "budget_s": (("worker",), float),
+    "stall_timeout_s": (("worker",), float),
+    "ran_s": (("worker",), int),
+    "run": (("worker",), str),
+    "budget_mib": (("tenant",), int),
+    "protected": (("tenant",), _yes),
+    "managed": (("tenant",), _yes),
+    "silence_s": (("server",), float),
+}
+"""Which kinds of program a setting is of, and how it is read."""
+
+
+def _program(kind: str, name: str, reader: _Reader) -> Program:
+    settings: dict[str, Any] = {}
+    for key, (kinds, parse) in _SETTINGS.items():
+        if kind in kinds and key in reader:
+            value = reader.take(key)
+            try:
+                settings[key] = parse(value)
+            except (TypeError, ValueError) as error:
+                raise reader.at(key, f"{value!r} will not do ({error})") from None
+    does = []
+    for seconds, key in reader.times():
+        does.append((seconds, _doing(reader, key)))
+    known = ", ".join(key for key, (kinds, _) in _SETTINGS.items() if kind in kinds)
+    reader.finish(f"a time, such as 4m, or a setting of a {kind}: {known}")
+    if not does or does[0][0] != 0:
+        raise reader.error(f"{name} does nothing at 0s; say what, for instance `0s: waits`")
+    for since_s, doing in does:
+        if len(doing.gpu_ratio) not in (1, len(settings.get("gpus", (0,)))):
+            raise reader.error(
+                f"{name} at {since_s}s: gpu_ratio has not one figure for each of its GPUs; write one each"
+            )
+    settings.setdefault("container", name)
+    return Program(kind=kind, name=name, does=tuple(does), **settings)
+
+
+def _doing(reader: _Reader, key: str) -> Doing:
+    value = reader.take(key)
+    parts = value if isinstance(value, dict) else {"does": value}
+    word = parts.pop("does", None)
+    if not isinstance(word, str) or word not in DOINGS:
+        raise reader.at(key, f"nobody knows how one {word!r}; known are: {', '.join(DOINGS)}")
+    parsed: dict[str, Any] = {}
+    for name, said in parts.items():
+        if name not in _PARTS:
+            raise reader.at(key, f"{name} is no part of what is done; wanted is one of: does, {', '.join(_PARTS)}")
+        try:
+            parsed[name] = _PARTS[name](said)
+        except (TypeError, ValueError) as error:
+            raise reader.at(key, f"{name}: {said!r} will not do ({error})") from None
+    return replace(DOINGS[word], **parsed)
+
+
+def _ratios(value: Any) -> tuple[float | None, ...]:
+    each = value if isinstance(value, list) else [value]
+    found = tuple(None if one == "unknown" else float(one) for one in each)
+    if any(one is not None and not 0 <= one <= 1 for one in found):
+        raise ValueError("it is a ratio, 0 to 1")
+    return found
+
+
+_OTHER_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "process": Process,
+    "phase": Phase,
+    "step_every_s": int,
+    "gpu_ratio": _ratios,
+    "heartbeat": _yes,
+    "answers": _yes,
+    "finishes_every_s": int,
+    "fails_every_s": int,
+}
+_PARTS: Final = {each.name: _OTHER_PARTS.get(each.name, float) for each in fields(Doing)}
+"""How each part of what is done is read."""
+
+
+def _verdicts(reader: _Reader, known: set[str]) -> Iterator[Verdict]:
+    if "verdict" not in reader:
+        raise reader.error("no verdict; write `verdict: none`, or what is to be acted on and when")
+    node = reader.node("verdict")
+    if isinstance(node, yaml.ScalarNode):
+        if node.value != "none":
+            raise reader.at("verdict", f"{node.value!r} is no verdict; write none, or {{trip, remedy, of, since, due}}")
+        return
+    seen: set[str] = set()
+    for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        inner = _Reader(reader.file, each)
+        trip, of = inner.text("trip"), inner.text("of")
+        if trip not in list(Trip):
+            raise inner.at("trip", f"{trip!r} is none of: {', '.join(Trip)}")
+        if of not in known:
+            raise inner.at("of", f"nobody is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
+        if of in seen:
+            raise inner.at("of", f"{of} has a verdict already; keep the first, for what follows is of the same wedge")
+        seen.add(of)
+        remedy = inner.text("remedy")
+        if remedy not in REMEDIES:
+            raise inner.at("remedy", f"{remedy!r} is none of: {', '.join(REMEDIES)}")
+        since_s = inner.time("since")
+        verdict = Verdict(trip=Trip(trip), remedy=remedy, of=of, since_s=since_s, due_s=inner.time("due", since_s))
+        inner.finish("one of trip, remedy, of, since, due")
+        if verdict.due_s < since_s:
+            raise inner.at("due", "it comes before what went wrong; let it be as late as `since`, or later")
+        yield verdict
+
+
+def _number(reader: _Reader, text: str) -> int:
+    if not text.isdecimal():
+        raise reader.at(text, "is no number of a GPU; write 0, 1 and so on")
+    return int(text)
+
+
+_TIME: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def _seconds(value: object) -> int | None:
+    found = _TIME.fullmatch(value) if isinstance(value, str) and value else None
+    if found is None:
+        return None
+    hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def _plain(node: yaml.Node) -> Any:
+    """The value of a node, as YAML makes it."""
+    return yaml.SafeLoader("").construct_object(node, deep=True)

@@ -1,0 +1,348 @@
+"""The corpus: what the rules that ship make of it, and that it would tell if they made something else of it."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from bench.corpus import host, judge, page, scenario
+from bench.corpus.judge import Fired, Played
+from bench.corpus.scenario import Scenario, ScenarioError, Verdict
+from deploy import parts
+from deploy.check import CHECKOUT
+from exporter.evidence import Thresholds
+from gpuwarden.job import Trip
+from tests.alerts.mutants import ALERTS, MUTANTS, RULES
+
+SCENARIOS: Final = scenario.read()
+LEAST: Final = 60
+"""How many scenarios there are at least that the rules judge right."""
+
+CAUGHT: Final = {
+    "stall: the RAM is not looked at": "prepares with its GPU idle while RAM climbs",
+    "stall: the work of a checkpoint is not looked at": "writes a checkpoint to slow storage",
+    "stall: it waits a minute": "is alone on its host and wedges",
+    "health: the work of a load is not looked at": "loads for twelve minutes from a warm page cache",
+    "worker: the CPU is not looked at": "holds Python's lock for ten minutes",
+    "gone: the death is not compared": "is killed, started again after 25 s",
+    "node: blind or not": "falls silent while Prometheus is down",
+    "vram: victim: nobody stays picked": "is level with another",
+    "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
+}
+"""Broken rules, each with a scenario that tells; by how their names begin."""
+
+
+class Everything:
+    """Every name there is."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def named(begins: str) -> Scenario:
+    (found,) = [each for each in SCENARIOS if each.name.startswith(begins)]
+    return found
+
+
+def without_promtool() -> str | None:
+    try:
+        parts.find("promtool")
+    except parts.PartMissing as missing:
+        return str(missing)
+    return None
+
+
+@pytest.fixture(scope="module")
+def played() -> Mapping[str, Played]:
+    """Every scenario as it went, by its name: one run of promtool for all of them."""
+    if missing := without_promtool():
+        pytest.skip(missing)
+    return {each.scenario.name: each for each in judge.play(SCENARIOS)}
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("name", [each.name for each in SCENARIOS if not each.not_yet])
+def test_the_verdict_is_right_on_whoever(name: str, played: Mapping[str, Played]) -> None:
+    assert played[name].wrong() == []
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("name", [each.name for each in SCENARIOS if each.not_yet])
+def test_what_is_marked_not_yet_is_not_right_yet(name: str, played: Mapping[str, Played]) -> None:
+    assert played[name].wrong() != [], "it is right now: take its `not_yet` away"
+
+
+def test_there_are_enough_scenarios_and_many_of_both_kinds() -> None:
+    settled = [each for each in SCENARIOS if not each.not_yet]
+
+    assert len(settled) >= LEAST
+    assert min(sum(bool(each.verdicts) for each in settled), sum(not each.verdicts for each in settled)) >= LEAST // 3
+    assert {verdict.trip for each in settled for verdict in each.verdicts} == set(Trip)
+
+
+def test_whoever_is_slower_has_time_to_act_before_he_has_missed_it() -> None:
+    left_s = [each.plays_s - verdict.due_s for each in SCENARIOS for verdict in each.verdicts]
+
+    assert min(left_s) >= scenario.AFTERWARDS_S
+
+
+@pytest.mark.needs_parts
+def test_the_page_says_what_came_of_it(played: Mapping[str, Played]) -> None:
+    written = page.PAGE.read_text(encoding="utf-8")
+
+    lags = "python -m bench.corpus.page writes it anew"
+    assert page.render([played[each.name] for each in SCENARIOS], written) == written, lags
+
+
+@pytest.mark.needs_parts
+def test_every_policy_finds_something_and_none_but_ours_is_without_a_fault(played: Mapping[str, Played]) -> None:
+    every = list(played.values())
+    scores = {policy: judge.score(every, policy) for policy in judge.POLICY_NAMES}
+
+    assert all(any(each.policy == policy for one in every for each in one.fired) for policy in scores)
+    assert all(found.false and found.missed for found in scores.values())
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "wedges as one of ten",
+        "fails every item of a run as",
+        "fills two cards",
+        "is allowed ten minutes",
+        "is killed for want of memory and its",
+    ],
+)
+def test_every_series_of_a_scenario_is_one_that_the_programs_export_with_its_labels(begins: str) -> None:
+    exported = {
+        name: frozenset(re.findall(r"`(\w+)`", labels))
+        for file in ("metrics.md", "metrics-remediator.md", "metrics-queue.md")
+        for name, labels in re.findall(
+            r"^\| `(gpuwarden_\w+)` \| \w+ \| ([^|]*) \|", (CHECKOUT / "docs" / file).read_text(), re.MULTILINE
+        )
+    }
+
+    found = host.series(replace(named(begins), plays_s=60), wanted=Everything())
+
+    assert len({name for name, _ in found}) > 20
+    assert {(name, frozenset(dict(labels)) - {"host"}) for name, labels in found} <= set(exported.items())
+
+
+def test_every_series_that_an_acting_rule_names_is_in_some_scenario() -> None:
+    rules = [rule for text in RULES.values() for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+    acting = [rule["expr"] for rule in rules if "remedy" in rule.get("labels", {}) or "record" in rule]
+    wanted = {name for expr in acting for name in re.findall(r"\bgpuwarden_[a-z0-9_]+", expr)}
+    telling = (
+        "fills two cards",
+        "is allowed ten minutes",
+        "is killed for want of memory and its",
+        "wedges after a hundred",
+        "fails every item of a run as",
+    )
+
+    found = {name for begins in telling for name, _ in host.series(named(begins), wanted=wanted)}
+
+    assert len(wanted) > 25
+    assert wanted - found == set()
+
+
+@pytest.mark.parametrize("begins", ["decodes for ten minutes", "is stopped by a signal", "leaks for ten minutes"])
+def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_does(
+    begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = named(begins)
+    wanted = judge.metrics(ALERTS.glob("*.rules.yaml"))
+
+    seldom = host.series(one, wanted=wanted)
+    monkeypatch.setattr(host, "_looks", lambda scenario: range(scenario.plays_s + 1))
+    always = host.series(one, wanted=wanted)
+
+    assert seldom.keys() == always.keys()
+    unlike = {key: differences(seldom[key], always[key]) for key in seldom if seldom[key] != always[key]}
+    assert {name for name, _ in unlike} <= {f"gpuwarden_container_{what}_still_seconds" for what in STILL}
+    assert all(difference < Thresholds().gap_max_s for found in unlike.values() for difference in found)
+
+
+STILL: Final = ("ram", "io", "fault", "cpu", "work")
+"""What is told still over a window of its own, which begins with a look."""
+
+
+def differences(one: Sequence[float | str | None], other: Sequence[float | str | None]) -> Iterator[float]:
+    for a, b in zip(one, other, strict=True):
+        yield abs(a - b) if isinstance(a, float) and isinstance(b, float) else 0.0 if a == b else math.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        pytest.param({}, "", id="nothing"),
+        pytest.param({"due_s": 600}, "acts on w at 480s, which is due at 600s and not before", id="it is early"),
+        pytest.param({"due_s": 400}, "Stalled acts on w at 480s, which is late: it is due at 400s, to be told by 420s",
+                     id="it is late"),
+        pytest.param({"trip": Trip.BUDGET}, "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
+                     id="it is for another reason"),
+        pytest.param({"remedy": "lose_node"}, "Stalled acts on w: restart_worker for stall; lose_node for stall is",
+                     id="another remedy is wanted"),
+        pytest.param({"of": "v"}, "Stalled acts on w at 480s, with which nothing is wrong", id="another is wedged"),
+    ],
+)  # fmt: skip
+def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
+    one = named("wedges after a hundred steps")
+    fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480)
+    (verdict,) = one.verdicts
+    changed = replace(one, verdicts=(replace(verdict, **change),))  # type: ignore[arg-type]
+
+    said = Played(scenario=changed, fired=(fired,)).wrong()
+
+    assert len(said) == (0 if not change else 2 if "of" in change else 1)
+    assert complaint in "".join(said[:1])
+
+
+def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
+    fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480)
+
+    missed = Played(scenario=named("wedges after a hundred steps"), fired=()).wrong()
+    killed = Played(scenario=named("takes twenty minutes for one step, its"), fired=(fired,)).wrong()
+
+    assert missed == ["nothing acts on w, which is due at 480s"]
+    assert killed == ["Stalled acts on w at 480s, with which nothing is wrong"]
+
+
+def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
+    one = named("wedges on two hosts")
+
+    def fired(of: str, at_s: int) -> Fired:
+        return Fired(policy="idle", alert="Idle", remedy="", trip="", of=of, at_s=at_s)
+
+    early = Played(scenario=one, fired=(fired("w", 100), fired("w", 500), fired("u", 500))).judgement("idle")
+    late = Played(scenario=one, fired=(fired("w", 700), fired("w", 600))).judgement("idle")
+
+    assert {(each.of, each.at_s) for each in early.false} == {("w", 100), ("u", 500)}
+    assert [each.of for each in early.missed] == ["v"]
+    assert {verdict.of: each.at_s for verdict, each in late.found.items()} == {"w": 600}
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("mutant", CAUGHT)
+def test_the_corpus_tells_when(mutant: str, played: Mapping[str, Played], tmp_path: Path) -> None:
+    (broken,) = [each for each in MUTANTS if each.name == mutant]
+    (tmp_path / broken.rules).write_text(broken.text())
+    one = named(CAUGHT[mutant])
+
+    (found,) = judge.play([one], [tmp_path / broken.rules])
+
+    assert played[one.name].wrong() == []
+    assert found.wrong() != []
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize(
+    ("expr", "complaint"),
+    [
+        ("gpuwarden_job_info * on () gpuwarden_job_phase", "a rule fails in the corpus: rule: Broken"),
+        ("gpuwarden_job_info *", "promtool told nothing about 'wedges on two hosts at once"),
+    ],
+)
+def test_rules_that_fail_are_no_silence(expr: str, complaint: str, tmp_path: Path) -> None:
+    if missing := without_promtool():
+        pytest.skip(missing)
+    rules = tmp_path / "broken.rules.yaml"
+    rules.write_text(f'groups: [{{name: g, rules: [{{alert: Broken, expr: "{expr}"}}]}}]')
+
+    with pytest.raises(judge.JudgeError, match=re.escape(complaint)):
+        judge.play([named("wedges on two hosts at once")], [rules])
+
+
+@pytest.mark.parametrize(
+    ("found", "written"),
+    [
+        ([1.0, 1.0, 1.0], "1+0x2"),
+        ([0.0, 15.0, 30.0, 31.0], "0+15x2 31"),
+        ([30.0, 15.0, 0.5, 0.5], "30-15x1 0.5 0.5"),
+        ([None, None, 2.0, "stale", None], "_x2 2 stale _x1"),
+    ],
+)
+def test_samples_are_written_as_promtool_reads_them(found: Sequence[float | str | None], written: str) -> None:
+    assert judge.values(found) == written
+
+
+@pytest.mark.parametrize(
+    ("due_s", "scrape_s", "evaluate_s", "by_s"), [(480, 15, 30, 480), (481, 15, 30, 510), (481, 60, 5, 540)]
+)
+def test_a_verdict_is_to_come_with_the_first_evaluation_of_the_first_scrape_that_shows_it(
+    due_s: int, scrape_s: int, evaluate_s: int, by_s: int
+) -> None:
+    one = replace(named("wedges after a hundred steps"), scrape_s=scrape_s, evaluate_s=evaluate_s)
+    verdict = Verdict(trip=Trip.STALL, remedy="restart_worker", of="w", since_s=0, due_s=due_s)
+
+    assert one.deadline_s(verdict) == by_s
+
+
+SOUND: Final = """\
+- name: a
+  why: b
+  workers:
+    w: {0s: loads, 4m: hangs}
+  verdict: {trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}
+"""
+
+
+def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SOUND)
+
+    (one,) = scenario.read(tmp_path)
+
+    assert (one.place, one.scrape_s, one.evaluate_s, one.plays_s) == ("a.yaml:1", 15, 30, 360 + scenario.AFTERWARDS_S)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("- name: a", "- nam: a", "a.yaml:1: name: a sentence is wanted, and is missing"),
+        ("  why: b\n", "", "a.yaml:1: why: a sentence is wanted"),
+        ("  why: b", "  why: b\n  wy: c", "a.yaml:3: wy: is nothing that is known here; wanted is one of name, why"),
+        ("4m: hangs", "4m: hang", "a.yaml:4: 4m: nobody knows how one 'hang'; known are: loads, maps"),
+        ("4m: hangs", "4m: {does: hangs, cpu: 1}", "a.yaml:4: 4m: cpu is no part of what is done; wanted is one"),
+        ("4m: hangs", "4m: {does: hangs, gpu_ratio: 95}", "a.yaml:4: 4m: gpu_ratio: 95 will not do (it is a ratio"),
+        ("4m: hangs", "4m: {does: hangs, gpu_ratio: [0, 1]}", "a.yaml:4: w at 240s: gpu_ratio has not one figure"),
+        ("4m: hangs", "4m: {does: hangs, heartbeat: 1}", "heartbeat: 1 will not do (true or false is wanted)"),
+        ("4m: hangs", "0m: hangs", "a.yaml:4: 0m: is not later than the one before; put the times in order"),
+        ("0s: loads", "1s: loads", "a.yaml:4: w does nothing at 0s; say what"),
+        ("0s: loads", "silence_s: 9, 0s: loads", "silence_s: is nothing that is known here; wanted is a time"),
+        ("0s: loads", "job_class: gpus, 0s: loads", "a.yaml:4: job_class: 'gpus' will not do"),
+        ("    w: {0s: loads, 4m: hangs}", "    w: loads", "a.yaml:4: `key: value` pairs are wanted here"),
+        ("  workers:\n    w: {0s: loads, 4m: hangs}\n", "", "a.yaml:1: 'a' has nobody in it; give it workers"),
+        ("  verdict:", "  servers: {w: {0s: answers}}\n  verdict:", "a.yaml:1: two are called 'w'; give each a name"),
+        ("  verdict:", "  gpus: {0: {1m: gone}}\n  verdict:", "a.yaml:5: 1m: 'gone' is none of: works, lost"),
+        ("  verdict:", "  gpus: {one: {1m: lost}}\n  verdict:", "a.yaml:5: one: is no number of a GPU; write 0, 1"),
+        ("  verdict:", "  hosts: {a: {1: asleep}}\n  verdict:", "a.yaml:5: 1: is nothing that is known here"),
+        ("  verdict:", "  scrape: 15\n  verdict:", "a.yaml:5: scrape: 15 is no time; write it like 90s, 4m or 1h30m"),
+        ("  verdict:", "  scrape: 0s\n  verdict:", "a.yaml:1: scrape and evaluate are 1s or more"),
+        ("  verdict:", "  plays: 5m\n  verdict:", "a.yaml:5: plays: it ends before all that happens has, which"),
+        ("verdict: {trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "plays: 9m",
+         "a.yaml:1: no verdict; write `verdict: none`, or what"),
+        ("{trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never", "a.yaml:5: verdict: 'never'"),
+        ("trip: stall", "trip: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
+        ("restart_worker", "restart", "a.yaml:5: remedy: 'restart' is none of: restart_worker"),
+        ("of: w", "of: v", "a.yaml:5: of: nobody is called 'v'; wanted is one of: a, w"),
+        ("due: 6m", "due: 3m", "a.yaml:5: due: it comes before what went wrong"),
+        ("  why: b", "  why: b\n  why: c", "a.yaml:3: 'why' stands here twice; keep one"),
+        ("  why: b", "  why: [b", "a.yaml:3: this is no YAML"),
+        (SOUND, "name: a\n", "a.yaml:1: a list of scenarios is wanted; begin each with `- name:`"),
+        (SOUND, "[]", "no scenario; write one in a file *.yaml there"),
+        (SOUND, SOUND + SOUND, "a.yaml:6: a.yaml:1 has the same name; say in it what is different"),
+    ],
+)  # fmt: skip
+def test_a_scenario_that_cannot_be_understood_says_where_and_what_to_write(
+    old: str, new: str, complaint: str, tmp_path: Path
+) -> None:
+    assert old in SOUND
+    (tmp_path / "a.yaml").write_text(SOUND.replace(old, new, 1))
+
+    with pytest.raises(ScenarioError, match=re.escape(complaint)):
+        scenario.read(tmp_path)
