@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exporter.readings import NODE, Gpu, GpuFigures, GpuProcess, GpuReadings
-from exporter.sources.clients import PROC, Clients, Held, Holders
+from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.kfd import NO_PART, SYS, Compute, Kfd, Node, Topology, number_in
 
 SOURCE: Final = "drm"
@@ -50,8 +50,8 @@ SPEECHLESS: Final = "its driver does not tell of every process what it does: a n
 COMPUTE_UNREAD: Final = "AMD's compute driver is there and cannot be read: look at /sys/class/kfd/kfd"
 NO_SENSOR: Final = "unreadable"
 UNLISTED: Final = (
-    "the open files of {count} processes cannot be listed, and each may use the GPU: run the exporter as root, or with "
-    "CAP_SYS_PTRACE"
+    "the open files of {count} processes cannot be listed in whole, and each may use the GPU: run the exporter as root, "
+    f"or with CAP_SYS_PTRACE; of a process with more than {FILES_MAX} the others are never looked at"
 )
 
 
