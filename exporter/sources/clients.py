@@ -227,7 +227,7 @@ class Clients:
 def is_device(file: str) -> bool:
     """Whether an open file is a device of the DRM's; what its own file system does not tell of is none."""
     try:
-        found = os.stat(file)
+        found = Path(file).stat()
     except OSError:
         return False
     return stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MAJOR

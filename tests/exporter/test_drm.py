@@ -39,7 +39,7 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host without any GPU yet. Its open files are devices by their names: nobody but root can make one."""
-    monkeypatch.setattr(clients, "is_device", lambda file: True)
+    monkeypatch.setattr(clients, "is_device", lambda _: True)
     clock = SimpleNamespace(now_s=100.0)
     monkeypatch.setattr(drm, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     tree = Tree(tmp_path)
@@ -84,7 +84,7 @@ def test_an_amd_gpu_is_known_by_the_number_of_its_chip(host: Host) -> None:
     assert gpu == Gpu(
         uuid="GPU-18b70c33a1b2c3d4", index=0, name="navi31", utilization_ratio=0.37, memory_used_bytes=3 * MIB,
         memory_size_bytes=16 * MIB, memory_free_bytes=13 * MIB, processes=(), source="amdgpu", node="renderD128",
-        attribution="device",
+        also=(CARD, "card0"), attribution="device",
         figures=GpuFigures(temperature_celsius=61.0, power_watts=310.25, power_limit_watts=355.0),
     )  # fmt: skip
 
@@ -126,6 +126,18 @@ def test_a_gpu_that_sleeps_is_not_woken_for_its_sensors(host: Host) -> None:
     host.tree.write(folder / "power/runtime_status", "suspended")
 
     assert host.look()["renderD128"].figures == GpuFigures()
+
+
+def test_a_gpu_is_given_by_its_node_its_pci_address_or_another_of_its_nodes(host: Host) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    amd(host)
+
+    names = {node: gpu.names for node, gpu in host.look().items()}
+
+    assert names == {
+        "renderD128": ("GPU-18b70c33a1b2c3d4", "renderD128", CARD, "card0"),
+        "renderD130": (f"pci-{ARC}", "renderD130", ARC, "card2"),
+    }
 
 
 def test_gpus_that_compute_are_numbered_as_amds_runtime_does_and_the_others_follow(host: Host) -> None:
@@ -503,9 +515,9 @@ def test_of_a_process_with_many_open_files_it_is_unknown_what_else_it_holds(
 ) -> None:
     monkeypatch.setattr(clients, "FILES_MAX", 8)
     host.tree.gpu(130, ARC, "i915")
-    host.tree.opens(1, {number: ("/dev/null", "pos:\t0") for number in range(8)})
+    host.tree.opens(1, dict.fromkeys(range(8), ("/dev/null", "pos:\t0")))
     few = host.look()["renderD130"]
-    host.tree.opens(2, {number: ("/dev/null", "pos:\t0") for number in range(9)})
+    host.tree.opens(2, dict.fromkeys(range(9), ("/dev/null", "pos:\t0")))
 
     many = host.look()["renderD130"]
 
