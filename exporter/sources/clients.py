@@ -31,7 +31,7 @@ DEVICES: Final = "/dev/dri/"
 MAJOR: Final = 226
 """The major number of every device of the DRM (Documentation/admin-guide/devices.txt of the kernel)."""
 
-FILES_MAX: Final = 4096
+FILES_MAX: Final = 16_384
 """How many open files of one process are looked at."""
 
 LOOK_S: Final = 0.5
