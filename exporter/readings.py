@@ -105,6 +105,8 @@ class Gpu:
     """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
     source: str | None = None
     node: str | None = None
+    also: tuple[str, ...] = ()
+    """By what else it is given to a container."""
     attribution: str = "process"
     figures: GpuFigures = field(default_factory=GpuFigures)
     xids_watched: bool = False
@@ -120,7 +122,7 @@ class Gpu:
     def names(self) -> tuple[str, ...]:
         """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""
         if self.node is not None:
-            return self.uuid, self.node
+            return self.uuid, self.node, *self.also
         if self.mig is None:
             return self.uuid, self.number
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"

@@ -53,6 +53,9 @@ T = TypeVar("T")
 Listings = Mapping[str, Listing | None]
 """The newest listing of each engine, by kind; `None` where it tells none."""
 
+HOLDING: Final = frozenset({"docker", "podman"})
+"""The engines whose containers can be servers, or have folders of workers mounted: of a pod neither is read."""
+
 
 class Containers(Protocol):
     """Where the running containers of one kind come from."""
@@ -157,7 +160,7 @@ class Sampler:
             found_workers = self._place_the_dead(found_workers, running, listings, ended)
         dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
         servers = None
-        if self._servers is not None and listings and None not in listings.values():
+        if self._servers is not None and listings and None not in _holding(listings):
             look, placed = self._servers.look, found_workers
             servers = self._ask("servers", lambda: look(running.values(), placed, now_s=now.boottime_s), health)
             for each in servers or ():
@@ -464,9 +467,14 @@ def _place_now(last: Container | None, folder: str, listings: Listings) -> Conta
     if last is not None:
         listing = listings.get(last.kind)
         return last if listing is None else listing.containers.get(last.id) or listing.down.get(last.id) or last
-    known = [listing for listing in listings.values() if listing is not None]
-    if len(known) < len(listings):
+    holding = _holding(listings)
+    known = [listing for listing in holding if listing is not None]
+    if len(known) < len(holding):
         return None  # the engine that does not answer may have another that holds the folder
     every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
-    holding = [each for each in every if folder in each.folders]
-    return holding[0] if len(holding) == 1 else None
+    found = [each for each in every if folder in each.folders]
+    return found[0] if len(found) == 1 else None
+
+
+def _holding(listings: Listings) -> list[Listing | None]:
+    return [listing for kind, listing in listings.items() if kind in HOLDING]

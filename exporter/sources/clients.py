@@ -4,11 +4,18 @@ To list every open file of every process each second would cost more than all el
 listed at once and every other one at each `RELIST_LOOKS`th look: by then it is seen what it does on a GPU that it has
 opened in between. What it was seen to hold is read at each look, and parsed where it says something else than before.
 
+Whoever runs a process chooses how many files it opens and what lies at /dev/dri in its own mount namespace. So a name
+makes no GPU: it has to be a device of the DRM, opened to be used. And a look takes a bounded time: who is not looked at
+in whole is told apart, as one that may hold any GPU.
+
 Sources: proc_pid_fd(5), proc_pid_fdinfo(5); what the files say is in exporter/sources/fdinfo.py.
 """
 
+import itertools
 import os
-from collections.abc import Mapping
+import stat
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,6 +27,15 @@ from exporter.sources.kfd import content
 PROC: Final = Path("/proc")
 RELIST_LOOKS: Final = 5
 DEVICES: Final = "/dev/dri/"
+
+MAJOR: Final = 226
+"""The major number of every device of the DRM (Documentation/admin-guide/devices.txt of the kernel)."""
+
+FILES_MAX: Final = 16_384
+"""How many open files of one process are looked at."""
+
+LOOK_S: Final = 0.5
+"""How long to list open files may take in one look, seconds, and how long to read them."""
 
 
 @dataclass(kw_only=True)
@@ -37,7 +53,8 @@ class Held:
 class Holders:
     """By the GPU's PCI address, or the name of the node where the driver tells none, then by pid.
 
-    `unlisted` are the processes whose open files we may not list, or not read: they may hold any GPU.
+    `unlisted` are the processes whose open files we may not list or read, or not in the time and number that one look
+    allows: they may hold any GPU.
     """
 
     by_gpu: Mapping[str, Mapping[int, Held]]
@@ -58,6 +75,7 @@ class Clients:
         self._files: dict[int, dict[str, str]] = {}
         self._said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
         self._unlisted: set[int] = set()
+        self._missed: set[int] = set()
         self._meters: dict[_Key, Meter] = {}
         self._owners: dict[_Key, int] = {}
 
@@ -72,43 +90,60 @@ class Clients:
         told: dict[_Key, Client] = {}
         said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
         found: dict[str, dict[int, Held]] = {}
-        for pid, files in self._files.items():
-            for number, node in files.items():
-                if node in asleep:
-                    found.setdefault(node, {})[pid] = Held(local_bytes=None)
-                    continue
-                try:
-                    text = content(f"{self._proc}/{pid}/fdinfo/{number}")
-                    before, client = self._said.get((pid, number), (b"", None))
-                    if text != before:
-                        client = fdinfo.parse(text.decode("utf-8", "replace"))
-                    if client is None and not self._target(pid, number).startswith(DEVICES):
-                        continue  # another file has that number by now
-                except (FileNotFoundError, ProcessLookupError):  # closed, or gone with its process
-                    continue
-                except OSError:
-                    self._unlisted.add(pid)
-                    continue
-                said[pid, number] = text, client
-                gpu = node if client is None or client.pci is None else client.pci
-                held = found.setdefault(gpu, {}).setdefault(pid, Held())
-                if client is None:
-                    held.shares, held.local_bytes = None, None
-                    continue
-                key = gpu, client.number
-                told[key] = client
-                holders.setdefault(key, []).append(pid)
+        late: set[int] = set()
+        until_s = time.monotonic() + LOOK_S
+        for pid, number, node in self._each():
+            if node in asleep:
+                found.setdefault(node, {})[pid] = Held(local_bytes=None)
+                continue
+            if time.monotonic() > until_s:
+                late.add(pid)
+                found.setdefault(node, {})[pid] = Held(shares=None, local_bytes=None)
+                continue
+            try:
+                text = content(f"{self._proc}/{pid}/fdinfo/{number}")
+                before, client = self._said.get((pid, number), (b"", None))
+                if text != before:
+                    client = fdinfo.parse(text.decode("utf-8", "replace"))
+                if client is None and self._node(pid, number) is None:
+                    continue  # another file has that number by now
+            except (FileNotFoundError, ProcessLookupError):  # closed, or gone with its process
+                continue
+            except OSError:
+                self._unlisted.add(pid)
+                continue
+            said[pid, number] = text, client
+            gpu = node if client is None or client.pci is None else client.pci
+            held = found.setdefault(gpu, {}).setdefault(pid, Held())
+            if client is None:
+                held.shares, held.local_bytes = None, None
+                continue
+            key = gpu, client.number
+            told[key] = client
+            holders.setdefault(key, []).append(pid)
         self._said = said
-        self._count(found, told, holders, now_s)
+        self._count(found, told, holders, now_s, late)
         self._looked_s = now_s
-        return Holders(by_gpu=found, unlisted=frozenset(self._unlisted))
+        return Holders(by_gpu=found, unlisted=frozenset(self._unlisted | late))
+
+    def _each(self) -> Iterator[tuple[int, str, str]]:
+        """Every file that is a GPU: the process, the file's number there, and its node."""
+        return ((pid, number, node) for pid, files in self._files.items() for number, node in files.items())
 
     def _count(
-        self, found: dict[str, dict[int, Held]], told: dict[_Key, Client], holders: dict[_Key, list[int]], now_s: float
+        self,
+        found: dict[str, dict[int, Held]],
+        told: dict[_Key, Client],
+        holders: dict[_Key, list[int]],
+        now_s: float,
+        late: set[int],
     ) -> None:
-        """Each client once: for the process that held it first, and of several at once the one with the lowest pid."""
-        meters: dict[_Key, Meter] = {}
-        owners: dict[_Key, int] = {}
+        """Each client once: for the process that held it first, and of several at once the one with the lowest pid.
+
+        What is known of those who were too `late` for this look stays as it is, for the next one.
+        """
+        owners = {key: pid for key, pid in self._owners.items() if pid in late}
+        meters = {key: meter for key, meter in self._meters.items() if key in owners}
         for key, client in told.items():
             owner = self._owners.get(key)
             owners[key] = owner if owner in holders[key] else min(holders[key])
@@ -136,8 +171,15 @@ class Clients:
         self._unlisted &= pids
         turn = self._looks % RELIST_LOOKS
         self._looks += 1
-        for pid in pids:
-            if pid % RELIST_LOOKS == turn or pid not in self._files:
+        until_s = time.monotonic() + LOOK_S
+        first = self._missed & pids
+        self._missed = set()
+        for pid in (*first, *(pids - first)):
+            if pid in first or pid % RELIST_LOOKS == turn or pid not in self._files:
+                if time.monotonic() > until_s:
+                    self._missed.add(pid)
+                    self._unlisted.add(pid)
+                    continue
                 self._unlisted.discard(pid)
                 try:
                     self._files[pid] = self._listed(pid)
@@ -153,16 +195,39 @@ class Clients:
         Raises:
             OSError: they may not be listed, or the process is gone.
         """
-        folder = f"{self._proc}/{pid}/fd"
         found: dict[str, str] = {}
-        for number in os.listdir(folder):  # noqa: PTH208 - half the time
-            try:
-                target = self._target(pid, number)
-            except FileNotFoundError:  # closed in between
-                continue
-            if target.startswith(DEVICES):
-                found[number] = target.removeprefix(DEVICES)
+        with os.scandir(f"{self._proc}/{pid}/fd") as entries:
+            for entry in itertools.islice(entries, FILES_MAX):
+                node = self._node(pid, entry.name)
+                if node is not None:
+                    found[entry.name] = node
+            if next(entries, None) is not None:
+                self._unlisted.add(pid)
         return found
 
-    def _target(self, pid: int, number: str) -> str:
-        return os.readlink(f"{self._proc}/{pid}/fd/{number}")  # noqa: PTH115 - half the time
+    def _node(self, pid: int, number: str) -> str | None:
+        """The name of the GPU's node that an open file is; `None` where it is none, or closed by now.
+
+        Raises:
+            OSError: it may not be looked at, or the process is gone.
+        """
+        file = f"{self._proc}/{pid}/fd/{number}"
+        try:
+            target = os.readlink(file)  # noqa: PTH115 - half the time
+            if not target.startswith(DEVICES):
+                return None
+            # A file that was opened for neither reading nor writing (O_PATH) is none that anything is done with.
+            if not stat.S_IMODE(os.lstat(file).st_mode) & (stat.S_IRUSR | stat.S_IWUSR):
+                return None
+        except FileNotFoundError:
+            return None
+        return target.removeprefix(DEVICES) if is_device(file) else None
+
+
+def is_device(file: str) -> bool:
+    """Whether an open file is a device of the DRM's; what its own file system does not tell of is none."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MAJOR

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exporter.readings import NODE, Gpu, GpuFigures, GpuProcess, GpuReadings
-from exporter.sources.clients import PROC, Clients, Held, Holders
+from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.kfd import NO_PART, SYS, Compute, Kfd, Node, Topology, number_in
 
 SOURCE: Final = "drm"
@@ -50,8 +50,8 @@ SPEECHLESS: Final = "its driver does not tell of every process what it does: a n
 COMPUTE_UNREAD: Final = "AMD's compute driver is there and cannot be read: look at /sys/class/kfd/kfd"
 NO_SENSOR: Final = "unreadable"
 UNLISTED: Final = (
-    "the open files of {count} processes cannot be listed, and each may use the GPU: run the exporter as root, or with "
-    "CAP_SYS_PTRACE"
+    "the open files of {count} processes cannot be listed in whole, and each may use the GPU: run the exporter as root "
+    f"or with CAP_SYS_PTRACE; of a process with more than {FILES_MAX} the others are never looked at"
 )
 
 
@@ -177,6 +177,7 @@ class DrmGpus:
             unknown=unknown,
             source=device.driver,
             node=device.node,
+            also=_also(device),
             attribution="process" if seen.compute_node is None else "device",
             figures=figures,
         )
@@ -227,6 +228,7 @@ class DrmGpus:
             unknown=unknown,
             source=seen.device.driver,
             node=seen.device.node,
+            also=_also(seen.device),
         )
 
     def _name(self, seen: _Seen) -> str:
@@ -255,6 +257,11 @@ def _uuid(seen: _Seen) -> str:
     number = seen.compute_node.unique_id if seen.compute_node else None
     name = f"pci-{seen.device.pci}" if number is None else f"GPU-{number:016x}"
     return name if seen.whole else f"{name}/{seen.device.node}"
+
+
+def _also(device: _Device) -> tuple[str, ...]:
+    """Its PCI address, by which AMD's device plugin gives it, and its other nodes, such as `card0`, as Intel's does."""
+    return device.pci, *sorted(device.nodes - {device.node})
 
 
 def _is_asleep(device: _Device) -> bool:

@@ -15,6 +15,7 @@ A process submits its work to its queues past the kernel, so nobody counts how l
 here. cu_occupancy is none either. It is one moment, and asking for it stops at every queue of the GPU.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class Compute:
 RELIST_LOOKS: Final = 5
 READ_BYTES: Final = 4096
 """A page: no file of sysfs is longer, and hardly one of fdinfo."""
+
+CONTENT_MAX: Final = 4 * READ_BYTES
+"""Bytes of a longer one that are read: fdinfo has a line of every lock, of which a process may take any number."""
 
 NO_PART: Final = Compute(vram_bytes=0, queues=0)
 
@@ -167,14 +171,16 @@ def content(file: str) -> bytes:
     """A file of the kernel's, whole; in half the time of `Path.read_bytes`, which counts where there are hundreds.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is longer than any that tells of a GPU.
     """
     opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        whole = b""
+        parts: list[bytes] = []
         while part := os.read(opened, READ_BYTES):
-            whole += part
-        return whole
+            parts.append(part)
+            if len(parts) > CONTENT_MAX // READ_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file)
+        return b"".join(parts)
     finally:
         os.close(opened)
 

@@ -34,6 +34,9 @@ KILL_S: Final = 0.5
 ABANDONED_MAX: Final = 3
 """How many processes may hang in the driver, beyond any signal, before no other is started."""
 
+COMPLAINT_BYTES: Final = 1024
+"""How much is kept of what a process says of why it cannot start."""
+
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
 """How long the next process is not started after one failed, seconds: doubled with each that fails in a row."""
@@ -182,7 +185,7 @@ class _Ended:
 
 
 class _Child:
-    """One process that asks the driver, and a thread that reads what it tells."""
+    """One process that asks the driver, a thread that reads what it tells, and one for its complaints."""
 
     def __init__(self, reported: "queue.SimpleQueue[Xid]") -> None:
         self.asked_s: float | None = None
@@ -191,8 +194,13 @@ class _Child:
         command = [sys.executable, "-P", "-m", "exporter.sources.nvml_child", str(os.getpid())]
         # It may outlive us, where it hangs: it holds nothing of ours then, such as a log that is read to its end.
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
         )
+        self._complaint = b""
+        self._works = False
+        complaints = cast("IO[bytes]", self.process.stderr)
+        self._complaints = threading.Thread(target=self._note, args=(complaints,), name="nvml-stderr", daemon=True)
+        self._complaints.start()
         self._questions = cast("IO[bytes]", self.process.stdin)
         answers = cast("IO[bytes]", self.process.stdout)
         threading.Thread(target=self._listen, args=(answers,), name="nvml", daemon=True).start()
@@ -239,8 +247,22 @@ class _Child:
                 if isinstance(told, Xid):
                     self._reported.put(told)
                 else:
+                    self._works = True
                     self._answers.put(told)
-        self._answers.put(_Ended(_how(self.process)))
+        self._answers.put(_Ended(_how(self.process) + self._why()))
+
+    def _note(self, complaints: IO[bytes]) -> None:
+        """Keep the end of what it complains of before it answers; what comes later is read, too, lest it waits."""
+        with complaints:
+            while part := os.read(complaints.fileno(), COMPLAINT_BYTES):
+                self._complaint = b"" if self._works else (self._complaint + part)[-COMPLAINT_BYTES:]
+
+    def _why(self) -> str:
+        """The last line of it, of a process that has never answered."""
+        self._complaints.join(KILL_S)
+        lines = self._complaint.decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {last}" if last and not self._works else ""
 
 
 def _how(process: "subprocess.Popen[bytes]") -> str:

@@ -76,10 +76,16 @@ def parse(text: bytes) -> Told:
 
 
 def _gpu(
-    *, processes: list[dict[str, Any]] | None, figures: dict[str, Any], mig: dict[str, Any] | None, **rest: Any
+    *,
+    processes: list[dict[str, Any]] | None,
+    figures: dict[str, Any],
+    mig: dict[str, Any] | None,
+    also: list[str],
+    **rest: Any,
 ) -> Gpu:
     return Gpu(
         **rest,
+        also=tuple(also),
         mig=None if mig is None else MigInstance(**mig),
         processes=None if processes is None else tuple(GpuProcess(**each) for each in processes),
         figures=GpuFigures(**figures),

@@ -52,11 +52,21 @@ ANSWER_MAX: Final = 64 * 2**20
 ABSENT_S: Final = 60.0
 """How often groups are looked for again of containers that had none, such as those whose logs outlive them, seconds."""
 
-GPU_RESOURCES: Final = ("nvidia.com/", "amd.com/", "gpu.intel.com/")
-"""Whose devices are GPUs, as device plugins name them: nvidia.com/gpu, nvidia.com/mig-1g.10gb, gpu.intel.com/xe."""
+GPU_RESOURCE: Final = re.compile(
+    r"nvidia\.com/(?:gpu|mig-).*|amd\.com/(?:gpu|[a-z]+_nps[0-9]+)|gpu\.intel\.com/(?!.*_monitoring$).*"
+)
+"""Whose devices are GPUs, as the vendors' device plugins name them.
+
+nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-1g.10gb (NVIDIA/k8s-device-plugin, README.md): other devices of
+NVIDIA's, such as network cards, have other names. amd.com/gpu, and amd.com/cpx_nps4 of parts of GPUs
+(ROCm/k8s-device-plugin, internal/pkg/plugin/plugin.go). gpu.intel.com/i915 and gpu.intel.com/xe, of which
+gpu.intel.com/i915_monitoring is no GPU but a look at all of them (intel/intel-device-plugins-for-kubernetes,
+cmd/gpu_plugin/README.md).
+"""
 
 _LINK = re.compile(r".*-([0-9a-f]{64})\.log")
 _TARGET = re.compile(r"(?:.*/)?([^/_]+)_([^/_]+)_([^/_]+)/([^/_]+)/([0-9]+)\.log")
+_SHARED_CARD = re.compile(r"(card[0-9]+)-[0-9]+")
 _ID = re.compile(r"[a-z0-9.-]+://([0-9a-f]{64})")
 
 
@@ -81,7 +91,10 @@ class PodContainer:
 
 
 class Api:
-    """The Kubernetes API at a URL, asked for the pods of one node; in a cluster, by the pod's own account."""
+    """The Kubernetes API at a URL, asked for the pods of one node; in a cluster, by the pod's own account.
+
+    Its token goes nowhere but over TLS.
+    """
 
     def __init__(self, url: str, *, node: str, resource: str, account: Path = ACCOUNT) -> None:
         parts = urlsplit(url)
@@ -103,7 +116,7 @@ class Api:
         """
         headers = {"Accept": "application/json"}
         token = self._account / "token"
-        if token.exists():  # read each time: the kubelet replaces it before it runs out
+        if self._tls and token.exists():  # read each time: the kubelet replaces it before it runs out
             headers["Authorization"] = f"Bearer {token.read_text(encoding='ascii').strip()}"
         connection = self._connection()
         try:
@@ -155,7 +168,7 @@ def running(pod: dict[str, Any], resource: str) -> list[PodContainer]:
                     name=each["name"],
                     restarts=int(each["restartCount"]),
                     image=its.get("image"),
-                    gpu_wanted=any(name.startswith(GPU_RESOURCES) for name in limits),
+                    gpu_wanted=any(GPU_RESOURCE.fullmatch(name) for name in limits),
                     tenancy=tenancy.limit(limits.get(resource), resource),
                 )
             )
@@ -332,6 +345,15 @@ class Pods:
 
 
 def _given_gpus(devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The GPUs among the devices that a container was given; a share of one by time is called UUID::NUMBER."""
-    names = (name for resource, ids in devices.items() if resource.startswith(GPU_RESOURCES) for name in ids)
-    return tuple(dict.fromkeys(name.partition("::")[0] for name in names)) or None
+    """The GPUs among the devices that a container was given, by one of their names (`Gpu.names`).
+
+    NVIDIA's plugin calls a share of one by time UUID::NUMBER, Intel's (cmd/gpu_plugin/gpu_plugin.go) each share of one
+    card0-NUMBER; AMD's (internal/pkg/amdgpu/amdgpu.go) calls one by its PCI address.
+    """
+    names = (_gpu(name) for resource, ids in devices.items() if GPU_RESOURCE.fullmatch(resource) for name in ids)
+    return tuple(dict.fromkeys(names)) or None
+
+
+def _gpu(device: str) -> str:
+    shared = _SHARED_CARD.fullmatch(device)
+    return shared[1] if shared else device.partition("::")[0]

@@ -4,7 +4,11 @@ systemd links `/run/systemd/units/invocation:UNIT` to the id of what runs of a u
 for anybody to read, and takes the link away when it forgets the unit.
 """
 
+import contextlib
+import queue
 import subprocess
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -17,8 +21,11 @@ from gpuwarden import cgroup
 
 INVOCATIONS: Final = Path("/run/systemd/units")
 
-SYSTEMCTL_S: Final = 1.0
-"""How long systemd may take to tell how often it has restarted a service, seconds; it is asked once an invocation."""
+SYSTEMCTL_S: Final = 5.0
+"""How long systemd may take to tell how often it has restarted a service, seconds; no look waits for it."""
+
+AGAIN_S: Final = 60.0
+"""How long systemd is not asked after it has not answered in time, seconds."""
 
 
 class Units:
@@ -37,6 +44,9 @@ class Units:
         self._invocations = invocations
         self._systemctl = tuple(systemctl)
         self._restarts: dict[str, int | None] = {}
+        self._answers: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
+        self._asking: threading.Thread | None = None
+        self._ask_at_s = 0.0
 
     def place(self, found: WorkerReadings) -> WorkerReadings:
         """Give workers that are in no container the service they are in, as the id of one."""
@@ -47,9 +57,13 @@ class Units:
     def containers(self, workers: Iterable[WorkerSighting]) -> Mapping[str, Container]:
         """The services that these workers are in, by name. One that cannot be read is left out.
 
-        It has the GPUs of all its workers together, each known as a supervised process's are.
+        It has the GPUs of all its workers together, each known as a supervised process's are. How often it was
+        restarted is unknown until systemd has told it, once in an invocation.
         """
         found: dict[str, Container] = {}
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._restarts.update([self._answers.get_nowait()])
         known, self._restarts = self._restarts, {}
         for sighting in workers:
             unit = sighting.container_id
@@ -65,8 +79,10 @@ class Units:
                 found[unit] = replace(before, gpu_request=("all",) if "all" in both else both or None)
                 continue
             incarnation = f"{unit}@{invocation}"
-            restarts = known[incarnation] if incarnation in known else self._restarts_of(unit)
-            self._restarts[incarnation] = restarts
+            if incarnation in known:
+                self._restarts[incarnation] = known[incarnation]
+            else:
+                self._ask(unit, incarnation)
             found[unit] = Container(
                 kind="systemd",
                 id=unit,
@@ -74,7 +90,7 @@ class Units:
                 incarnation=incarnation,
                 pid=sighting.pid,
                 gpu_request=asked,
-                restarts=restarts,
+                restarts=known.get(incarnation),
             )
         return found
 
@@ -96,19 +112,32 @@ class Units:
             return sighting
         return replace(sighting, container_id=unit)
 
-    def _restarts_of(self, unit: str) -> int | None:
+    def _ask(self, unit: str, incarnation: str) -> None:
+        """Ask systemd about one service, in a thread of its own, unless it is asked about another."""
+        if time.monotonic() >= self._ask_at_s and (self._asking is None or not self._asking.is_alive()):
+            asking = threading.Thread(target=self._restarts_of, args=(unit, incarnation), name="systemctl", daemon=True)
+            self._asking = asking
+            asking.start()
+
+    def _restarts_of(self, unit: str, incarnation: str) -> None:
         """How often systemd has started a service again by itself: NRestarts, which changes with its invocation.
 
-        `None` where it does not tell: no such program, no such property (before 235), or no answer in time.
+        `None` where it does not tell: no such program, or no such property (before 235). With no answer in time it is
+        asked again later.
         """
+        restarts: int | None = None
         try:
             told = subprocess.run(
                 [*self._systemctl, "show", "--property=NRestarts", "--value", "--", unit],
                 capture_output=True, check=True, text=True, timeout=SYSTEMCTL_S,
             )  # fmt: skip
-            return int(told.stdout)
+            restarts = int(told.stdout)
+        except subprocess.TimeoutExpired:
+            self._ask_at_s = time.monotonic() + AGAIN_S
+            return
         except (OSError, subprocess.SubprocessError, ValueError):
-            return None
+            pass
+        self._answers.put((incarnation, restarts))
 
     def _invocation(self, unit: str) -> str:
         return str((self._invocations / f"invocation:{unit}").readlink())

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,8 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """A host without any GPU yet."""
+    """A host without any GPU yet. Its open files are devices by their names: nobody but root can make one."""
+    monkeypatch.setattr(clients, "is_device", lambda _: True)
     clock = SimpleNamespace(now_s=100.0)
     monkeypatch.setattr(drm, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     tree = Tree(tmp_path)
@@ -82,7 +84,7 @@ def test_an_amd_gpu_is_known_by_the_number_of_its_chip(host: Host) -> None:
     assert gpu == Gpu(
         uuid="GPU-18b70c33a1b2c3d4", index=0, name="navi31", utilization_ratio=0.37, memory_used_bytes=3 * MIB,
         memory_size_bytes=16 * MIB, memory_free_bytes=13 * MIB, processes=(), source="amdgpu", node="renderD128",
-        attribution="device",
+        also=(CARD, "card0"), attribution="device",
         figures=GpuFigures(temperature_celsius=61.0, power_watts=310.25, power_limit_watts=355.0),
     )  # fmt: skip
 
@@ -124,6 +126,18 @@ def test_a_gpu_that_sleeps_is_not_woken_for_its_sensors(host: Host) -> None:
     host.tree.write(folder / "power/runtime_status", "suspended")
 
     assert host.look()["renderD128"].figures == GpuFigures()
+
+
+def test_a_gpu_is_given_by_its_node_its_pci_address_or_another_of_its_nodes(host: Host) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    amd(host)
+
+    names = {node: gpu.names for node, gpu in host.look().items()}
+
+    assert names == {
+        "renderD128": ("GPU-18b70c33a1b2c3d4", "renderD128", CARD, "card0"),
+        "renderD130": (f"pci-{ARC}", "renderD130", ARC, "card2"),
+    }
 
 
 def test_gpus_that_compute_are_numbered_as_amds_runtime_does_and_the_others_follow(host: Host) -> None:
@@ -466,6 +480,79 @@ def test_a_number_that_another_file_has_by_now_is_no_client(host: Host) -> None:
     assert (on(gpu), gpu.unknown) == ({}, None)
 
 
+def test_a_file_that_only_has_the_name_of_a_gpu_is_no_client(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    amd(host)
+    monkeypatch.undo()  # a device is a device again, and there is none
+    for node in ("renderD130", "renderD128"):
+        renders(host, 1, "pos:\t0\nflags:\t0100002\n", node=node)
+
+    found = host.source.read().gpus
+
+    assert [(gpu.utilization_ratio, gpu.unknown, gpu.processes) for gpu in found] == [(0.0, None, ())] * 2
+
+
+def test_a_device_of_the_drm_is_told_by_its_number_and_one_that_is_not_opened_for_use_is_no_client(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "renderD128").touch()
+    assert [clients.is_device(str(each)) for each in (tmp_path / "renderD128", "/dev/null", tmp_path / "gone")] == [
+        False
+    ] * 3
+    monkeypatch.setattr(clients, "MAJOR", 1)  # that of /dev/null
+    monkeypatch.setattr(clients, "DEVICES", "/dev/")
+    opened = [os.open("/dev/null", flags) for flags in (os.O_RDONLY, os.O_WRONLY, os.O_PATH)]
+
+    nodes = [clients.Clients()._node(os.getpid(), str(each)) for each in opened]
+
+    assert nodes == ["null", "null", None]
+    for each in opened:
+        os.close(each)
+
+
+def test_of_a_process_with_many_open_files_it_is_unknown_what_else_it_holds(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "FILES_MAX", 8)
+    host.tree.gpu(130, ARC, "i915")
+    host.tree.opens(1, dict.fromkeys(range(8), ("/dev/null", "pos:\t0")))
+    few = host.look()["renderD130"]
+    host.tree.opens(2, dict.fromkeys(range(9), ("/dev/null", "pos:\t0")))
+
+    many = host.look()["renderD130"]
+
+    assert (few.utilization_ratio, many.utilization_ratio) == (0.0, None)
+    assert many.unknown == drm.UNLISTED.format(count=1)
+
+
+def test_who_is_not_looked_at_in_time_is_unknown_and_measured_from_the_last_time_it_was(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    renders(host, 1, gpu_tree.i915(ARC, render_ns=90 * S), node="renderD130")
+    host.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "LOOK_S", -1.0)
+        host.tree.opens(2, {0: ("/dev/null", "pos:\t0")})
+        late = host.look()["renderD130"]
+    renders(host, 1, gpu_tree.i915(ARC, render_ns=90 * S + S // 2), node="renderD130")
+
+    again = host.look()["renderD130"]
+
+    assert (on(late), late.unknown) == ({1: (None, None)}, drm.UNLISTED.format(count=2))
+    assert (on(again), again.unknown) == ({1: (0.25, 512 * MIB)}, None)
+
+
+def test_a_client_that_hides_behind_a_thousand_locks_is_unknown(host: Host) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    locks = "".join(f"lock:\t{each}: POSIX  ADVISORY  WRITE 4242 00:05:685 {each} {each}\n" for each in range(1000))
+    renders(host, 1, locks + gpu_tree.i915(ARC), node="renderD130")
+
+    gpu = host.look()["renderD130"]
+
+    assert (gpu.utilization_ratio, gpu.unknown) == (None, drm.UNLISTED.format(count=1))
+
+
 def test_a_process_that_goes_to_another_gpu_is_seen_at_once_by_its_queue_and_soon_by_its_memory(host: Host) -> None:
     amd(host, busy_percent=50)
     host.tree.node(2, gpu_id=SECOND_ID, minor=129)
@@ -525,14 +612,14 @@ def test_one_that_may_be_looked_at_again_hides_nothing_any_more(host: Host, monk
 
 def forbid(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """What the kernel answers to whoever may not trace the process (ptrace(2)); root may list every folder here."""
-    listdir = os.listdir
+    scandir = os.scandir
 
-    def refuse(path: str | Path) -> list[str]:
+    def refuse(path: str) -> Iterator[os.DirEntry[str]]:
         if str(path) == str(folder):
             raise PermissionError(13, "Permission denied", str(path))
-        return listdir(path)
+        return scandir(path)
 
-    monkeypatch.setattr("exporter.sources.clients.os.listdir", refuse)
+    monkeypatch.setattr("exporter.sources.clients.os.scandir", refuse)
 
 
 def test_a_process_that_opens_a_gpu_later_is_seen_within_a_few_looks_and_a_new_one_at_once(host: Host) -> None:

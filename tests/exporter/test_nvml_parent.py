@@ -7,6 +7,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,6 +183,23 @@ def test_until_the_next_process_is_started_a_look_costs_no_time_and_says_what_wa
     assert GAVE_UP in because
     assert time.monotonic() - began_s < 0.1
     assert source.health().killed == 1
+
+
+@needs_compiler
+def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text(
+        "#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' x >&2\necho >&2\n"
+        "echo 'ModuleNotFoundError: No module named exporter' >&2\nexit 1\n"
+    )
+    broken.chmod(0o700)
+    monkeypatch.setattr(nvml_parent, "sys", SimpleNamespace(executable=str(broken)))
+
+    because = refused(start())
+
+    assert because.endswith("ended by itself, with 1: ModuleNotFoundError: No module named exporter")
 
 
 @needs_compiler

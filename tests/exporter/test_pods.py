@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -32,6 +34,7 @@ from exporter.sources.containers import Listing
 from exporter.sources.pods import Api, Pods, running
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
+from tests.certificates import Authority, authority
 from tests.exporter import builders as build
 from tests.exporter.golden import scraped
 from tests.exporter.test_cgroups import Host
@@ -108,6 +111,13 @@ class Cluster:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
+    with a_cluster() as found:
+        yield found
+
+
+@contextmanager
+def a_cluster(signed: Authority | None = None) -> Iterator[Cluster]:
+    """The API, over TLS where somebody signed its certificate."""
     found = Cluster()
 
     class Handler(BaseHTTPRequestHandler):
@@ -123,9 +133,13 @@ def cluster() -> Iterator[Cluster]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if signed is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(signed.server.cert, signed.server.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
-    found.url = f"http://127.0.0.1:{server.server_port}"
+    found.url = f"http{'s' if signed else ''}://127.0.0.1:{server.server_port}"
     yield found
     server.shutdown()
     thread.join()
@@ -340,6 +354,12 @@ def test_a_pods_container_is_known_by_the_kubelets_links_without_the_api(host: H
         pytest.param({"nvidia.com/gpu": ["GPU-1", "GPU-2"]}, ("GPU-1", "GPU-2"), id="GPUs"),
         pytest.param({"nvidia.com/gpu": ["GPU-1::0", "GPU-1::3"]}, ("GPU-1",), id="shares of one by time"),
         pytest.param({"nvidia.com/mig-1g.10gb": ["MIG-1"]}, ("MIG-1",), id="an instance of one"),
+        pytest.param({"nvidia.com/gpu.shared": ["GPU-1::0"]}, ("GPU-1",), id="shares by a name that says so"),
+        pytest.param({"amd.com/gpu": ["0000:03:00.0"]}, ("0000:03:00.0",), id="AMD's"),
+        pytest.param({"amd.com/cpx_nps4": ["amdgpu_xcp_30"]}, ("amdgpu_xcp_30",), id="a part of one of AMD's"),
+        pytest.param({"gpu.intel.com/xe": ["card0-0", "card0-1", "card1-0"]}, ("card0", "card1"), id="Intel's"),
+        pytest.param({"gpu.intel.com/i915_monitoring": ["all"]}, None, id="a look at Intel's"),
+        pytest.param({"nvidia.com/hostdev": ["0000:3b:00.2"]}, None, id="a network card of NVIDIA's"),
         pytest.param({"example.com/nic": ["nic0"]}, None, id="devices that are no GPU"),
         pytest.param({}, None, id="none"),
     ],
@@ -499,13 +519,21 @@ def test_a_listing_that_grows_old_is_no_longer_believed(
             source.latest()
 
 
-def test_the_token_of_its_account_is_read_anew_each_time(host: Host, cluster: Cluster, tmp_path: Path) -> None:
-    source = on(host, api=of(cluster, account=tmp_path))
-    for token in ("first", "second"):
-        (tmp_path / "token").write_text(token + "\n")
-        source.list_now()
+def test_the_token_of_its_account_is_read_anew_each_time_and_sent_over_tls_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    signed = authority(tmp_path / "authority")
+    account = tmp_path / "account"
+    account.mkdir()
+    shutil.copy(signed.own.cert, account / "ca.crt")
+    with a_cluster(signed) as closed:
+        for token in ("first", "second"):
+            (account / "token").write_text(token + "\n")
+            for each in (closed, cluster):
+                of(each, account=account).containers()
 
-    assert [token for _, token in cluster.asked] == ["Bearer first", "Bearer second"]
+    assert [token for _, token in closed.asked] == ["Bearer first", "Bearer second"]
+    assert [token for _, token in cluster.asked] == [None, None]
 
 
 @pytest.mark.parametrize("url", ["10.0.0.1:443", "unix:///x", "https://"])

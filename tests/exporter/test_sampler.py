@@ -270,6 +270,7 @@ def test_an_engine_that_does_not_answer_costs_its_own_containers_and_not_the_oth
         pytest.param("none", "down", "podman", id="the other engine's does"),
         pytest.param("down", "down", None, id="one of each does: nobody knows which"),
         pytest.param("down", "silent", None, id="the silent engine may have another"),
+        pytest.param("down", "pods", "docker", id="silent pods hold no folder"),
     ],
 )
 def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted(
@@ -280,7 +281,9 @@ def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted
         down = {kind: held} if says == "down" else {}
         return None if says == "silent" else Listing(containers={}, down=down, taken_s=0.0, duration_s=0.0)
 
-    found = _place_now(None, "f0", {"docker": listing("docker", docker), "podman": listing("podman", podman)})
+    other = {"kubernetes": None} if podman == "pods" else {"podman": listing("podman", podman)}
+
+    found = _place_now(None, "f0", {"docker": listing("docker", docker), **other})
 
     assert (found and found.kind) == placed
 

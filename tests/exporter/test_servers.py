@@ -232,3 +232,17 @@ def test_without_a_listing_nothing_is_known_of_servers_and_what_was_is_kept(hous
     engine.listing = listing
     (found,) = sampler.sample().servers or ()
     assert found.answered
+
+
+def test_pods_that_cannot_be_listed_cost_no_server(house: Path, servers: Servers) -> None:
+    pods = Docker()
+    pods.listing = None
+    sampler = Sampler(
+        host="box-1", directory=house, containers={"docker": Docker(by_health()), "kubernetes": pods}, gpus=None,
+        thresholds=Thresholds(), servers=servers,
+    )  # fmt: skip
+
+    found = sampler.sample().servers
+
+    assert found is not None
+    assert [each.container.name for each in found] == ["llm"]

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,7 +194,7 @@ def test_how_often_a_real_systemd_has_started_a_service_again_is_told_of_each_in
             """As of a worker in it: the invocation is systemd's, whoever the process is."""
             me = build.sighting(pid=os.getpid(), container_id="w.service")
             found = units.containers([me]).get("w.service")
-            return None if found is None or found.incarnation == other_than else found
+            return None if found is None or found.incarnation == other_than or found.restarts is None else found
 
         first = eventually(seen)
         subprocess.run([*enter, "kill", "--signal=KILL", "w.service"], check=True, timeout=30)
@@ -208,9 +209,34 @@ def test_systemd_is_asked_for_restarts_once_in_an_invocation(host: Host, tmp_pat
     systemctl.write_text(f'#!/bin/sh\necho "$@" >>{asked}\necho 3\n')
     systemctl.chmod(0o700)
     units = Units((UNIT,), proc=host.proc, invocations=host.invocations, systemctl=(str(systemctl),))
-    seen = [units.containers([sighting(container_id=UNIT)])[UNIT].restarts for _ in range(3)]
+
+    def restarts() -> int | None:
+        return units.containers([sighting(container_id=UNIT)])[UNIT].restarts
+
+    eventually(restarts, "systemd has told it")
+    seen = [restarts() for _ in range(3)]
     host.invoke(UNIT, "def")
-    units.containers([sighting(container_id=UNIT)])
+    eventually(restarts, "systemd has told it of the next")
 
     assert seen == [3, 3, 3]
     assert asked.read_text().splitlines() == [f"show --property=NRestarts --value -- {UNIT}"] * 2
+
+
+def test_no_look_waits_for_a_systemd_that_hangs_and_it_is_asked_again(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\n[ -e {asked} ] && echo 3 && exit\ntouch {asked}\nexec sleep 600\n")
+    systemctl.chmod(0o700)
+    monkeypatch.setattr("exporter.sources.units.SYSTEMCTL_S", 1.0)
+    monkeypatch.setattr("exporter.sources.units.AGAIN_S", 0.0)
+    units = Units((UNIT,), proc=host.proc, invocations=host.invocations, systemctl=(str(systemctl),))
+    began_s = time.monotonic()
+    first = units.containers([sighting(container_id=UNIT)])[UNIT].restarts
+    took_s = time.monotonic() - began_s
+
+    later = eventually(lambda: units.containers([sighting(container_id=UNIT)])[UNIT].restarts, "it has told it")
+
+    assert (first, later) == (None, 3)
+    assert took_s < 0.5
