@@ -46,7 +46,7 @@ def lines(story: Story) -> list[str]:
         f"{story.outcome or 'open'}" + (f" ({plain(story.because)})" if story.because else "")
     )
     return [heading] + [
-        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {entry.step:18} {_elsewhere(entry, story)}"
+        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {plain(entry.step):18} {_elsewhere(entry, story)}"
         f"{plain(entry.because)}"
         for entry in story.entries
     ]

@@ -246,10 +246,11 @@ class Executor:
         with (
             closing(self._ledger.changes()) as changes,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
+            ThreadPoolExecutor(1, thread_name_prefix="run") as counting,  # what is wedged waits for no run's items
         ):
             while not self._closing.is_set():
                 try:
-                    self._go_round(changes, pool)
+                    self._go_round(changes, pool, counting)
                 except NewerTablesError:
                     self._closing.set()
                     raise
@@ -263,7 +264,7 @@ class Executor:
         with suppress(DatabaseError):  # then the leases end by themselves
             self._ledger.let_go()
 
-    def _go_round(self, changes: Changes, pool: ThreadPoolExecutor) -> None:
+    def _go_round(self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
         if not self._took_over:
             self._ledger.take_over(Holder.this_process(self._host))
             self._took_over = True
@@ -278,7 +279,7 @@ class Executor:
             self._beat()
             self._sum_up()
             changes.any()  # our own beat is no news; whatever came before it is read now
-            self.look(pool)
+            self.look(pool, counting)
         else:
             self._look_on()
         if now_s >= self._next_tend_s:
@@ -306,8 +307,8 @@ class Executor:
             return now_s
         return max(since_s, self._looking_since_s)
 
-    def look(self, pool: ThreadPoolExecutor) -> None:
-        """Take the new alerts, and give every open episode that is not at work its turn.
+    def look(self, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
+        """Take the new alerts, and give every open episode that is not at work its turn; runs in `counting`.
 
         A container that is slow to stop holds up its own episode only.
         """
@@ -331,8 +332,9 @@ class Executor:
             self._judged_s.pop(closed, None)
         for episode in episodes:
             if episode.episode_id not in self._at_work and self._is_due(episode):
-                work = self._judge if episode.subject is Subject.RUN else self._work
-                self._at_work[episode.episode_id] = pool.submit(work, episode)
+                judged = episode.subject is Subject.RUN
+                work = counting.submit(self._judge, episode) if judged else pool.submit(self._work, episode)
+                self._at_work[episode.episode_id] = work
         for episode in left:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
@@ -666,12 +668,17 @@ class Executor:
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
 
-    def _judge(self, episode: Episode) -> None:
+    def _judge(self, before: Episode) -> None:
         """Decide about a run whose items fail on a worker of this host. Only the queue is changed."""
         read_at_s = clock.boottime_s()
         try:
-            facts = self._facts_of_run(episode)
-            step = self._held_for_run(facts, REMEDIES[episode.remedy].decide(facts))
+            episode = self._ledger.episode(before.episode_id)  # it may have waited for other runs to be counted
+            if episode is None or self._closing.is_set():
+                return
+            step: plan.Step | None = self._held_uncounted(episode)
+            if step is None:
+                facts = self._facts_of_run(episode)
+                step = self._held_for_run(facts, REMEDIES[episode.remedy].decide(facts))
             if isinstance(step, plan.Wait):
                 self._wait(episode, step)
             elif clock.boottime_s() - read_at_s <= FACTS_S:
@@ -681,7 +688,17 @@ class Executor:
                 else:
                     self._perform(episode, step)
         except GpuwardenError as error:
-            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
+            log.warning("step failed; looking again", episode=before.episode_id, because=str(error))
+
+    def _held_uncounted(self, episode: Episode) -> plan.Wait | None:
+        """What holds whatever would be found, so that nothing is counted for it.
+
+        Not in a dry run, which tells what it would do, nor where the alert has ended: then it may be over.
+        """
+        orders = self._ledger.orders()
+        if not (episode.firing and orders.armed(host=self._host, remedy=episode.remedy)):
+            return None
+        return safety.may_go_on(orders, host=self._host, now=self._ledger.now())
 
     def _held_for_run(self, facts: Facts, step: plan.Step) -> plan.Step:
         """The step, or the wait that an order or a silence puts before it; what latches the brake passes.
@@ -711,7 +728,7 @@ class Executor:
             run = RunFacts(
                 tally=queue.tally(episode.worker, now=queue.now()),
                 decided=self._ledger.has_told(episode.episode_id, "decided", WRANGLING.values()),
-                done=self._ledger.has_told(episode.episode_id, "did", WRANGLING.values()),
+                done=self._was_done(episode),
             )
         except GpuwardenError as error:
             unknown = str(error)
@@ -727,6 +744,13 @@ class Executor:
             run=run,
             unknown=unknown,
         )
+
+    def _was_done(self, episode: Episode) -> bool:
+        """Whether anything was done about a run; where it was to be blocked, by whichever host."""
+        if self._ledger.has_told(episode.episode_id, "did", WRANGLING.values()):
+            return True
+        blocks = self._ledger.has_told(episode.episode_id, "decided", [WRANGLING[plan.BlockRun]])
+        return blocks and self._ledger.has_blocked(episode.worker, since=episode.opened_at)
 
     def _held_for_host(self, facts: Facts, step: plan.Step) -> plan.Step:
         """The step, or the wait that an order or a silence puts before it; what is given back is not held."""
@@ -769,11 +793,13 @@ class Executor:
     def _wait(self, episode: Episode, step: plan.Wait, *, once: bool = False) -> None:
         """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation.
 
+        For a run it is told once for whom or what it waits for.
+
         What is only promised and held, by whatever it is, loses none of the patience with its confirmation by that.
         """
         if step.reason in _HELD:
             self._watches.setdefault(episode.episode_id, _Watch()).forget_promises()
-        told = f"{step.reason} {step.asks or ''}"
+        told = f"{step.reason} {step.asks or ''} {step.about}"
         if self._waits.get(episode.episode_id) != told:
             self._waits[episode.episode_id] = told
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)

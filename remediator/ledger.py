@@ -8,7 +8,7 @@ an intent holds it: a lease, taken and lengthened with each change of it, keeps 
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -82,6 +82,8 @@ from remediator.safety import (
     Recent,
     Safeguards,
     Wish,
+    condemned_run,
+    condemned_worker,
     may_begin,
     may_wrangle,
     target,
@@ -97,9 +99,9 @@ ROOM_MIN_BYTES: Final = 2**20
 """With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""
 
 WRANGLING: Final[Mapping[type[Wrangle], str]] = {LockWorker: "lock", Migrate: "move", BlockRun: "block"}
-"""What an account calls what is done about runs."""
+"""What an account calls what is done about runs; what is decided about a worker has its name behind that."""
 
-CONDEMNS: Final = (WRANGLING[LockWorker], WRANGLING[BlockRun])
+_LOCK: Final = f"{WRANGLING[LockWorker]}: "
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
@@ -412,23 +414,18 @@ class Ledger:
     def set_about(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
         """Write ahead what is to be done about a run. What is to be done instead where that may not be: see `begin`.
 
-        What was written last, and not told to be done, is promised already: it is neither written nor counted again.
+        What was written last, and not told to be done, is promised already: it is not written again.
         """
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
             self._alone(connection)
             if not _is_open(connection, episode.episode_id):
                 return _CLOSED_MEANWHILE
-            name, because = WRANGLING[type(step)], f"{step.deed}: {step.because}"
+            name, because = _promise_of(step), f"{step.deed}: {step.because}"
             newest = _newest_of(connection, episode.episode_id)
-            promised = (
-                newest is not None
-                and (newest.act, newest.step) == ("decided", name)
-                and newest.because.startswith(f"{step.deed}: ")
-            )
+            promised = newest is not None and (newest.act, newest.step) == ("decided", name)
             orders = _orders(connection, now)
             wanted = wish(episode, step)
-            wanted = replace(wanted, condemns=wanted.condemns and not promised)
             recent = _recent(connection, wanted, orders, safeguards, now=now)
             verdict = may_wrangle(wanted, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
@@ -669,10 +666,26 @@ class Ledger:
             return True
 
     def has_told(self, episode_id: int, act: str, steps: Collection[str]) -> bool:
-        """Whether an episode's account has any of these steps: `decided`, they were to be done, `did`, they were."""
-        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == act, JOURNAL.c.step.in_(sorted(steps))
+        """Whether an episode's account has any of these steps: `decided`, they were to be done, `did`, they were.
+
+        So has it what has the name of whom it is about behind that.
+        """
+        named = (JOURNAL.c.step.startswith(f"{each}: ") for each in sorted(steps))
+        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == act, or_(JOURNAL.c.step.in_(sorted(steps)), *named)
         with reading(self._engine) as connection:
             return connection.scalar(select(JOURNAL.c.entry_id).where(*its).limit(1)) is not None
+
+    def has_blocked(self, run_id: str, *, since: float) -> bool:
+        """Whether a run was blocked since then, Unix seconds, for whichever episode about it."""
+        lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
+        found = (
+            select(JOURNAL.c.entry_id)
+            .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
+            .where(EPISODES.c.subject == Subject.RUN, EPISODES.c.worker == run_id, lately)
+            .where(JOURNAL.c.act == "did", JOURNAL.c.step == WRANGLING[BlockRun], JOURNAL.c.at > since)
+        )
+        with reading(self._engine) as connection:
+            return connection.scalar(found.limit(1)) is not None
 
     def wait(self, episode_id: int, step: Wait, *, now: float, once: bool = False) -> None:
         """What an episode waits for; where a person is asked, also about which incarnation.
@@ -1058,17 +1071,28 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
     )
 
 
-def _condemned(connection: Connection, *, since: float, until: float) -> int:
-    """How many workers were to be locked, and runs to be blocked, by what was decided between two times."""
+def _promise_of(step: Wrangle) -> str:
+    """What an account calls it that something is to be done about a run: a worker's host is that of its episode."""
+    name = WRANGLING[type(step)]
+    return name if isinstance(step, BlockRun) else f"{name}: {step.worker}"
+
+
+def _condemned(connection: Connection, *, since: float, until: float) -> frozenset[str]:
+    """The workers that were to be locked, and the runs to be blocked, by what was decided between two times."""
     lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
+    condemns = or_(JOURNAL.c.step == WRANGLING[BlockRun], JOURNAL.c.step.startswith(_LOCK))
     found = (
-        select(func.count())
-        .select_from(JOURNAL)
+        select(EPISODES.c.host, EPISODES.c.worker.label("run"), JOURNAL.c.step)
         .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
-        .where(EPISODES.c.subject == Subject.RUN, lately, JOURNAL.c.act == "decided", JOURNAL.c.step.in_(CONDEMNS))
+        .where(EPISODES.c.subject == Subject.RUN, lately, JOURNAL.c.act == "decided", condemns)
         .where(JOURNAL.c.at > since, JOURNAL.c.at < until)
     )
-    return int(connection.scalar(found) or 0)
+    return frozenset(
+        condemned_worker(row.host, row.step.removeprefix(_LOCK))
+        if row.step.startswith(_LOCK)
+        else condemned_run(row.run)
+        for row in connection.execute(found)
+    )
 
 
 def _frees(connection: Connection, *, since: float) -> Sequence[Row[Any]]:

@@ -286,12 +286,14 @@ class Facts:
 class Wait:
     """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word.
 
-    `asks` is the container's incarnation that a person is asked about, where one is.
+    `asks` is the container's incarnation that a person is asked about, where one is. `about` is whom or what a run's
+    episode waits for, without the figures: where that changes, what it waits for is told anew.
     """
 
     reason: str
     because: str
     asks: str | None = None
+    about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -218,7 +218,7 @@ class Wish:
 
     `handle` is the container's, which survives a restart, `key` its incarnation's, which does not. `gpus` are those
     that it is to be freed for, where it is for their memory. What is wanted of a run has no container, and its deed for
-    a key; `condemns` is set where a worker is to be locked or a run blocked for it.
+    a key; `condemns` is the worker to be locked, or the run to be blocked, and `None` where neither is.
     """
 
     episode_id: int
@@ -228,7 +228,7 @@ class Wish:
     key: str
     because: str
     gpus: frozenset[str] = frozenset()
-    condemns: bool = False
+    condemns: str | None = None
 
     @property
     def target(self) -> str:
@@ -245,7 +245,7 @@ class Recent:
     hand was last freed, by the wall clock; negative where that was set back. `fleet` is how many workers the executors
     see together, `None` while none has told. `answer` is what a person last said about the episode at hand.
     `gpu_freed_s_ago` is how long ago another container was freed on one of the wish's GPUs, 0 while one is. `condemned`
-    is how many workers were to be locked and runs to be blocked within the storm window, and since the release.
+    are the workers that were to be locked and the runs to be blocked within the storm window, and since the release.
     """
 
     targets: frozenset[str] = frozenset()
@@ -253,7 +253,7 @@ class Recent:
     freed_s_ago: float | None = None
     gpu_freed_s_ago: float | None = None
     fleet: int | None = None
-    condemned: int = 0
+    condemned: frozenset[str] = frozenset()
     answer: Order | None = None
 
 
@@ -291,8 +291,24 @@ def wish(episode: Episode, step: Step) -> Wish:
         key=key,
         because=step.because,
         gpus=_gpus_freed_for(episode, step),
-        condemns=isinstance(step, LockWorker | BlockRun),
+        condemns=_condemns(episode, step),
     )
+
+
+def _condemns(episode: Episode, step: Step) -> str | None:
+    if isinstance(step, LockWorker):
+        return condemned_worker(step.host, step.worker)
+    return condemned_run(episode.worker) if isinstance(step, BlockRun) else None
+
+
+def condemned_worker(host: str, worker: str) -> str:
+    """How a worker that is to be locked is told from every other one, and from a run."""
+    return f"worker {target(host, worker)}"
+
+
+def condemned_run(run_id: str) -> str:
+    """How a run that is to be blocked is told from every other one, and from a worker."""
+    return f"run {run_id}"
 
 
 def _gpus_freed_for(episode: Episode, step: Step) -> frozenset[str]:
@@ -393,14 +409,15 @@ def may_wrangle(
     """Whether a worker may be locked, or a run blocked or moved: `None`, or why not.
 
     Nothing is freed by that, so that it does not cool down. But where one worker after another is found faulty, or one
-    run after another, they have one cause, and that is a storm too. A run that moves condemns nobody.
+    run after another, they have one cause, and that is a storm too. One that is found so again, for another run or by
+    another host, is still one. A run that moves condemns nobody.
     """
     if (disarmed := _disarmed(wish, orders)) is not None:
         return disarmed
     held = may_go_on(orders, host=wish.host, now=now) or is_approved(wish, orders, recent, now=now)
-    if held is not None or not wish.condemns:
+    if held is not None or wish.condemns is None:
         return held
-    count, above = recent.condemned + 1, safeguards.storm_above(recent.fleet)
+    count, above = len(recent.condemned | {wish.condemns}), safeguards.storm_above(recent.fleet)
     if count <= above:
         return None
     because = (

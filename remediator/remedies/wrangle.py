@@ -6,7 +6,8 @@ tell; and where nobody does, the job is moved to a worker that has not had it. O
 and the run is counted anew.
 
 An episode is one run, on the host whose worker an alert accuses. That host's executor carries out what is decided about
-its own workers and about the run; what is decided about another host's worker waits for that one's. The alert is what
+its own workers and about the run; what is decided about another host's worker waits for that one's. Where others finish
+items, no worker that is faulty waits for another one: each host's executor has its own for a first. The alert is what
 has a run looked at, and its end alone is no recovery: the queue is asked.
 """
 
@@ -57,6 +58,7 @@ class Leave:
     """Nobody is accused, or nobody may be judged."""
 
     because: str
+    about: str = ""
 
 
 Verdict = Leave | Wait | Wrangle
@@ -68,19 +70,20 @@ def decide(facts: Facts) -> Step:
     if found is None:
         return Wait(reason="queue_silent", because=f"how its items went is unknown: {facts.unknown}")
     if found.tally is None:
-        return _nothing(facts, found, "no_run", f"the queue has no run {facts.episode.worker!r}")
-    verdict = judge(found.tally, rules(facts.limits))
+        return _nothing(facts, found, Wait(reason="no_run", because=f"the queue has no run {facts.episode.worker!r}"))
+    verdict = judge(found.tally, rules(facts.limits), host=facts.episode.host)
     if isinstance(verdict, Wait):
         return verdict
     if isinstance(verdict, Leave):
-        return _nothing(facts, found, "nothing_due", verdict.because)
+        return _nothing(facts, found, Wait(reason="nothing_due", because=verdict.because, about=verdict.about))
     if not isinstance(verdict, BlockRun) and verdict.host != facts.episode.host:
         because = f"{verdict.worker} on {verdict.host} comes first, and is for the executor there: {verdict.because}"
-        return _nothing(facts, found, "elsewhere", because)
+        return _nothing(facts, found, Wait(reason="elsewhere", because=because, about=verdict.deed))
     if facts.armed:
         return verdict
     if facts.episode.would_act:
-        return Wait(reason="dry_run", because=f"dry run: would {verdict.deed}, and does nothing")
+        because = f"dry run: would {verdict.deed}, and does nothing"
+        return Wait(reason="dry_run", because=because, about=verdict.deed)
     return WouldAct(because=f"would {verdict.deed}: {verdict.because}")
 
 
@@ -89,16 +92,16 @@ def adopt(_: Facts) -> Step:
     return Wait(reason="settled", because="there is nothing to settle")
 
 
-def _nothing(facts: Facts, found: RunFacts, reason: str, because: str) -> Step:
+def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
     """Nothing is to be done now. While the alert fires that may change; then it is over."""
     if facts.episode.firing:
-        return Wait(reason=reason, because=because)
+        return wait
     if found.done:
-        return Close(outcome=Outcome.MENDED, because=f"the alert ended: {because}")
+        return Close(outcome=Outcome.MENDED, because=f"the alert ended: {wait.because}")
     if found.decided:
         because = "what was decided may have been done: `gpuwarden worker list` and `gpuwarden job list` tell"
         return Close(outcome=Outcome.PARTLY, because=f"the alert ended, and {because}")
-    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended, and nothing was done: {because}")
+    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended, and nothing was done: {wait.because}")
 
 
 def rules(limits: Limits) -> Rules:
@@ -112,20 +115,25 @@ def rules(limits: Limits) -> Rules:
 
 def stands(run: RunTally, verdict: Wrangle, rules: Rules) -> bool:
     """Whether the same is decided about the same; the figures may have grown."""
-    found = judge(run, rules)
+    host = None if isinstance(verdict, BlockRun) else verdict.host
+    found = judge(run, rules, host=host)
     return not isinstance(found, Leave | Wait) and found.deed == verdict.deed
 
 
-def judge(run: RunTally, rules: Rules) -> Verdict:
-    """What is to become of a run and its workers now."""
+def judge(run: RunTally, rules: Rules, *, host: str | None = None) -> Verdict:
+    """What is to become of a run and its workers now, for a host's executor or, with no host, for a person.
+
+    Of workers that are faulty by themselves the worst of those that it may lock comes first; a run has one worst.
+    """
     if (kept_from := _kept_from(run)) is not None:
-        return Leave(because=kept_from)
+        return Leave(because=kept_from, about=kept_from)
     accused = [each for each in run.workers if each.done == 0 and each.failed > rules.activation]
     if not accused:
         return Leave(because=f"no worker has failed more than {rules.activation} of its items and finished none")
-    worst = max(accused, key=_guilt)
     done = sum(each.done for each in run.workers)
     if done:
+        may_lock = [each for each in accused if each.spent is None and host in (None, each.host)]
+        worst = max(may_lock or accused, key=_guilt)
         because = f"{worst} has failed {worst.failed} items and finished none, and others have finished {done}"
         return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, because=because))
     if run.unsettled:
@@ -133,7 +141,9 @@ def judge(run: RunTally, rules: Rules) -> Verdict:
         return Wait(reason="unsettled", because=because)
     at_it = [each for each in accused if each.runs_for_s is not None]
     if not at_it:
-        return Leave(because=f"nobody has finished any, and {worst}, which failed {worst.failed}, runs it no more")
+        worst = max(accused, key=_guilt)
+        because = f"nobody has finished any, and {worst}, which failed {worst.failed}, runs it no more"
+        return Leave(because=because, about=str(worst))
     worst = max(at_it, key=_guilt)
     others = [each for each in run.workers if each.runs_for_s is not None and each is not worst]
     return _among_others(worst, others, rules) if others else _alone(run, worst, rules)
@@ -164,7 +174,7 @@ def _among_others(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -
     patient = [each for each in silent if (each.runs_for_s or 0.0) >= rules.patience_s]
     if not patient:
         because = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.patience_s:.0f} s"
-        return Wait(reason="undecided", because=because)
+        return Wait(reason="undecided", because=because, about=str(worst))
     because = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.patience_s:.0f} s or more"
     return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, because=because))
 
@@ -183,4 +193,4 @@ def _if_not_spent(worst: WorkerTally, verdict: LockWorker | Migrate) -> Verdict:
     """What is at a cap would fail for being taken from its worker, and its run with it."""
     if worst.spent is None:
         return verdict
-    return Wait(reason="spent", because=f"{verdict.because}; but {worst.spent}")
+    return Wait(reason="spent", because=f"{verdict.because}; but {worst.spent}", about=verdict.deed)

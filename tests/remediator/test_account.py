@@ -152,12 +152,13 @@ def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
 ) -> None:
     hostile = "w1\x1b[2J\n  +9.9 s  did  forged\r\x07\u202e"
     filled(ledger, worker=hostile, summary="é\x1b]0;owned\x07\nforged")
+    ledger.record(1, "decided", f"lock: {hostile}", "", now=NOW)
 
     for arguments in (["list"], ["show", "1"]):
         lines = said(capsys, "--ledger", ledger_url, *arguments)
 
         assert all(line.isprintable() for line in lines)
-        assert len(lines) == (1 if arguments == ["list"] else 4)
+        assert len(lines) == (1 if arguments == ["list"] else 5)
     assert "é\\x1b]0;owned\\x07\\nforged" in lines[1]
 
 

@@ -1194,10 +1194,10 @@ def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, sto
     works = executor(ledger, store, world)
     look, times = works.look, itertools.count(1)
 
-    def defective(pool: Any) -> None:
+    def defective(pool: Any, counting: Any) -> None:
         if next(times) < 3:
             raise ZeroDivisionError
-        look(pool)
+        look(pool, counting)
 
     works.look = defective  # type: ignore[method-assign]
     with looping(works):

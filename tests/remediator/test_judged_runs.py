@@ -1,5 +1,6 @@
 """A run whose items fail on a worker of this host, from its alert to what is done: with a real ledger and queue."""
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,16 +12,16 @@ from gpuwarden.database import DatabaseError
 from gpuwarden.job import State
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator import plan
-from remediator.execute import Executor
+from remediator.execute import AT_ONCE, Executor
 from remediator.ledger import Ledger
 from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Act, Order, Safeguards
 from tests.remediator.builders import HOST, run_alert
-from tests.remediator.test_execute import LIMITS, PACE, executor, looping, story, told
+from tests.remediator.test_execute import LIMITS, PACE, executor, looping, story, told, wedged
 from tests.remediator.world import World
 from tests.waiting import eventually
 
-DONE = ["saw alert firing", "decided lock", "did lock"]
+DONE = ["saw alert firing", "decided lock: bad", "did lock"]
 
 
 def render(store: JobStore, run_id: str = "r1", *, jobs: int = 2) -> None:
@@ -151,7 +152,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     works = executor(ledger, store, World(), pace=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided move", "did move", "decided wait: unsettled"]
+    assert told(ledger)[1:] == ["decided move: w1", "did move", "decided wait: unsettled"]
     assert locked(store) == {}
     store.reclaim_expired(now=store.now() + 3600)
     works_on(store, "r1", "w2", failed=6)
@@ -193,12 +194,19 @@ def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: L
     ],
 )
 def test_what_is_held_waits_and_is_taken_up_again(
-    ledger: Ledger, store: JobStore, held: dict[str, Any], ended: dict[str, Any], request: pytest.FixtureRequest
+    ledger: Ledger,
+    store: JobStore,
+    held: dict[str, Any],
+    ended: dict[str, Any],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accused_worker(ledger, store)
     works = executor(ledger, store, World())
     ledger.order(Order(**held, at=time.time(), who="ann", because=""))
-    judge(works, ledger)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobStore, "tally", None)  # nothing is counted for what is held
+        judge(works, ledger)
     assert locked(store) == {}
     assert told(ledger)[-1].removeprefix("decided wait: ") in request.node.name
 
@@ -246,6 +254,48 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: brake"]
 
 
+def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
+    for number in range(4):
+        job = accused_worker(ledger, store, f"r{number}", "bad")
+        assert store.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+
+    judge(works, ledger)
+
+    assert ledger.orders().brake() is None
+    assert [told(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
+    accused_worker(ledger, store, "r4", "another")
+    judge(works, ledger)
+    assert ledger.orders().brake() is not None, "and another one is a second"
+
+
+def test_a_run_that_several_hosts_find_faulty_at_once_is_one_and_mended_for_each(
+    ledger: Ledger, store: JobStore, at_first: list[Any]
+) -> None:
+    there = ["box2", "box3", "box4"]
+    render(store, jobs=4)
+    for host in (HOST, *there):
+        works_on(store, "r1", f"w-{host}", failed=6, host=host)
+    accuse(ledger)
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+    others = [executor_there(works, ledger, f"w-{host}", host=host) for host in there]
+    at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
+
+    judge(works, ledger)
+    assert ledger.orders().brake() is None
+    lines = sorted(told(ledger, number)[-1] for number in range(1, 5))
+    assert lines == ["decided block"] * 3 + ["did block"], "each had decided it before the first had done it"
+    ledger.accept([run_alert(host, host=host, worker=f"w-{host}", firing=False) for host in there], [], now=time.time())
+    accuse(ledger, firing=False)
+    judge(works, ledger)
+    for host, other in zip(there, others, strict=True):
+        ledger.take_new(host, now=time.time())
+        judge_there(other, ledger)
+
+    stories = [ledger.story(number) for number in range(1, 5)]
+    assert [each and each.outcome for each in stories] == ["mended"] * 4
+
+
 def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
     for number in range(2):
         render(store, f"r{number}", jobs=1)
@@ -255,10 +305,26 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
 
     judge(works, ledger)
 
-    assert [told(ledger, number)[1:] for number in (1, 2)] == [["decided move", "did move"]] * 2
+    assert [told(ledger, number)[1:] for number in (1, 2)] == [
+        [f"decided move: w{number}", "did move"] for number in (0, 1)
+    ]
 
 
-def test_another_hosts_worker_is_left_to_the_executor_there(ledger: Ledger, store: JobStore) -> None:
+def executor_there(works: Executor, ledger: Ledger, worker: str, *, host: str = "box2") -> Executor:
+    """The executor of another host, armed, whose worker an alert accuses as well."""
+    ledger.order(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
+    ledger.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
+    ledger.take_new(host, now=time.time())
+    return Executor(ledger, host=host, hands=works._hands, pace=works._pace)
+
+
+def judge_there(there: Executor, ledger: Ledger) -> None:
+    there._judge(*ledger.open_episodes(there._host))
+
+
+def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the_executor_there(
+    ledger: Ledger, store: JobStore
+) -> None:
     render(store, jobs=3)
     works_on(store, "r1", "bad", failed=6)
     works_on(store, "r1", "worse", failed=7, host="box2")
@@ -267,15 +333,46 @@ def test_another_hosts_worker_is_left_to_the_executor_there(ledger: Ledger, stor
     works = executor(ledger, store, World())
 
     judge(works, ledger)
-    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: elsewhere"])
-    there = Executor(ledger, host="box2", hands=works._hands, pace=PACE)
-    ledger.order(Order(act=Act.ARM, at=time.time(), who="test", because="", host="box2"))
-    ledger.accept([run_alert("there", host="box2", worker="worse")], [], now=time.time())
-    ledger.take_new("box2", now=time.time())
-    there._judge(*ledger.open_episodes("box2"))
     judge(works, ledger)
+    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: elsewhere"])
+    judge_there(executor_there(works, ledger, "worse"), ledger)
 
     assert sorted(locked(store)) == ["bad", "worse"]
+
+
+def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger, store: JobStore) -> None:
+    its = {"last": Submission(queue="r1", attempts_max=1), "2": Submission(queue="r1"), "3": Submission(queue="r1")}
+    store.submit_run("r1", its, wrangled=True, now=store.now())
+    store.add_items("r1", [f"{n:03}" for n in range(50)], now=store.now())
+    works_on(store, "r1", "worse", failed=7)
+    works_on(store, "r1", "bad", failed=6)
+    works_on(store, "r1", "good", done=1)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+
+    judge(works, ledger)
+    judge(works, ledger)
+
+    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: spent"])
+
+
+def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger: Ledger, store: JobStore) -> None:
+    render(store, jobs=3)
+    worse = works_on(store, "r1", "worse", failed=6, host="box2")
+    works_on(store, "r1", "worst", failed=9, host="box3")
+    works_on(store, "r1", "good", done=1)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+    judge(works, ledger)
+    judge_there(executor_there(works, ledger, "worst", host="box3"), ledger)
+    judge(works, ledger)
+    end(store, worse, failed=1)
+
+    judge(works, ledger)
+
+    first, second = (each for each in story(ledger).entries if each.step == "wait: elsewhere")
+    assert first.because.startswith("worst on box3 comes first")
+    assert second.because.startswith("worse on box2 comes first")
 
 
 @pytest.fixture
@@ -303,7 +400,7 @@ def test_what_is_so_no_more_when_it_is_to_be_done_is_not_done(
 
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided lock", "decided wait: nothing_due"]
+    assert told(ledger)[1:] == ["decided lock: bad", "decided wait: nothing_due"]
     assert locked(store) == {}
     accuse(ledger, firing=False)
     judge(works, ledger)
@@ -362,6 +459,29 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
     ledger.take_new(HOST, now=time.time())
 
     assert [(each.episode_id, each.firing) for each in ledger.open_episodes(HOST)] == [(2, True)]
+
+
+def test_what_is_wedged_waits_for_no_run_to_be_counted(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(AT_ONCE):
+        accuse(ledger, run_id=f"r{number}")
+    world = wedged(ledger, store)
+    ledger.take_new(HOST, now=time.time())
+    counts, done = 0, threading.Event()
+
+    def slow(*_: Any, **__: Any) -> None:
+        nonlocal counts
+        counts += 1
+        done.wait()
+
+    monkeypatch.setattr(JobStore, "tally", slow)
+    with looping(executor(ledger, store, world)):
+        try:
+            eventually(lambda: "decided close: mended" in told(ledger, AT_ONCE + 1), "it is mended")
+            assert counts == 1, "runs are counted one after the other"
+        finally:
+            done.set()
 
 
 def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_seconds(

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -253,9 +252,9 @@ def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_the
     rounds, looks = 0, 0
     look, look_for = works.look, works._look_for
 
-    def counted(pool: ThreadPoolExecutor) -> None:
+    def counted(pool: Any, counting: Any) -> None:
         nonlocal rounds
-        look(pool)
+        look(pool, counting)
         rounds += 1
 
     def counted_for(episode: plan.Episode, accused: int) -> None:

@@ -180,6 +180,43 @@ def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_to
     assert verdict.because.endswith("; but job 7 has no attempt left")
 
 
+HERE, HERE_TOO = worker("bad", failed=6), worker("b2", failed=7)
+THERE = replace(worker("worse", failed=9), host="box2")
+FINE = worker("w2", done=1)
+
+
+def at_cap(each: WorkerTally) -> WorkerTally:
+    return replace(each, spent="job 7 has no attempt left")
+
+
+@pytest.mark.parametrize(
+    ("counts", "host", "said"),
+    [
+        pytest.param(run(HERE, THERE, FINE), "box1", "lock bad on box1", id="its own, though another host's is worse"),
+        pytest.param(run(HERE, HERE_TOO, THERE, FINE), "box1", "lock b2 on box1", id="of its own the worst"),
+        pytest.param(run(HERE, at_cap(HERE_TOO), FINE), "box1", "lock bad on box1", id="of its own one not at a cap"),
+        pytest.param(run(THERE, FINE), "box1", "lock worse on box2", id="another host's, where it has none"),
+        pytest.param(
+            run(at_cap(HERE), THERE, FINE), "box1", "lock worse on box2", id="another host's, its own at a cap"
+        ),
+        pytest.param(run(at_cap(HERE), FINE), "box1", "spent", id="nobody, where all are at a cap"),
+        pytest.param(run(HERE, at_cap(THERE), FINE), None, "lock bad on box1", id="to a person, one not at a cap"),
+        pytest.param(run(HERE, THERE), "box1", "block it", id="nobody finishes any: the run"),
+        pytest.param(
+            run(HERE, THERE, worker("w2", runs_for_s=PATIENCE_S)),
+            "box1",
+            "lock worse on box2",
+            id="nobody finishes any: the worst of all",
+        ),
+    ],
+)
+def test_which_of_several_faulty_workers_is_locked_first(counts: RunTally, host: str | None, said: str) -> None:
+    verdict = judge(counts, RULES, host=host)
+
+    assert said == (verdict.reason if isinstance(verdict, Wait) else verdict.deed)  # type: ignore[union-attr]
+    assert isinstance(verdict, Wait) or stands(counts, verdict, RULES)  # type: ignore[arg-type]
+
+
 def test_a_run_is_blocked_whatever_its_jobs_have_left() -> None:
     assert isinstance(judge(run(LAST, worker("w2", failed=1)), RULES), BlockRun)
 
@@ -347,7 +384,7 @@ LOCKS = run(BAD, worker("w2", done=3))
 BLOCKS = run(BAD, worker("w2", failed=1))
 MOVES = run(BAD)
 NOTHING = run(worker("bad", failed=5))
-ELSEWHERE = run(worker("bad", failed=6), replace(worker("worse", failed=9), host="box2"), worker("w2", done=1))
+ELSEWHERE = run(THERE, FINE)
 
 
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> None:
@@ -393,7 +430,7 @@ WAITS: dict[str, tuple[Facts, str, str]] = {
     "nobody is accused in the queue": (run_facts(NOTHING), "nothing_due", "no worker has failed more than 5"),
     "who runs it is not known": (run_facts(run(BAD, unsettled=1)), "unsettled", "fenced"),
     "nor where its alert has ended meanwhile": (run_facts(run(BAD, unsettled=1), firing=False), "unsettled", "fenced"),
-    "the worst is on another host": (run_facts(ELSEWHERE), "elsewhere", "worse on box2 comes first"),
+    "the faulty one is on another host": (run_facts(ELSEWHERE), "elsewhere", "worse on box2 comes first"),
 }
 
 
