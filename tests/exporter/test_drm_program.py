@@ -30,9 +30,10 @@ import sys
 from functools import partial
 from pathlib import Path
 from exporter import main
-from exporter.sources import drm
+from exporter.sources import drm, nvidia_host
 root = Path(sys.argv[1])
 drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
+nvidia_host.NvidiaHost = partial(nvidia_host.NvidiaHost, sys=root / "sys", proc=root / "proc")
 sys.exit(main.command(sys.argv[2:]))
 """
 
