@@ -6,6 +6,7 @@ stalled exporter), and does not exist while anything it needs is unknown. Pure: 
 seconds.
 """
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from typing import Final
 from exporter.readings import (
     ALL_NODES,
     NODE,
+    NUMBERED,
+    WITH_NODES,
     Container,
     ContainerEvidence,
     CpuUse,
@@ -67,6 +70,12 @@ NO_GPU: Final = "no_gpu"
 ALL: Final = "all"
 """How a container asks for every GPU of NVIDIA's."""
 
+OUTSIDE: Final = frozenset({"process", "systemd"})
+"""Kinds of containers that no engine gives GPUs to: what runs in them sees all that the host has."""
+
+_UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
+"""A GPU's UUID as NVIDIA's driver and AMD's runtime write it; parts of one, and older names, are none."""
+
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
 
@@ -80,7 +89,10 @@ _DIGITS: Final = 9
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """One container's GPUs at one moment: its shares, and the greatest utilisation or why it is unknown."""
+    """One container's GPUs at one moment: its shares, and the greatest utilisation or why it is unknown.
+
+    `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
+    """
 
     gpus: tuple[str, ...]
     shares: tuple[GpuShare, ...]
@@ -123,18 +135,18 @@ def gpu_use(
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
     by CUDA than by the driver, and work seen on another GPU is no idleness.
     """
-    wanted = _wanted(container.gpu_request, readings)
+    wanted = _wanted(container, readings)
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
         return replace(use, shares=_uninvited(pids, readings))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
-    assigned, missing = _assigned(wanted, pids or frozenset(), readings)
-    uuids = tuple(gpu.uuid for gpu in assigned) + missing
+    assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
+    uuids = tuple(gpu.uuid for gpu in assigned)
     if missing:
-        return _unknown_use(uuids, "gpu_missing", f"assigned GPU {missing[0]} is not reported")
-    if not assigned:
-        return _unknown_use((), "gpu_missing", "the host reports no GPU")
+        named = (readings.gone.get(name, name if _UUID.fullmatch(name) else None) for name in missing)
+        had = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
+        return _unknown_use(had, "gpu_missing", _why_missing(missing[0], readings))
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
     parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
@@ -526,11 +538,20 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
     return GpuUse(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, because=because))
 
 
-def _wanted(request: Iterable[str] | None, readings: GpuReadings | None) -> frozenset[str]:
-    """What a container asked for, less render nodes where no GPU that is read has one: they are of other GPUs."""
-    wanted = frozenset(request or ())
-    if readings is not None and not any(gpu.node for gpu in readings.gpus) and not readings.failed:
+def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str]:
+    """What a container asked for; less render nodes where no GPU that was ever read has one: they are of other GPUs.
+
+    What runs outside of any engine and names no GPU sees them all, and what was given some GPU, nobody tells which, may
+    have any. Those are NVIDIA's, and on a host that has nothing of NVIDIA's those with a render node.
+    """
+    wanted = frozenset(container.gpu_request or ())
+    if readings is None:
+        return wanted
+    if not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus):
         return wanted - _nodes(wanted)
+    without_nvidia = not (_numbered(readings) or readings.nvidia_unread or NUMBERED in readings.failed)
+    if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
+        return wanted - {ALL} | {ALL_NODES}
     return wanted
 
 
@@ -538,31 +559,53 @@ def _nodes(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
 
 
-def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> tuple[list[Gpu], tuple[str, ...]]:
-    """The GPUs that a request names, or that list one of the pids; and names that fit none.
+def _numbered(readings: GpuReadings) -> frozenset[str]:
+    """The GPUs of NVIDIA's: those that go by an index."""
+    return frozenset(gpu.uuid for gpu in readings.gpus if gpu.node is None)
 
-    `all` and indexes are NVIDIA's names, and `all` is every GPU of a host that has none of NVIDIA's. GPUs with a render
-    node go by it, or by their UUID. A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere
-    listed: a node that is unknown is missed only where nothing else was asked for.
+
+def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> list[Gpu]:
+    """The GPUs that a request names, or that list one of the pids.
+
+    `all` and indexes are NVIDIA's names. GPUs with a render node go by it, or by their UUID.
     """
-    gpus = readings.gpus
-    wholesale = wanted & {ALL, ALL_NODES}
-    if wholesale and readings.failed:
-        return [], tuple(sorted(wholesale))
-    numbered = [gpu for gpu in gpus if gpu.node is None]
-    every = {gpu.uuid for gpu in numbered or gpus} if ALL in wanted else set()
-    if ALL_NODES in wanted:
-        every |= {gpu.uuid for gpu in gpus if gpu.node is not None}
-    found = [
+    every = _numbered(readings) if ALL in wanted else frozenset[str]()
+    return [
         gpu
-        for gpu in gpus
+        for gpu in readings.gpus
         if gpu.uuid in every
+        or (gpu.node is not None and ALL_NODES in wanted)
         or not wanted.isdisjoint(gpu.names)
         or any(each.pid in pids for each in gpu.processes or ())
     ]
-    nodes = _nodes(wanted)
-    missed = (wanted - nodes or nodes) - wholesale if ALL not in wanted else frozenset()
-    return found, tuple(sorted(missed - {name for gpu in gpus for name in gpu.names}))
+
+
+def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
+    """What a request names and is not read, in order.
+
+    A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere listed. So beside them a node
+    is missed only where it was a GPU that is read, or where the source of those fails, and it may be one.
+    """
+    names = {name for gpu in readings.gpus for name in gpu.names}
+    nodes, failed = _nodes(wanted), WITH_NODES in readings.failed
+    missed = wanted - nodes - names - {ALL}
+    if ALL in wanted and not _numbered(readings):
+        missed |= {ALL}
+    if ALL_NODES in wanted:
+        gone = {node for node, uuid in readings.gone.items() if uuid not in names}
+        missed |= gone or ({ALL_NODES} if failed else set())
+    alone = nodes == wanted
+    missed |= {node for node in nodes - names - {ALL_NODES} if alone or failed or node in readings.gone}
+    return sorted(missed)
+
+
+def _why_missing(name: str, readings: GpuReadings) -> str:
+    if name == ALL:
+        driver = ", though its hardware or its driver is there" if readings.nvidia_unread else ""
+        return f"every GPU of NVIDIA's is assigned, and none is reported{driver}"
+    if name == ALL_NODES:
+        return "every GPU with a render node is assigned, and their source fails"
+    return f"assigned GPU {name} is not reported"
 
 
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:

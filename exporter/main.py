@@ -22,7 +22,7 @@ from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import drm, nvml_parent, simulated
+from exporter.sources import drm, nvidia_host, nvml_parent, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
@@ -95,6 +95,7 @@ def serve(settings: Settings) -> None:
         units=Units(settings.systemd_unit),
         tasks=Tasks(settings.task_dir) if settings.task_dir else None,
         driver=gpus.driver,
+        nvidia=nvidia_host.NvidiaHost(),
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))

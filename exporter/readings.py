@@ -136,16 +136,27 @@ NODE: Final = re.compile(r"renderD[0-9]+")
 """The name of a render node (Documentation/gpu/drm-uapi.rst of the kernel)."""
 
 
+NUMBERED: Final = "gpu"
+"""The source of the GPUs that go by their index: NVIDIA's."""
+
+WITH_NODES: Final = "drm"
+"""The source of the GPUs that go by their render node: AMD's and Intel's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuReadings:
     """Every GPU of the host, from one source, `simulated` or the name of a driver's interface; or of several together.
 
-    `failed` are those of them that did not answer: their GPUs are missing here.
+    `failed` are those of them that did not answer: their GPUs are missing here. `gone` are the render nodes of
+    GPUs that were read before and are not here, with their UUIDs. `nvidia_unread`: something of NVIDIA's is on the
+    host, or may be, and none of its GPUs is here.
     """
 
     source: str
     gpus: tuple[Gpu, ...]
     failed: tuple[str, ...] = ()
+    gone: Mapping[str, str] = field(default_factory=dict)
+    nvidia_unread: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +215,8 @@ class Container:
     `incarnation` changes whenever what runs in it is another: full id and StartedAt; pod uid, full id and restart
     count; unit and invocation id; pid, start ticks and boot id.
     `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; then render nodes,
-    such as `renderD128`, or `dri` for all of them; `None` for none.
+    such as `renderD128`, or `dri` for all of them; `None` for none. `all` is all of NVIDIA's; and what runs outside of
+    any engine has it where it names none, and then sees every GPU of a host without NVIDIA's.
     `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
     `paused` runs, and nothing in it gets any time.
     """

@@ -24,6 +24,8 @@ from exporter.evidence import (
     WorkUse,
 )
 from exporter.readings import (
+    NUMBERED,
+    WITH_NODES,
     Container,
     ContainerEvidence,
     DriverHealth,
@@ -38,6 +40,7 @@ from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import Listing
+from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
@@ -81,6 +84,7 @@ class Sampler:
         units: Units | None = None,
         tasks: Tasks | None = None,
         driver: Callable[[], DriverHealth] | None = None,
+        nvidia: NvidiaHost | None = None,
     ) -> None:
         self._tasks = tasks
         self._units = units or Units(())
@@ -92,7 +96,9 @@ class Sampler:
         self._host = host
         self._directory = directory
         self._containers = containers
-        self._gpus = {name: read for name, read in (("gpu", gpus), ("drm", drm)) if read is not None}
+        self._gpus = {name: read for name, read in ((NUMBERED, gpus), (WITH_NODES, drm)) if read is not None}
+        self._nvidia = nvidia or NvidiaHost()
+        self._nodes: dict[str, str] = {}
         self._thresholds = thresholds
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
@@ -141,7 +147,7 @@ class Sampler:
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
-        found_gpus = _together({source: self._ask(source, read, health) for source, read in self._gpus.items()})
+        found_gpus = self._together({source: self._ask(source, read, health) for source, read in self._gpus.items()})
         found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
@@ -222,6 +228,24 @@ class Sampler:
                 log.warning("source failed", source=source, because=because)
                 self._failing[source] = because
         return result
+
+    def _together(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
+        """The GPUs of every source that answered; `None` where none did."""
+        told = [readings for readings in answers.values() if readings is not None]
+        if not told:
+            return None
+        gpus = tuple(gpu for readings in told for gpu in readings.gpus)
+        nodes = {gpu.node: gpu.uuid for gpu in gpus if gpu.node is not None}
+        self._nodes.update(nodes)
+        if any(gpu.node is None for gpu in gpus):
+            self._nvidia.told()
+        return replace(
+            told[0],
+            gpus=gpus,
+            failed=tuple(source for source, readings in answers.items() if readings is None),
+            gone={node: uuid for node, uuid in self._nodes.items() if node not in nodes},
+            nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_be_there(),
+        )
 
     def _without_engine(
         self, found: WorkerReadings | None, gpus: GpuReadings | None, listings: Listings
@@ -437,18 +461,6 @@ class Sampler:
         for worker in self._dead - dead:
             log.info("worker is no longer dead", worker=worker)
         self._dead = dead
-
-
-def _together(answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
-    """The GPUs of every source that answered; `None` where none did."""
-    told = [readings for readings in answers.values() if readings is not None]
-    if not told:
-        return None
-    return replace(
-        told[0],
-        gpus=tuple(gpu for readings in told for gpu in readings.gpus),
-        failed=tuple(source for source, readings in answers.items() if readings is None),
-    )
 
 
 def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[str]:

@@ -74,6 +74,11 @@ def limit(said: str | None, resource: str) -> Tenancy:
     return Tenancy(invalid=Unknown(reason="bad_budget", because=because))
 
 
+def has_floor(gpu: Gpu, floor_bytes: int) -> bool:
+    """Whether a GPU could ever have as much free memory as the floor, or may: its size is unknown."""
+    return gpu.memory_size_bytes is None or gpu.memory_size_bytes > floor_bytes
+
+
 def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
     """The memory of every GPU that the container of a name has a part in; `None` where no GPU is read.
 
@@ -90,12 +95,14 @@ def cards(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
 def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
     # What is free of memory that instances share (MIG) is told of each of them, and each would lose a tenant of its own
     # for the same want. So nothing is known to be free there, and nobody goes.
+    # Nor is a GPU short of memory that never had so much as the floor.
     shared = gpu.mig is not None and gpu.mig.shares_memory
+    told = has_floor(gpu, snapshot.vram_floor_bytes) and not shared
     tenants = (_tenant(place, gpu, may_go=may_go(place, snapshot)) for place in snapshot.containers)
     return CardFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
-        free_bytes=None if shared else gpu.memory_free_bytes,
+        free_bytes=gpu.memory_free_bytes if told else None,
         floor_bytes=snapshot.vram_floor_bytes,
         tie_bytes=snapshot.vram_tie_bytes,
         tenants=[each for each in tenants if each is not None],

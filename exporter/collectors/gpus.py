@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from exporter import evidence
+from exporter import evidence, tenancy
 from exporter.collectors.family import counter, gauge
 from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
 
@@ -68,7 +68,11 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_gpu_memory_floor_bytes",
         "Less free memory of a GPU than this is too little.",
         _GPU,
-        (((gpu.uuid,), float(snapshot.vram_floor_bytes)) for gpu in gpus),
+        (
+            ((gpu.uuid,), float(snapshot.vram_floor_bytes))
+            for gpu in gpus
+            if tenancy.has_floor(gpu, snapshot.vram_floor_bytes)
+        ),
     )
     yield gauge(
         "gpuwarden_gpu_memory_tie_bytes",

@@ -72,7 +72,7 @@ class Tree:
     def __init__(self, root: Path) -> None:
         self.sys = root / "sys"
         self.proc = root / "proc"
-        for folder in (self.sys / "class/drm", self.proc):
+        for folder in (self.sys / "class/drm", self.sys / "bus/pci/devices", self.proc):
             folder.mkdir(parents=True)
 
     def gpu(

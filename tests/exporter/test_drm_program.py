@@ -30,10 +30,11 @@ import sys
 from functools import partial
 from pathlib import Path
 from exporter import main
-from exporter.sources import clients, drm
+from exporter.sources import clients, drm, nvidia_host
 clients.is_device = lambda _: True
 root = Path(sys.argv[1])
 drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
+nvidia_host.NvidiaHost = partial(nvidia_host.NvidiaHost, sys=root / "sys", proc=root / "proc")
 sys.exit(main.command(sys.argv[2:]))
 """
 

@@ -314,10 +314,99 @@ def test_a_gpu_that_is_not_reported_is_missed(request_: tuple[str, ...], missing
     assert found.unknown == Unknown(reason="gpu_missing", because=because)
 
 
-def test_where_there_is_none_of_nvidias_all_is_every_gpu() -> None:
-    found = gpu_use(build.container(), OWN, build.gpus(AMD, INTEL), THRESHOLDS)
+@pytest.mark.parametrize(
+    ("kind", "request_", "changes", "gpus"),
+    [
+        pytest.param("process", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a process that names none"),
+        pytest.param("systemd", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a service"),
+        pytest.param("kubernetes", ("all", "dri"), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a pod that was given some"),
+        pytest.param("docker", ("all",), {}, None, id="--gpus all is NVIDIA's, which nobody reads"),
+        pytest.param("process", ("all",), {"nvidia_unread": True}, None, id="a process that may be on NVIDIA's"),
+        pytest.param("process", ("all",), {"failed": ("gpu",)}, None, id="a process, and the driver does not answer"),
+        pytest.param("kubernetes", ("all", "dri"), {"nvidia_unread": True}, None, id="a pod that may be on NVIDIA's"),
+    ],
+)
+def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
+    kind: str, request_: tuple[str, ...], changes: dict[str, Any], gpus: tuple[str, ...] | None
+) -> None:
+    readings = replace(build.gpus(AMD, INTEL), **changes)
 
-    assert found.gpus == ("GPU-amd", "pci-0000:00:02.0")
+    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == (None if gpus else "gpu_missing")
+    assert found.utilization_ratio == (0.0 if gpus else None)
+    if gpus:
+        assert found.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("request_", "readings", "because"),
+    [
+        pytest.param(
+            ("all",), build.gpus(INTEL), "every GPU of NVIDIA's is assigned, and none is reported", id="none is read"
+        ),
+        pytest.param(
+            ("all",),
+            replace(build.gpus(INTEL), nvidia_unread=True),
+            "every GPU of NVIDIA's is assigned, and none is reported, though its hardware or its driver is there",
+            id="none is read, and there are some",
+        ),
+        pytest.param(
+            ("dri",),
+            GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",)),
+            "every GPU with a render node is assigned, and their source fails",
+            id="a source that fails",
+        ),
+    ],
+)
+def test_which_gpus_are_missing_is_said(request_: tuple[str, ...], readings: GpuReadings, because: str) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert found.unknown == Unknown(reason="gpu_missing", because=because)
+
+
+FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus"),
+    [
+        pytest.param(("all",), (), id="a word"),
+        pytest.param(("0", "renderD128"), (), id="an index and a node"),
+        pytest.param((FULL,), (FULL,), id="a UUID"),
+        pytest.param((FULL[:12],), (), id="a part of one"),
+        pytest.param(("renderD130",), ("GPU-gone",), id="a node of a GPU that was read before"),
+    ],
+)
+def test_of_what_is_missing_only_uuids_are_names_of_gpus(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
+    readings = GpuReadings(source="test", gpus=(INTEL,), failed=("gpu", "drm"), gone={"renderD130": "GPU-gone"})
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.gpus, found.unknown and found.unknown.reason) == (gpus, "gpu_missing")
+
+
+@pytest.mark.parametrize(
+    ("request_", "found", "reason"),
+    [
+        pytest.param(("0", "renderD131"), (NVIDIA, INTEL), "gpu_missing", id="a node of a GPU that is gone"),
+        pytest.param(("all", "renderD131"), (NVIDIA,), "gpu_missing", id="beside all of NVIDIA's"),
+        pytest.param(("renderD131",), (NVIDIA,), "gpu_missing", id="the only one that had a node"),
+        pytest.param(("dri",), (NVIDIA, INTEL), "gpu_missing", id="one of all nodes"),
+        pytest.param(("0", "renderD130"), (NVIDIA, INTEL), None, id="a node that never was a GPU that is read"),
+        pytest.param(
+            ("dri",), (build.gpu(0, uuid="GPU-gone", node="renderD132"),), None, id="it has another node by now"
+        ),
+    ],
+)
+def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
+    request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=found, gone={"renderD131": "GPU-gone"})
+
+    use = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (use.unknown and use.unknown.reason) == reason
 
 
 def test_nodes_of_gpus_that_nobody_reads_are_no_gpus() -> None:
@@ -331,8 +420,9 @@ def test_nodes_of_gpus_that_nobody_reads_are_no_gpus() -> None:
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        pytest.param(("all",), "gpu_missing", id="all: one of those that are missing may be its own"),
+        pytest.param(("all",), None, id="all of NVIDIA's, which are read"),
         pytest.param(("dri",), "gpu_missing", id="all nodes"),
+        pytest.param(("0", "renderD128"), "gpu_missing", id="an index, and a node that may be of one that is missing"),
         pytest.param(("renderD128",), "gpu_missing", id="a node of a GPU that is missing"),
         pytest.param(("GPU-0",), None, id="a GPU of a source that answers"),
     ],

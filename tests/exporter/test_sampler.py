@@ -16,11 +16,13 @@ from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, 
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
 from exporter.sources.containers import Listing
+from exporter.sources.nvidia_host import NvidiaHost
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker, Worker
+from tests.exporter.gpu_tree import Tree
 from tests.waiting import eventually
 
 
@@ -227,7 +229,7 @@ def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_
     none = look.sample()
 
     assert both.gpus == GpuReadings(source="test", gpus=(build.gpu(0), card))
-    assert one.gpus == GpuReadings(source="drm", gpus=(card,), failed=("gpu",))
+    assert one.gpus == GpuReadings(source="drm", gpus=(card,), failed=("gpu",), nvidia_unread=True)
     assert none.gpus is None
     assert [health(each) for each in (both, one, none)] == [
         {"workers": True, "gpu": True, "drm": True},
@@ -236,6 +238,41 @@ def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_
     ]
     # Without NVIDIA's driver nobody knows of how many GPUs the worker has: the other one's idleness is not its own.
     assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
+
+
+@pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA's driver is there", "nothing of NVIDIA's"])
+def test_a_gpu_of_another_vendor_stands_for_nvidias_nowhere(
+    nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    start_worker("w0")
+    tree = Tree(tmp_path / "host")
+    if nvidia:
+        (tree.proc / "driver/nvidia").mkdir(parents=True)
+    at_rest = build.gpu(0, node="renderD128", uuid="pci-0000:00:02.0", source="i915")
+    docker = Docker(build.container(gpu_request=("all",)))
+    look = sampler(
+        house,
+        containers={"docker": docker},
+        gpus=build.gpus,
+        drm=lambda: GpuReadings(source="drm", gpus=(at_rest,)),
+        nvidia=NvidiaHost(sys=tree.sys, proc=tree.proc),
+    )
+
+    found = {each.container.name: (each.gpu_idle_s, each.gpus) for each in look.sample().containers}
+
+    assert found == {"w0": (None, ()) if nvidia else (0.0, (at_rest.uuid,)), "worker-0": (None, ())}
+
+
+def test_a_gpu_that_is_gone_is_known_by_its_node(house: Path) -> None:
+    cards = [build.gpu(0, node="renderD128", uuid="GPU-amd"), build.gpu(1, node="renderD129", uuid="pci-0000:00:02.0")]
+    look = sampler(house, drm=lambda: build.gpus(*cards))
+    first = look.sample().gpus
+    away = cards.pop(0)
+    second = look.sample().gpus
+    cards.append(away)
+    third = look.sample().gpus
+
+    assert [each and each.gone for each in (first, second, third)] == [{}, {"renderD128": "GPU-amd"}, {}]
 
 
 def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from exporter.collectors.gpus import families
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
-from exporter.readings import GpuShare, MigInstance, Tenancy
+from exporter.readings import GpuReadings, GpuShare, MigInstance, Tenancy
 from exporter.tenancy import (
     BUDGET_LABEL,
     MANAGED_LABEL,
@@ -19,6 +20,7 @@ from exporter.tenancy import (
 )
 from gpuwarden.facts import CardFacts, TenantFacts
 from remediator.actuators.docker import LABEL
+from remediator.remedies.recycle_container import choose
 from tests.exporter import builders as build
 
 MIB = build.MIB
@@ -181,6 +183,46 @@ def test_of_an_instance_that_shares_its_memory_nobody_is_told_what_is_free() -> 
     told = cards(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
 
     assert {card.gpu: card.free_bytes for card in told} == {"MIG-a": 7 * MIB, "MIG-b": None}
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "free_mib"),
+    [(512, None), (1536, None), (2048, 7), (None, 7)],
+    ids=["less", "just it", "more", "unknown"],
+)
+def test_a_gpu_that_is_no_larger_than_the_floor_is_never_short(size_mib: int | None, free_mib: int | None) -> None:
+    gpu = build.gpu(0, memory_size_bytes=size_mib and size_mib * MIB, memory_free_bytes=7 * MIB)
+    snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(place("a", holds(30 * MIB), tenancy=BUDGET),))
+
+    card = (cards(snapshot, "a") or [])[0]
+    floors = next(each for each in families(snapshot) if each.name == "gpuwarden_gpu_memory_floor_bytes")
+
+    assert card.free_bytes == (free_mib and free_mib * MIB)
+    assert bool(floors.samples) is (free_mib is not None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "used_mib"),
+    [
+        pytest.param(("all",), 20, id="it holds the most, and is measured"),
+        pytest.param(("0", "renderD129"), None, id="one of its GPUs is missing"),
+    ],
+)
+def test_who_holds_the_most_stays_in_the_ranking_while_another_source_fails(
+    request_: tuple[str, ...], used_mib: int | None
+) -> None:
+    gpu = build.gpu(0, build.process(4001, 0.0, 20 * MIB), build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
+    readings = GpuReadings(source="test", gpus=(gpu,), failed=("drm",))
+    found = []
+    for name, pid, asked in (("a", 4001, request_), ("b", 4002, ("GPU-0",))):
+        container = build.container(name=name, incarnation=name, gpu_request=asked, tenancy=BUDGET)
+        use = gpu_use(container, frozenset({pid}), readings, Thresholds())
+        found.append(ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0))
+
+    card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "b") or [])[0]
+
+    assert [each.used_bytes for each in card.tenants] == [used_mib and used_mib * MIB, 11 * MIB]
+    assert choose(card).victim == (None if used_mib is None else "a")
 
 
 def test_without_gpu_readings_no_card_is_told_of() -> None:
