@@ -88,7 +88,7 @@ def a_snapshot() -> Snapshot:
         row_remap_pending=False, row_remap_failed=False, pcie_replays=1,
     )  # fmt: skip
     gpu = Gpu(
-        uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=100,
+        uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=2**34,
         processes=(process,), memory_free_bytes=80, figures=figures, xids_watched=True,
     )  # fmt: skip
     part = replace(
