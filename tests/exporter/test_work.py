@@ -90,6 +90,7 @@ def descriptors() -> set[int]:
 def test_the_files_of_what_is_not_looked_at_any_more_are_closed_and_all_with_who_reads(tmp_path: Path) -> None:
     for pid in (41, 42):
         kernel(tmp_path, pid)
+    gc.collect()  # of what the tests before it have left
     open_before = descriptors()
     work = Work(proc=tmp_path)
     work.read([41, 42])
