@@ -13,7 +13,7 @@ PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/statefile.py,gpuwarden/tal
 # The tests that do so, which need no other part: they are run once more with coverage, which slows what it follows.
 PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gpuwarden/test_statefile.py tests/exporter/test_answering.py tests/exporter/test_evidence.py tests/exporter/test_fdinfo.py tests/exporter/test_nvml_wire.py tests/exporter/test_samples.py tests/exporter/test_tenancy.py tests/exporter/test_testimony.py tests/exporter/test_work.py tests/remediator/test_alert.py tests/remediator/test_curves.py tests/remediator/test_lose_node.py tests/remediator/test_opinion.py tests/remediator/test_recycle_container.py tests/remediator/test_restart_container.py tests/remediator/test_restart_worker.py tests/remediator/test_safety.py tests/remediator/test_wrangle.py
 
-.PHONY: help demo test check coverage ci bench up setup lock fmt clean
+.PHONY: help demo test teeth check coverage ci bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,9 +35,13 @@ setup: .venv/.ready  ## make the virtual environment and fetch the real parts
 demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
 	@$(BIN)/python -m deploy.demo
 
-test: .venv/.ready  ## every test, through real Prometheus, Alertmanager, Docker and PostgreSQL
+test: .venv/.ready  ## the tests, through real Prometheus, Alertmanager, Docker and PostgreSQL
 	@$(BIN)/python -m deploy.parts
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not teeth" --numprocesses 3 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+
+teeth: .venv/.ready  ## plant hundreds of faults, and see that the tests catch each
+	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m pytest -m teeth --numprocesses 2 --dist loadscope $(PYTEST_ARGS)
 
 check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/ruff format --check .

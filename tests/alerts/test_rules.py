@@ -171,6 +171,7 @@ def test_every_rule_file_has_mutants() -> None:
     assert {file.name for file in ALERTS.glob("*.rules.yaml")} == RULES.keys() == {each.rules for each in MUTANTS}
 
 
+@pytest.mark.teeth
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_rules_tests_catch_it_when(mutant: Mutant, verdicts: dict[str, str]) -> None:

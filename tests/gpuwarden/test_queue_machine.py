@@ -640,6 +640,7 @@ def put_together_anew(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(kept, "statements", {})
 
 
+@pytest.mark.teeth
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_the_machine_catches(bug: str, sqlite: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     put_together_anew(monkeypatch)

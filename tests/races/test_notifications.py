@@ -110,6 +110,7 @@ def in_place() -> list[object]:
     return [*its, DatabaseClock.now, database.straight]
 
 
+@pytest.mark.teeth
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_the_machine_catches(bug: str, sqlite: Databases, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[bug].plant(monkeypatch)
