@@ -76,7 +76,7 @@ WANTED = ("claim", "completed", "fence", "stop", "start", "trip queued", "trip f
 def test_the_invariants_hold_whatever_happens_in_whatever_order(sqlite: Databases) -> None:
     machine = machine_on(sqlite)
 
-    run(machine, examples=60)
+    run(machine, examples=100)
 
     happened = totals(machine.seen)
     assert [what for what in WANTED if not happened.get(what)] == []
