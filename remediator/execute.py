@@ -732,16 +732,29 @@ class Executor:
             )
         except GpuwardenError as error:
             unknown = str(error)
+        return self._facts_of_no_container(episode, armed=self._armed(episode.remedy), unknown=unknown, run=run)
+
+    def _facts_of_no_container(
+        self,
+        episode: Episode,
+        *,
+        armed: bool,
+        unknown: str,
+        run: RunFacts | None = None,
+        host: HostFacts | None = None,
+    ) -> Facts:
+        """Facts of what only the queue knows: a run, or a host's jobs."""
         return Facts(
-            armed=self._armed(episode.remedy),
+            armed=armed,
             limits=self._pace.limits,
             episode=episode,
             evidence=None,
             container=None,
             container_known=False,
             job=None,
-            job_known=run is not None,
+            job_known=(run or host) is not None,
             run=run,
+            host=host,
             unknown=unknown,
         )
 
@@ -777,18 +790,8 @@ class Executor:
             )
         except GpuwardenError as error:
             unknown = str(error)
-        return Facts(
-            armed=all(orders.armed(host=each, remedy=episode.remedy) for each in (self._host, episode.host)),
-            limits=self._pace.limits,
-            episode=episode,
-            evidence=None,
-            container=None,
-            container_known=False,
-            job=None,
-            job_known=host is not None,
-            host=host,
-            unknown=unknown,
-        )
+        armed = all(orders.armed(host=each, remedy=episode.remedy) for each in (self._host, episode.host))
+        return self._facts_of_no_container(episode, armed=armed, unknown=unknown, host=host)
 
     def _wait(self, episode: Episode, step: plan.Wait, *, once: bool = False) -> None:
         """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation.
