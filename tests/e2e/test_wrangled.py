@@ -1,5 +1,6 @@
 """Faulty worker or faulty run, told and acted on by the chain itself: real workers, Prometheus and Alertmanager."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from deploy.chain import Chain, Plan
 from deploy.stage import FAST
 from gpuwarden.job import ItemState, State
-from gpuwarden.queue import JobStore, Submission
+from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
 from tests.waiting import eventually
 
@@ -68,10 +69,22 @@ class Farm:
     folder: Path
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def submit(self, run_id: str, items: list[str], *, jobs: int) -> None:
-        its = {str(n): Submission(queue="gpu", payload={"task": "render"}) for n in range(jobs)}
+    def submit(self, run_id: str, items: list[str], *options: str, jobs: int, machine: str = "") -> None:
+        """By the command, from a machine that says `machine` of the runs that are submitted there."""
+        its = {str(n): {"queue": "gpu", "payload": {"task": "render"}} for n in range(jobs)}
         self.store.add_items(run_id, items, now=self.store.now())
-        self.store.submit_run(run_id, its, wrangled=True, now=self.store.now())
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "gpuwarden", "run", "submit", "-", *options),
+                *("--store", self.chain.queue_url),
+            ],
+            input=json.dumps({"run": run_id, "jobs": its}),
+            env={**os.environ, "GPUWARDEN_WRANGLE": machine},
+            stdout=subprocess.DEVNULL,
+            text=True,
+            timeout=60,
+            check=True,
+        )
 
     def start(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -116,7 +129,7 @@ def farm(work: Path) -> Iterator[Farm]:
         store = stack.enter_context(closing(JobStore.open(chain.queue_url)))
         ledger = stack.enter_context(closing(Ledger.open(chain.ledger_url)))
         found = Farm(chain=chain, store=store, ledger=ledger, folder=folder)
-        found.submit("r1", ITEMS, jobs=len(WORKERS))
+        found.submit("r1", ITEMS, jobs=len(WORKERS), machine="1")
         for name in WORKERS:
             found.start(name)
         yield found
@@ -148,15 +161,30 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
 
 
 @pytest.mark.behaviour("B3")
+@pytest.mark.behaviour("B7")
 def test_a_run_that_fails_on_all_who_run_it_is_blocked_by_itself(farm: Farm) -> None:
     (farm.folder / "go").touch()
-    farm.submit("r2", [f"broken-{n:03}" for n in range(200)], jobs=2)
+    farm.submit("r2", [f"broken-{n:03}" for n in range(200)], "--wrangle", jobs=2)
 
     farm.until(lambda: farm.did("r2"), "something is done about it")
 
     assert farm.did("r2") == ["block it; the submitter is to be told"]
     jobs = [each for each in farm.store.jobs() if each.run_id == "r2"]
     assert [each.state for each in jobs] == [State.BLOCKED] * 2
+    assert {"good", "fine"}.isdisjoint(farm.locked())
+
+
+@pytest.mark.behaviour("B7")
+def test_a_run_that_did_not_ask_is_left_alone_though_its_machine_has_the_others_judged(farm: Farm) -> None:
+    for name in ("good", "fine"):
+        farm.workers[name].wait(30)  # its job was taken from it as that run was blocked
+        farm.start(name)
+    farm.submit("r3", [f"broken-{n:03}" for n in range(40)], "--no-wrangle", jobs=2, machine="1")
+
+    farm.until(lambda: farm.store.item_counts("r3")[ItemState.FAILED] == 40, "all of it has failed")
+
+    assert farm.did("r3") == []
+    assert "r3" not in {each.worker for each in farm.ledger.stories()}
     assert {"good", "fine"}.isdisjoint(farm.locked())
 
 
