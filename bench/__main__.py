@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import chain, corpus, exporter, queue, remediator, scrape, step, webhook
+from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, webhook
 from bench.chaos import measure as chaos
 from bench.figures import BenchError, Figure, Place, progress, table
 from deploy.chain import CHECKOUT, ChainError
@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         "remediator": remediator.measure,
         "queue": queue.measure,
         "corpus": lambda _: corpus.measure(),
+        "rules": lambda places: rules.measure(places[0]),
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),
         "chaos": lambda places: chaos.measure(places[0]),

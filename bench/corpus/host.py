@@ -223,6 +223,11 @@ class Host:
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What the exporter saw last; `None` while it does not run, and before its first look."""
+        return self._snapshot
+
     def play(self, second: int) -> None:
         """Programs do until this second what they do, and the exporter looks, where it runs."""
         state = at(self._timeline, second, "watched")
@@ -246,7 +251,7 @@ class Host:
         families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
         families += [
             gauge("gpuwarden_exporter_info", "", ("nodename", "version"), [((self.name, __version__), 1.0)]),
-            *_remediator(hosts),
+            *remediator(hosts),
         ]
         return {
             (sample.name, (*sample.labels.items(), ("host", self.name))): float(sample.value)
@@ -379,7 +384,7 @@ class Host:
             )
 
 
-def _remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
+def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
     """What the remediator of each host tells the rules: two settings, and how the items of runs get on."""
     yield gauge("gpuwarden_remediator_node_lost_after_seconds", "", (), [((), Limits.node_lost_after_s)])
     yield gauge("gpuwarden_remediator_wrangle_activation_items", "", (), [((), float(Limits.wrangle_activation))])

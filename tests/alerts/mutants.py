@@ -938,27 +938,32 @@ REMEDIATOR_MUTANTS: Final = [
 # The rule about silent hosts.
 
 BOUND = "(max(gpuwarden_remediator_node_lost_after_seconds) + 10)"
+HEARD = """\
+          max by (host) (max_over_time((max by (host) (gpuwarden_exporter_info) * 0 + time())[2m:10s]))
+          or
+          last_over_time(gpuwarden:host_heard:timestamp_seconds[1h]) > time() - 3600
+"""
+NOBODY = """\
+          max_over_time((absent(gpuwarden_exporter_info) * 0 + time())[2m:10s])
+          or
+          last_over_time(gpuwarden:nobody_heard:timestamp_seconds[1h]) > time() - 3600
+"""
 SILENCE = """\
-              time()
-                -
-              max by (host) (max_over_time((max by (host) (gpuwarden_exporter_info) * 0 + time())[1h:10s]))
-            )
+            (time() - gpuwarden:host_heard:timestamp_seconds)
               >= on () group_left ()
             (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
           )
 """
 BLIND = """\
           unless on () (
-            time()
-              -
-            max_over_time((absent(gpuwarden_exporter_info) * 0 + time())[1h:10s])
+            time() - gpuwarden:nobody_heard:timestamp_seconds
               < on ()
             (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
           )
 """
 FEWER = """\
           unless on () (
-            count(max by (host) (max_over_time(gpuwarden_exporter_info[1h])) unless on (host) gpuwarden_exporter_info)
+            count(gpuwarden:host_heard:timestamp_seconds unless on (host) gpuwarden_exporter_info)
               > on ()
             count(max by (host) (gpuwarden_exporter_info))
           )
@@ -978,11 +983,22 @@ NODE_MUTANTS: Final = [
             "(last_over_time(gpuwarden_remediator_node_lost_after_seconds[5m]))",
         ),
         ("the bound is in the rule", BOUND, "vector(190)"),
+    ),
+    *of(
+        NODE,
+        HEARD,
         ("hosts are not told apart", "by (host) ", ""),
         ("each exporter of a host counts", "by (host)", "by (host, instance)"),
-        ("a host is told of for hours", "[1h:10s]", "[2h:10s]"),
-        ("a host is told of for minutes", "[1h:10s]", "[10m:10s]"),
-        ("hosts are looked up once a minute", "[1h:10s]", "[1h:1m]"),
+        ("a host is told of for hours", "3600", "7200"),
+        ("a host is told of for minutes", "3600", "600"),
+        ("hosts are looked up once a minute", "[2m:10s]", "[2m:1m]"),
+        ("the record does not hold itself", HEARD.partition("          or\n")[2], "          vector(0) > 1\n"),
+    ),
+    *of(
+        NODE,
+        NOBODY,
+        ("it forgets when it was blind", "3600", "120"),
+        ("that it was blind is not held", NOBODY.partition("          or\n")[2], "          vector(0) > 1\n"),
     ),
     *of(
         NODE,
@@ -990,21 +1006,18 @@ NODE_MUTANTS: Final = [
         ("blind or not", BLIND, ""),
         ("it waits less after it was blind", "+ 10", "- 10"),
         ("it waits longer after it was blind", "+ 10", "+ 30"),
-        ("it forgets when it was blind", "[1h:10s]", "[2m:10s]"),
     ),
     *of(
         NODE,
         FEWER,
         ("most of the fleet may be missed", FEWER, ""),
         ("as many seen as missed are too few", "> on", ">= on"),
-        ("who was missed is forgotten", "[1h]", "[5m]"),
         ("all that ever were count as missed", " unless on (host) gpuwarden_exporter_info", ""),
         (
             "each exporter of a host counts as seen",
             "count(max by (host) (gpuwarden_exporter_info))",
             "count(gpuwarden_exporter_info)",
         ),
-        ("each exporter of a host counts as missed", "count(max by (host) (max_over", "count((max_over"),
     ),
     *of(
         NODE,

@@ -1,0 +1,263 @@
+"""What the alert rules cost a fleet's Prometheus: up to 10,000 workers on 1,250 hosts, whose jobs turn over.
+
+A real Prometheus scrapes `bench.rules.fleet`, a page a host, and evaluates every rule in `alerts/`. An hour of history
+is laid down before it starts, of the one series that a rule looks back on so far. What a rule and a group took, its
+series and its memory are told by Prometheus itself, its CPU time by the kernel.
+"""
+
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.figures import BenchError, Figure, Place, figure, progress, until
+from bench.rules.fleet import WORKERS
+from deploy import parts
+from deploy.shipped import rules
+from exporter.sources import processes
+from gpuwarden import __version__
+
+HISTORY_S: Final = 3600
+UP_S: Final = 180.0
+LOOK_S: Final = 0.5
+TURNOVER_S: Final = 290.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Hosts of each round, for how long each is watched, seconds, and how long a job takes in the round of churn.
+
+    A scrape and an evaluation each `interval_s`.
+    """
+
+    hosts: tuple[int, ...] = (125, 312, 625, 1250)
+    interval_s: int = 10
+    settles_s: float = 40.0
+    watched_s: float = 90.0
+    churn_turnover_s: float = TURNOVER_S / 10
+    churn_s: float = 360.0
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """What was told of the evaluations, by group and by rule, seconds each, and of Prometheus at the end."""
+
+    groups: dict[str, list[float]] = field(default_factory=dict)
+    rules: dict[str, list[float]] = field(default_factory=dict)
+    missed: float = 0.0
+    series: float = 0.0
+    created: float = 0.0
+    resident_mib: float = 0.0
+    cpu_share: float = 0.0
+
+
+def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
+    """A fleet after another, then the largest one with jobs ten times as short.
+
+    Raises:
+        BenchError: Prometheus or the fleet did not start, a rule failed, or an evaluation was missed.
+    """
+    load = load or Load()
+    for hosts in load.hosts:
+        yield from _round(place, load, hosts)
+    yield from _churn(place, load)
+
+
+def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
+    workers = hosts * WORKERS
+    progress(f"rules, {workers:,} workers on {hosts:,} hosts")
+    with _prometheus(place.folder / f"rules-{hosts}", load, hosts, turnover_s=TURNOVER_S) as prometheus:
+        prometheus.wait_up(hosts)
+        time.sleep(load.settles_s)
+        seen = prometheus.watch(load.watched_s)
+    name = f"{workers:,} workers"
+    slowest = sorted(seen.groups, key=lambda each: -statistics.median(seen.groups[each]))
+    for group in slowest[:3]:
+        yield figure("rules", f"{name}: group {group}", "ms", [1000 * took_s for took_s in seen.groups[group]],
+                     base=1000 * load.interval_s / 5, against="a fifth of the interval")  # fmt: skip
+    yield figure("rules", f"{name}: all groups", "ms", [1000 * sum(map(statistics.median, seen.groups.values()))])
+    rule = max(seen.rules, key=lambda each: statistics.median(seen.rules[each]))
+    yield figure("rules", f"{name}: slowest rule, {rule}", "ms", [1000 * took_s for took_s in seen.rules[rule]])
+    yield figure("rules", f"{name}: series in the head", "", [seen.series])
+    yield figure("rules", f"{name}: series a worker", "series", [seen.series / workers])
+    yield figure("rules", f"{name}: resident memory of Prometheus", "MiB", [seen.resident_mib])
+    yield figure("rules", f"{name}: the same, a worker", "KiB", [1024 * seen.resident_mib / workers])
+    yield figure("rules", f"{name}: CPU of Prometheus", "% of a core", [100 * seen.cpu_share])
+
+
+def _churn(place: Place, load: Load) -> Iterator[Figure]:
+    """How a head block fills as jobs turn over."""
+    hosts = load.hosts[-1]
+    workers = hosts * WORKERS
+    times = TURNOVER_S / load.churn_turnover_s
+    progress(f"rules, {workers:,} workers with jobs of {load.churn_turnover_s:.0f} s")
+    with _prometheus(place.folder / "rules-churn", load, hosts, turnover_s=load.churn_turnover_s) as prometheus:
+        prometheus.wait_up(hosts)
+        time.sleep(load.settles_s)
+        before, began_s = prometheus.watch(load.interval_s * 2), time.monotonic()
+        time.sleep(load.churn_s)
+        after, passed_s = prometheus.watch(load.interval_s * 2), time.monotonic() - began_s
+    jobs = passed_s / load.churn_turnover_s * workers
+    created = after.created - before.created
+    yield figure(
+        "rules", f"churn, {workers:,} workers, {jobs:,.0f} jobs: series made, a job", "series", [created / jobs]
+    )
+    yield figure("rules", "churn: memory grown by", "MiB", [after.resident_mib - before.resident_mib])
+    yield figure("rules", "churn: the same, a job", "KiB", [1024 * (after.resident_mib - before.resident_mib) / jobs])
+    what = f"churn: as much as {passed_s * times / 60:.0f} min of jobs of {TURNOVER_S:.0f} s; series in the head"
+    yield figure("rules", what, "", [after.series], base=before.series, against="the start")
+    slowest = max(after.groups, key=lambda each: statistics.median(after.groups[each]))
+    took_ms, base_ms = (1000 * statistics.median(each.groups[slowest]) for each in (after, before))
+    yield figure("rules", f"churn: group {slowest} at the end", "ms", [took_ms], base=base_ms, against="the start")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prometheus:
+    url: str
+    pid: int
+    http: httpx.Client
+
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        with suppress(httpx.HTTPError):
+            return self.http.get(f"{self.url}/-/ready").is_success
+        return False
+
+    def value(self, expression: str) -> float:
+        """One figure; 0 where there is none."""
+        answer = self.http.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
+        found = answer["data"]["result"]
+        return float(found[0]["value"][1]) if found else 0.0
+
+    def wait_up(self, hosts: int) -> None:
+        """Every host has been scraped twice."""
+        until(lambda: self.value('count(up{job="gpuwarden-exporter"} == 1)') >= hosts, within_s=UP_S,
+              what=f"{hosts} hosts are scraped")  # fmt: skip
+
+    def watch(self, for_s: float) -> _Seen:
+        """What each evaluation takes, for so long.
+
+        Raises:
+            BenchError: a rule failed, or an evaluation was missed.
+        """
+        seen = _Seen()
+        last: dict[str, str] = {}
+        before_s, began_s = self._cpu_s(), time.monotonic()
+        while time.monotonic() < began_s + for_s:
+            for group in self._groups():
+                if last.get(group["name"]) == group["lastEvaluation"]:
+                    continue
+                last[group["name"]] = group["lastEvaluation"]
+                seen.groups.setdefault(group["name"], []).append(group["evaluationTime"])
+                for rule in group["rules"]:
+                    if rule["health"] != "ok":
+                        raise BenchError(f"{rule['name']} is {rule['health']}: {rule.get('lastError')}")
+                    seen.rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
+            time.sleep(LOOK_S)
+        own = self._own()
+        seen.cpu_share = (self._cpu_s() - before_s) / (time.monotonic() - began_s)
+        seen.missed = own["prometheus_rule_group_iterations_missed_total"]
+        if seen.missed:
+            raise BenchError(f"{seen.missed:.0f} evaluations were missed: the machine is too slow for this fleet")
+        seen.series = own["prometheus_tsdb_head_series"]
+        seen.created = own["prometheus_tsdb_head_series_created_total"]
+        seen.resident_mib = processes.resident_bytes([self.pid]) / 2**20
+        return seen
+
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self.http.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
+        return [each for each in groups if not each["lastEvaluation"].startswith("0001-")]
+
+    def _own(self) -> dict[str, float]:
+        """What Prometheus tells of itself, each name's samples added up."""
+        found: dict[str, float] = {}
+        for line in self.http.get(f"{self.url}/metrics").text.splitlines():
+            if not line.startswith("#"):
+                name, _, value = re.sub(r"\{.*\}", "", line).partition(" ")
+                found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    def _cpu_s(self) -> float:
+        return processes.cpu_use(self.pid).used_ticks / processes.TICKS_PER_S
+
+
+@contextmanager
+def _prometheus(work: Path, load: Load, hosts: int, *, turnover_s: float) -> Iterator[_Prometheus]:
+    """A Prometheus of its own, and the fleet that it scrapes."""
+    data = work / "data"
+    data.mkdir(parents=True)
+    fleet = subprocess.Popen(
+        [sys.executable, "-m", "bench.rules.serve", str(turnover_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    server = None
+    try:
+        address = f"127.0.0.1:{(fleet.stdout.readline() if fleet.stdout else '').strip()}"
+        config = work / "prometheus.yml"
+        config.write_text(json.dumps(_config(address, load, hosts)), encoding="utf-8")
+        _lay_down_history(work, data, hosts, every_s=load.interval_s)
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        with (work / "log").open("wb") as log:
+            command = [str(parts.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={data}",
+                       f"--web.listen-address=127.0.0.1:{port}", "--log.format=json"]  # fmt: skip
+            server = subprocess.Popen(command, env=parts.env_for_parts(), stdout=log, stderr=log)
+        with httpx.Client(timeout=60, trust_env=False) as http:
+            prometheus = _Prometheus(url=f"http://127.0.0.1:{port}", pid=server.pid, http=http)
+            until(prometheus.is_ready, within_s=UP_S, what=f"Prometheus is ready ({work / 'log'} says why not)")
+            yield prometheus
+    finally:
+        for process in (server, fleet):
+            if process is not None:
+                process.terminate()
+                process.communicate()
+
+
+def _config(address: str, load: Load, hosts: int) -> dict[str, Any]:
+    scraped = [
+        {
+            "job_name": f"gpuwarden-{job}",
+            "static_configs": [
+                {
+                    "targets": [address],
+                    "labels": {"__metrics_path__": f"/{number}/{path}", "instance": f"h{number}", "host": f"h{number}"},
+                }
+                for number in range(hosts)
+            ],
+        }
+        for job, path in (("exporter", "metrics"), ("remediator", "remediator"))
+    ]
+    return {
+        "global": {"scrape_interval": f"{load.interval_s}s", "evaluation_interval": f"{load.interval_s}s"},
+        "rule_files": [str(path) for path in rules()],
+        "scrape_configs": scraped,
+    }
+
+
+def _lay_down_history(work: Path, data: Path, hosts: int, *, every_s: int) -> None:
+    """An hour of scrapes of the series that `alerts/node.rules.yaml` looks back on, by promtool."""
+    text = work / "history"
+    now_s = int(time.time())
+    labels = f'job="gpuwarden-exporter",nodename="a",version="{__version__}"'
+    with text.open("w", encoding="utf-8") as lines:
+        lines.write("# TYPE gpuwarden_exporter_info gauge\n")
+        for number in range(hosts):
+            series = f'gpuwarden_exporter_info{{host="h{number}",instance="h{number}",{labels}}} 1 '
+            lines.writelines(f"{series}{at_s}\n" for at_s in range(now_s - HISTORY_S, now_s - every_s, every_s))
+        lines.write("# EOF\n")
+    command = [str(parts.find("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
+    made = subprocess.run(command, env=parts.env_for_parts(), capture_output=True, text=True, check=False)
+    text.unlink()
+    if made.returncode:
+        raise BenchError(f"promtool makes no block of the history: {made.stderr.strip()}")

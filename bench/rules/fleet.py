@@ -1,0 +1,173 @@
+"""A fleet to scrape: the pages of many hosts, whose workers run one short job after another.
+
+A page is what the exporter's own collectors publish of the host in `host.yaml`, taken once while its jobs load and once
+while they step; what moves in it is filled in at each scrape. A job takes `turnover_s`, and the next one follows at
+once; the jobs of a fleet do not change all at once, for each worker is somewhere else in its own.
+"""
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from bench.corpus import scenario
+from bench.corpus.host import Host, remediator
+from exporter.collectors import COLLECTORS
+from exporter.evidence import Thresholds
+from exporter.readings import GpuFigures, Snapshot
+from exporter.rendering import Renderer
+from exporter.scrape import SnapshotCollector
+
+WORKERS: Final = 8
+"""Of each host."""
+
+LOAD_S: Final = 30
+"""How long a job loads, seconds, as in `host.yaml`."""
+
+STEP_S: Final = 2
+LOADING_S: Final = 20
+STEPPING_S: Final = 240
+"""When the page is taken, seconds: in the load and long after it."""
+
+FIGURES: Final = GpuFigures(
+    temperature_celsius=61.0,
+    power_watts=310.0,
+    power_limit_watts=700.0,
+    sm_clock_hertz=1.98e9,
+    memory_clock_hertz=2.619e9,
+    throttled=(),
+    ecc_corrected=0,
+    ecc_uncorrected=0,
+    ecc_lifetime_corrected=2,
+    ecc_lifetime_uncorrected=0,
+    remapped_rows_corrected=0,
+    remapped_rows_uncorrected=0,
+    row_remap_pending=False,
+    row_remap_failed=False,
+    pcie_replays=1,
+)
+
+_LINE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)")
+_GPU: Final = re.compile(r"GPU-(\d)")
+
+_OF_THE_JOB: Final = {
+    "gpuwarden_job_elapsed_seconds": "elapsed",
+    "gpuwarden_job_phase_age_seconds": "phase",
+    "gpuwarden_job_beat_age_seconds": "beat",
+    "gpuwarden_job_steps": "steps",
+}
+_BY_THE_CLOCK: Final = ("_timestamp_seconds", "_total", "_age_seconds")
+_WANDERS: Final = ("_memory_bytes", "_memory_used_bytes", "_memory_free_bytes", "_celsius", "_watts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of a page: `text` is followed by a figure, which moves as `kind` says."""
+
+    text: str
+    value: float
+    kind: str
+
+
+class Fleet:
+    """The pages of as many hosts."""
+
+    def __init__(self, *, turnover_s: float) -> None:
+        (played,) = scenario.read(Path(__file__).parent)
+        host = Host("a", played)
+        pages: dict[int, list[_Line]] = {}
+        for second in range(STEPPING_S + 1):
+            host.play(second)
+            if second in (LOADING_S, STEPPING_S) and host.snapshot is not None:
+                pages[second] = list(_lines(host.snapshot))
+        self._loading = _by_worker(pages[LOADING_S])
+        self._stepping = _by_worker(pages[STEPPING_S])
+        self._rest = [each for each in pages[STEPPING_S] if _worker_of(each) is None]
+        self._turnover_s = turnover_s
+        self._remediator = Renderer().render(remediator([host]), openmetrics=False)
+        self._gpus: dict[int, list[str]] = {}
+
+    def page(self, number: int, *, now_s: float) -> bytes:
+        """What a scrape of one host gets at that Unix time."""
+        out: list[str] = []
+        _write(out, self._rest, now_s, age_s=0.0)
+        for worker in range(WORKERS):
+            jobs, age_s = divmod(now_s + self._offset_s(number, worker), self._turnover_s)
+            lines = (self._loading if age_s < LOAD_S else self._stepping)[f"w{worker}"]
+            _write(out, lines, now_s, age_s=age_s, job_id=int(jobs) * WORKERS + worker)
+        gpus = self._gpus.setdefault(
+            number, [f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{number}.{gpu}')}" for gpu in range(WORKERS)]
+        )
+        return _GPU.sub(lambda found: gpus[int(found[1])], "".join(out)).encode()
+
+    def remediator_page(self) -> bytes:
+        """What the rules read of a host's remediator: it has nothing to tell."""
+        return self._remediator
+
+    def _offset_s(self, number: int, worker: int) -> float:
+        """How far a worker is ahead: spread evenly, by the golden ratio."""
+        return ((number * WORKERS + worker) * 0.6180339887 % 1.0) * self._turnover_s
+
+
+def _lines(snapshot: Snapshot) -> Iterator[_Line]:
+    gpus = snapshot.gpus
+    if gpus is not None:
+        gpus = replace(gpus, gpus=tuple(replace(each, figures=FIGURES) for each in gpus.gpus))
+    looked = replace(snapshot, gpus=gpus)
+    own = SnapshotCollector(lambda: None, host="a", thresholds=Thresholds())
+    families = [*(family for collector in COLLECTORS.values() for family in collector(looked)), *own.collect()]
+    for line in Renderer().render(families, openmetrics=False).decode().splitlines():
+        found = None if line.startswith("#") else _LINE.fullmatch(line)
+        if found is None:
+            continue
+        text, value = line[: found.start("value")], float(found["value"])
+        yield _Line(text, value, _kind(found["name"], value))
+
+
+def _kind(name: str, value: float) -> str:
+    if name in _OF_THE_JOB:
+        return _OF_THE_JOB[name]
+    if name == "gpuwarden_job_info":
+        return "info"
+    if name.endswith(_BY_THE_CLOCK):
+        return "clock" if name.endswith("_timestamp_seconds") else "age" if name.endswith("_age_seconds") else "counter"
+    return "wanders" if name.endswith(_WANDERS) and value else "stays"
+
+
+def _worker_of(line: _Line) -> str | None:
+    found = re.search(r'[{,]worker="(w\d)"', line.text)
+    return None if found is None or not line.text.startswith("gpuwarden_job_") else found[1]
+
+
+def _by_worker(lines: list[_Line]) -> dict[str, list[_Line]]:
+    found: dict[str, list[_Line]] = {f"w{number}": [] for number in range(WORKERS)}
+    for each in lines:
+        worker = _worker_of(each)
+        if worker is not None:
+            found[worker].append(each)
+    return found
+
+
+def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, job_id: int = 0) -> None:
+    moves = {
+        "elapsed": age_s,
+        "phase": age_s - LOAD_S if age_s >= LOAD_S else age_s,
+        "beat": age_s % STEP_S,
+        "steps": float(max(0, int((age_s - LOAD_S) / STEP_S))),
+        "clock": now_s,
+        "age": now_s % 10,
+    }
+    for each in lines:
+        kind = each.kind
+        if kind == "stays":
+            out.append(f"{each.text}{each.value!r}\n")
+        elif kind == "info":
+            out.append(re.sub(r'job_id="\d+"', f'job_id="{job_id}"', each.text) + "1.0\n")
+        elif kind == "counter":
+            out.append(f"{each.text}{each.value + now_s * 0.7!r}\n")
+        elif kind == "wanders":
+            out.append(f"{each.text}{each.value * (1 + int(now_s / 10) % 7 / 1000)!r}\n")
+        else:
+            out.append(f"{each.text}{moves[kind]!r}\n")

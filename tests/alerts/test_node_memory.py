@@ -1,0 +1,70 @@
+"""A Prometheus that was down for longer than it looks back remembers whom it had heard of. promtool cannot be down."""
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+
+from deploy import parts
+from tests.waiting import eventually
+
+RULES = Path(__file__).parents[2] / "alerts" / "node.rules.yaml"
+DOWN_S = 600
+
+
+def test_who_was_heard_of_before_prometheus_was_down_for_minutes_is_not_forgotten(tmp_path: Path) -> None:
+    heard_s = int(time.time()) - DOWN_S
+    with prometheus(tmp_path, heard_s=heard_s) as query:
+        eventually(lambda: query("gpuwarden:host_heard:timestamp_seconds") == {"b": heard_s}, within_s=30)
+        (blind_s,) = query("gpuwarden:nobody_heard:timestamp_seconds").values()
+
+    assert blind_s > heard_s + DOWN_S - 60, "and for all that time it has seen nobody"
+
+
+@contextmanager
+def prometheus(work: Path, *, heard_s: int) -> Iterator[Callable[[str], dict[str, float]]]:
+    """One that scrapes nobody, with what it had recorded of host b before it was down."""
+    history = work / "history"
+    history.write_text(
+        "# TYPE gpuwarden:host_heard:timestamp_seconds gauge\n"
+        f'gpuwarden:host_heard:timestamp_seconds{{host="b"}} {heard_s} {heard_s}\n# EOF\n',
+        encoding="ascii",
+    )
+    promtool: list[str | Path] = [
+        parts.find("promtool"),
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        history,
+        work / "data",
+    ]
+    subprocess.run(promtool, env=parts.env_for_parts(), capture_output=True, check=True)
+    config = work / "prometheus.yml"
+    config.write_text(json.dumps({"global": {"evaluation_interval": "1s"}, "rule_files": [str(RULES)]}), "ascii")
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [str(parts.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={work / 'data'}",
+               f"--web.listen-address={address}"]  # fmt: skip
+    with (
+        (work / "log").open("wb") as log,
+        subprocess.Popen(command, env=parts.env_for_parts(), stderr=log) as server,
+        httpx.Client(base_url=f"http://{address}", trust_env=False) as http,
+    ):
+
+        def query(expression: str) -> dict[str, float]:
+            try:
+                found = http.get("/api/v1/query", params={"query": expression}).json()
+            except (httpx.HTTPError, json.JSONDecodeError):
+                return {}  # it has only begun to start
+            return {each["metric"].get("host", ""): float(each["value"][1]) for each in found["data"]["result"]}
+
+        try:
+            yield query
+        finally:
+            server.terminate()

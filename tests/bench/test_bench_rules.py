@@ -1,0 +1,71 @@
+"""The measurement of the rules runs, in a short mode: a real Prometheus, the shipped rules, and a fleet."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench.figures import Place
+from bench.rules import Load, measure
+from bench.rules.fleet import LOAD_S, WORKERS, Fleet
+from deploy.shipped import rules
+
+SHORT = Load(hosts=(2,), interval_s=1, settles_s=2.0, watched_s=3.0, churn_turnover_s=3.0, churn_s=6.0)
+
+
+def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Path) -> None:
+    found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), SHORT)}
+
+    assert found["16 workers: all groups"].median > 0
+    assert found["16 workers: series a worker"].median > 50
+    slowest = [what for what in found if what.startswith("16 workers: group ")]
+    assert len(slowest) == 3
+    assert all(found[what].against == "a fifth of the interval" for what in slowest)
+    (made,) = [each for what, each in found.items() if what.endswith("series made, a job")]
+    assert made.median == pytest.approx(1, rel=0.3), "a job that only loads has an info series of its own, and no more"
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    return Fleet(turnover_s=290.0)
+
+
+def page(fleet: Fleet, now_s: float) -> dict[str, float]:
+    lines = (line.rpartition(" ")[::2] for line in fleet.page(7, now_s=now_s).decode().splitlines())
+    return {series: float(value) for series, value in lines}
+
+
+def test_every_metric_that_a_rule_of_jobs_names_is_on_the_page(fleet: Fleet) -> None:
+    there = {series.partition("{")[0] for series in page(fleet, 1e9)}
+    for topic in ("stall", "health", "budget", "worker"):
+        (path,) = [path for path in rules() if path.name == f"{topic}.rules.yaml"]
+        groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        expressions = "".join(rule["expr"] for group in groups for rule in group["rules"])
+        named = set(re.findall(r"\bgpuwarden_[a-z_]+\b", expressions))
+        assert named
+        assert named <= there
+
+
+def test_a_job_is_followed_by_another_and_its_ages_are_its_own(fleet: Fleet) -> None:
+    begins_s = next(now_s for now_s in range(290) if info(fleet, now_s) != info(fleet, now_s + 1)) + 1.0
+    slot = '{container="w3",worker="w3"}'
+    early, late = page(fleet, begins_s + 5), page(fleet, begins_s + 200)
+
+    assert f"gpuwarden_job_beat_age_seconds{slot}" not in early, "it loads for 30 s"
+    assert early[f"gpuwarden_job_elapsed_seconds{slot}"] == pytest.approx(5.5, abs=1)
+    assert late[f"gpuwarden_job_elapsed_seconds{slot}"] == pytest.approx(200.5, abs=1)
+    assert late[f"gpuwarden_job_phase_age_seconds{slot}"] == pytest.approx(200.5 - LOAD_S, abs=1)
+    assert late[f"gpuwarden_job_beat_age_seconds{slot}"] < 2
+    assert info(fleet, begins_s) == info(fleet, begins_s + 288) != info(fleet, begins_s + 291)
+
+
+def info(fleet: Fleet, now_s: float) -> str:
+    (found,) = [each for each in page(fleet, float(now_s)) if each.startswith("gpuwarden_job_info") and "w3" in each]
+    return found
+
+
+def test_a_fleets_jobs_do_not_all_change_at_once(fleet: Fleet) -> None:
+    ages = [value for series, value in page(fleet, 1e9).items() if series.startswith("gpuwarden_job_elapsed_seconds")]
+    assert len(ages) == WORKERS
+    assert max(ages) - min(ages) > 100
