@@ -22,8 +22,9 @@ from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import drm, nvidia_host, nvml_parent, simulated
+from exporter.sources import drm, nvidia_host, nvml_library, simulated
 from exporter.sources.containers import EngineContainers
+from exporter.sources.driver_parent import Apart
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.tasks import Tasks
@@ -173,14 +174,14 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     because = "--nvml off"
     if settings.nvml != "off":
         try:
-            nvml_parent.load()
-        except nvml_parent.LibraryMissingError as error:
+            nvml_library.load()
+        except nvml_library.LibraryMissingError as error:
             if settings.nvml == "on":
                 raise
             because = str(error)
         else:
-            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_parent.LIBRARY)
-            driver = nvml_parent.NvmlApart(answer_s=settings.nvml_answer_s)
+            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_library.LIBRARY)
+            driver = Apart(nvml_library.DRIVER, answer_s=settings.nvml_answer_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver.health, close=driver.close)
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
 
