@@ -32,7 +32,8 @@ def serve(parent: int, driver: Callable[[Tell], Read]) -> int:
 
     Args:
         parent: the pid of the process that asks.
-        driver: given what tells the exporter something unasked, what a look at its GPUs is.
+        driver: given what tells the exporter something unasked, what a look at its GPUs is. One that fails raises
+            DriverError or OSError.
     """
     # The exporter decides when this ends: not the Ctrl-C or the systemctl stop that both of them are sent.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -64,3 +65,5 @@ def _look(read: Read) -> Told:
         return read()
     except DriverError as error:
         return driver_wire.failed(error)
+    except OSError as error:
+        return Failed(because=str(error))

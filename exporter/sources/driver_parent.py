@@ -54,6 +54,15 @@ class Driver:
     arguments: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """One look that is waited for, until a monotonic time, seconds; `late` where the question before is still open."""
+
+    child: "_Child"
+    late: bool
+    until_s: float
+
+
 class Apart:
     """Asks a driver in another process; for one thread.
 
@@ -68,6 +77,7 @@ class Apart:
         self._answer_s = answer_s
         self._wait_s = wait_s
         self._child: _Child | None = None
+        self._look: _Look | None = None
         self._abandoned: list[_Child] = []
         self._because = ""
         self._failures = 0
@@ -77,19 +87,21 @@ class Apart:
         self._reported: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._xids: Counter[tuple[str, int]] = Counter()
 
+    def ask(self) -> None:
+        """Begin a look, so that several drivers are waited for at the same time; `read` tells what came of it."""
+        with contextlib.suppress(DriverError):  # `read` meets it again
+            self._look = self._begun()
+
     def read(self) -> GpuReadings:
-        """Every GPU that the driver counts.
+        """Every GPU that the driver counts: the answer to `ask`, or to a question of its own.
 
         Raises:
             DriverError: there is no answer, and why; later calls go on asking.
         """
-        child = self._asked()
-        late = child.asked_s is not None
-        if not late:
-            child.ask()
-        wait_until_s = time.monotonic() + self._patience_s()
+        look, self._look = self._look or self._begun(), None
+        child, late = look.child, look.late
         while True:
-            told = child.answer(wait_until_s - time.monotonic())
+            told = child.answer(look.until_s - time.monotonic())
             if told is None:
                 raise self._silent(child)
             if isinstance(told, _Ended):
@@ -117,6 +129,13 @@ class Apart:
         """End the process; one that cannot be ended now is ended by the kernel, after this one."""
         if self._child is not None:
             self._child.end()
+
+    def _begun(self) -> _Look:
+        child = self._asked()
+        late = child.asked_s is not None
+        if not late:
+            child.ask()
+        return _Look(child=child, late=late, until_s=time.monotonic() + self._patience_s())
 
     def _asked(self) -> "_Child":
         """The process that is to be asked, a new one where there is none."""

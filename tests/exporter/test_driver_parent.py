@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import time
@@ -294,6 +295,34 @@ def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Star
     assert asking(source) == pid
     source.close()
     assert is_over(pid)
+
+
+GARBAGE = {
+    "what a driver prints": "b'amdgpu: hello\\n'",
+    "half a line": 'b\'{"gpus":{"source":\'',
+    "no GPU": 'b\'{"gpus":{"source":"drm","gpus":[{}]}}\\n\'',
+    "a line without an end": "b' ' * (9 * 2**20)",
+}
+
+
+@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
+def test_an_answer_that_is_none_costs_the_process(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
+    program = (
+        f"import os, sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({said})\n  sys.stdout.flush()\n  os.close(1)"
+    )
+    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+
+    first = refused(source)
+    second = eventually(lambda: refused(source) if time.monotonic() >= source._next_start_s else None)
+    source.close()
+
+    known = (
+        r"the process that asks a driver answered in no known form \(no line of the process that asks the driver: .*\)"
+    )
+    assert re.fullmatch(known, first)
+    assert re.fullmatch(known, second)
+    assert (source.health().killed, source.health().abandoned) == (0, 0)
 
 
 # Errors that the driver reports

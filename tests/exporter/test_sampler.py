@@ -40,6 +40,20 @@ class Docker:
         return found
 
 
+class Driver:
+    """How often it was asked, and how that went."""
+
+    def __init__(self, health: DriverHealth | None = None) -> None:
+        self.asked = 0
+        self._health = health or DriverHealth()
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def health(self) -> DriverHealth:
+        return self._health
+
+
 def sampler(house: Path, **changes: Any) -> Sampler:
     given: dict[str, Any] = {"host": "box-1", "containers": {}, "gpus": None, "thresholds": Thresholds()}
     return Sampler(directory=house, **(given | changes))
@@ -200,9 +214,24 @@ def test_what_became_of_asking_the_driver_is_told_most_of_all_when_it_does_not_a
         raise GpuwardenError("it hangs")
 
     hanging = DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 119): 1})
-    snapshot = sampler(house, gpus=fail, driver=lambda: hanging).sample()
+    driver = Driver(hanging)
+    snapshot = sampler(house, gpus=fail, drivers={"gpu": driver}).sample()
 
-    assert (snapshot.gpus, snapshot.driver) == (None, hanging)
+    assert (snapshot.gpus, snapshot.drivers) == (None, {"gpu": hanging})
+
+
+def test_every_driver_is_asked_before_the_answer_of_one_is_waited_for(house: Path) -> None:
+    asked = {"gpu": Driver(), "drm": Driver()}
+    waited: list[int] = []
+
+    def read() -> GpuReadings:
+        waited.append(sum(each.asked for each in asked.values()))
+        return build.gpus()
+
+    snapshot = sampler(house, gpus=read, drm=read, drivers=asked).sample()
+
+    assert waited == [2, 2]
+    assert snapshot.drivers == {"gpu": DriverHealth(), "drm": DriverHealth()}
 
 
 def test_the_time_a_gpu_was_busy_is_counted_from_look_to_look(house: Path) -> None:
