@@ -314,8 +314,8 @@ class Sampler:
         pids, ram = self._places.look(container)
         self._attributed.update(pids or ())
         work = self._work_of(pids)
-        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus)
         found = history.observe(container, use, ram, work, now_s=now.boottime_s)
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:

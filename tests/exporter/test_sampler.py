@@ -269,6 +269,33 @@ def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_
     assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
 
 
+def test_what_works_on_a_gpu_that_it_did_not_ask_for_is_unknown_while_the_source_of_that_fails(
+    house: Path, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
+    card = build.gpu(0, build.process(pid, 0.9), node="renderD128", uuid="GPU-amd")
+    both: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": build.gpus(card)}
+    answers = dict(both)
+    look = sampler(house, gpus=lambda: answers["gpu"], drm=lambda: answers["drm"])
+    found = []
+
+    for failing in (set[str](), {"drm"}, {"drm", "gpu"}, {"drm"}, set[str]()):
+        answers = {source: told for source, told in both.items() if source not in failing}
+        found.append(only(look.sample()))
+
+    assert [each.gpu_unknown and each.gpu_unknown.reason for each in found] == [None, *["source_failed"] * 3, None]
+    assert [each.gpu_idle_s for each in found] == [0.0, None, None, None, 0.0]
+
+
+def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and_counted(house: Path) -> None:
+    docker = Docker(build.container(gpu_request=("renderD129",)))
+
+    snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
+
+    assert only(snapshot).gpu_idle_s is None
+    assert snapshot.unknown["worker-0", "gpu", "gpu_missing"] == 1
+
+
 @pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA's driver is there", "nothing of NVIDIA's"])
 def test_a_gpu_of_another_vendor_stands_for_nvidias_nowhere(
     nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path
