@@ -25,6 +25,7 @@ from exporter.settings import Settings
 from exporter.sources import drm, nvidia_host, nvml_library, simulated
 from exporter.sources.containers import EngineContainers
 from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.listener import Listener
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.tasks import Tasks
@@ -77,7 +78,7 @@ def serve(settings: Settings) -> None:
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
-    engines: dict[str, EngineContainers | Pods] = {
+    engines: dict[str, Listener] = {
         kind: EngineContainers(base_url, settings.dir, kind=kind)
         for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
         if base_url != "none"

@@ -39,7 +39,7 @@ from exporter.readings import (
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units

@@ -15,7 +15,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
