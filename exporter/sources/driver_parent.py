@@ -33,7 +33,7 @@ ABANDONED_MAX: Final = 3
 """How many processes may hang in the driver, beyond any signal, before no other is started."""
 
 COMPLAINT_BYTES: Final = 1024
-"""How much is kept of what a process says of why it cannot start."""
+"""How much is kept of what a process says of why it cannot start, or go on."""
 
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
@@ -261,17 +261,21 @@ class _Child:
         self._answers.put(_Ended(_how(self.process) + self._why()))
 
     def _note(self, complaints: IO[bytes]) -> None:
-        """Keep the end of what it complains of before it answers; what comes later is read, too, lest it waits."""
+        """Keep the end of what it complains of."""
         with complaints:
             while part := os.read(complaints.fileno(), COMPLAINT_BYTES):
-                self._complaint = b"" if self._works else (self._complaint + part)[-COMPLAINT_BYTES:]
+                self._complaint = (self._complaint + part)[-COMPLAINT_BYTES:]
 
     def _why(self) -> str:
-        """The last line of it, of a process that has never answered."""
+        """The last line of it, of a process that has never answered, or ended by an error of its own.
+
+        Of one that was ended, the last that a driver's library has printed has nothing to do with that.
+        """
         self._complaints.join(KILL_S)
         lines = self._complaint.decode("utf-8", "replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {last}" if last and not self._works else ""
+        erred = (self.process.returncode or 0) > 0
+        return f": {last}" if last and (erred or not self._works) else ""
 
 
 def _how(process: "subprocess.Popen[bytes]") -> str:

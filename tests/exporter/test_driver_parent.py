@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from exporter.readings import GpuReadings
-from exporter.sources import driver_parent, nvml_library
+from exporter.sources import driver_parent, driver_wire, nvml_library
 from exporter.sources.driver_parent import Apart, restart_after_s
 from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
@@ -295,6 +295,29 @@ def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Star
     assert asking(source) == pid
     source.close()
     assert is_over(pid)
+
+
+ANSWER = driver_wire.line(GpuReadings(source="test", gpus=()))
+
+
+@pytest.mark.parametrize(
+    ("end", "because"),
+    [
+        ("raise ValueError('a half\\nbroken')", "ended by itself, with 1: broken"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+    ],
+    ids=["by an error of its own", "by somebody"],
+)
+def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, because: str) -> None:
+    program = (
+        f"import os, sys\nfor n, _ in enumerate(sys.stdin):\n  if n: {end}\n  sys.stdout.buffer.write({ANSWER!r})\n"
+        "  sys.stdout.flush()\n  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
+    )
+    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source.read()
+
+    assert refused(source) == f"the process that asks a driver {because}"
+    source.close()
 
 
 GARBAGE = {
