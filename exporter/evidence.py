@@ -8,7 +8,7 @@ seconds.
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -126,14 +126,19 @@ PAUSED: Final = Unknown(reason="paused", because="the container is paused")
 
 
 def gpu_use(
-    container: Container, pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds
+    container: Container,
+    pids: frozenset[int] | None,
+    readings: GpuReadings | None,
+    thresholds: Thresholds,
+    had: Sequence[str] = (),
 ) -> GpuUse:
     """Attribute GPU time and memory to a container by its processes.
 
     Utilisation is known only when every GPU assigned to the container is measured: its processes listed and each of its
     own measured. What a GPU does beyond the processes on its list could be anyone's, so more than idle of it vetoes.
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
-    by CUDA than by the driver, and work seen on another GPU is no idleness.
+    by CUDA than by the driver, and work seen on another GPU is no idleness. So are those that it `had`, by their UUIDs,
+    when they were last read, while a source fails.
     """
     wanted = _wanted(container, readings)
     if not wanted:
@@ -142,11 +147,19 @@ def gpu_use(
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
-    uuids = tuple(gpu.uuid for gpu in assigned)
+    unread = [uuid for uuid in had if readings.failed and all(gpu.uuid != uuid for gpu in readings.gpus)]
+    uuids = (*(gpu.uuid for gpu in assigned), *unread)
     if missing:
         named = (readings.gone.get(name, name if _UUID.fullmatch(name) else None) for name in missing)
-        had = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
-        return _unknown_use(had, "gpu_missing", _why_missing(missing[0], readings))
+        its = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
+        use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
+        elsewhere = _has_no_nodes(readings) and wanted == _nodes(wanted)
+        return replace(use, shares=_uninvited(pids, readings)) if elsewhere else use
+    if unread:
+        return _unknown_use(uuids, "source_failed", f"it was on {unread[0]}, whose source fails")
+    if ALL in wanted and container.kind in OUTSIDE and WITH_NODES in readings.failed:
+        because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
+        return _unknown_use(uuids, "source_failed", because)
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
     parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
@@ -318,9 +331,13 @@ class CpuHistory:
 
 
 class ContainerHistory:
-    """What has been seen of one container incarnation, one sample after another."""
+    """What has been seen of one container incarnation, one sample after another.
+
+    `gpus` are its GPUs, by UUID, at the last look at which any was known.
+    """
 
     def __init__(self, thresholds: Thresholds) -> None:
+        self.gpus: tuple[str, ...] = ()
         self._thresholds = thresholds
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
@@ -336,6 +353,7 @@ class ContainerHistory:
         self, container: Container, gpu: GpuUse, ram: RamUse, work: WorkUse = NOT_LOOKED_AT, *, now_s: float
     ) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now."""
+        self.gpus = gpu.gpus or self.gpus
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         if not 0 <= gap_s <= self._thresholds.gap_max_s:
@@ -541,18 +559,25 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
 def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str]:
     """What a container asked for; less render nodes where no GPU that was ever read has one: they are of other GPUs.
 
+    But not those that it was given by name, and nothing else: one may be of a GPU that went before the exporter began.
+
     What runs outside of any engine and names no GPU sees them all, and what was given some GPU, nobody tells which, may
     have any. Those are NVIDIA's, and on a host that has nothing of NVIDIA's those with a render node.
     """
     wanted = frozenset(container.gpu_request or ())
     if readings is None:
         return wanted
-    if not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus):
-        return wanted - _nodes(wanted)
+    if _has_no_nodes(readings):
+        return wanted - {ALL_NODES} if wanted == _nodes(wanted) else wanted - _nodes(wanted)
     without_nvidia = not (_numbered(readings) or readings.nvidia_unread or NUMBERED in readings.failed)
     if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
+
+
+def _has_no_nodes(readings: GpuReadings) -> bool:
+    """Whether no GPU has a render node, of those that are read, those that were, and those that may be."""
+    return not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus)
 
 
 def _nodes(names: Iterable[str]) -> frozenset[str]:

@@ -17,13 +17,15 @@ from pydantic_settings import CliApp
 
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
-from exporter.readings import DriverHealth, GpuReadings
+from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import drm, nvidia_host, nvml_parent, simulated
+from exporter.sources import drm, nvidia_host, nvml_library, simulated
 from exporter.sources.containers import EngineContainers
+from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.listener import Listener
 from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.tasks import Tasks
@@ -75,7 +77,8 @@ def serve(settings: Settings) -> None:
     )
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
-    engines: dict[str, EngineContainers | Pods] = {
+    sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
+    engines: dict[str, Listener] = {
         kind: EngineContainers(base_url, settings.dir, kind=kind)
         for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
         if base_url != "none"
@@ -94,7 +97,7 @@ def serve(settings: Settings) -> None:
         servers=servers,
         units=Units(settings.systemd_unit),
         tasks=Tasks(settings.task_dir) if settings.task_dir else None,
-        driver=gpus.driver,
+        drivers={name: each.driver for name, each in sources.items() if each.driver is not None},
         nvidia=nvidia_host.NvidiaHost(),
     )
     registry = CollectorRegistry()
@@ -106,8 +109,8 @@ def serve(settings: Settings) -> None:
         signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
     # In a thread, as its end is: a handler runs between two steps of the main thread, which may hold any lock.
     signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
-    gpus.tell()
-    kernel_gpus.tell()
+    for source in sources.values():
+        source.tell()
     for engine in engines.values():
         engine.start()
     sampler.start()
@@ -117,7 +120,9 @@ def serve(settings: Settings) -> None:
         web.serve_forever(poll_interval=0.2)
     finally:
         sampler.close()
-        gpus.close()
+        for source in sources.values():
+            if source.driver is not None:
+                source.driver.close()
         servers.close()
         for engine in engines.values():
             engine.close()
@@ -156,12 +161,11 @@ def _look_anew(door: Doorkeeper) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _GpuSource:
-    """What reads the GPUs, `None` for nothing, the log line that tells it, and what else it can do."""
+    """What reads the GPUs, `None` for nothing, the log line that tells it, and the driver that it asks."""
 
     read: Callable[[], GpuReadings] | None
     tell: Callable[[], None]
-    driver: Callable[[], DriverHealth] | None = None
-    close: Callable[[], None] = lambda: None
+    driver: Apart | None = None
 
 
 def _gpu_source(settings: Settings) -> _GpuSource:
@@ -173,15 +177,15 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     because = "--nvml off"
     if settings.nvml != "off":
         try:
-            nvml_parent.load()
-        except nvml_parent.LibraryMissingError as error:
+            nvml_library.load()
+        except nvml_library.LibraryMissingError as error:
             if settings.nvml == "on":
                 raise
             because = str(error)
         else:
-            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_parent.LIBRARY)
-            driver = nvml_parent.NvmlApart(answer_s=settings.nvml_answer_s)
-            return _GpuSource(read=driver.read, tell=tell, driver=driver.health, close=driver.close)
+            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_library.LIBRARY)
+            driver = Apart(nvml_library.DRIVER, answer_s=settings.nvml_answer_s)
+            return _GpuSource(read=driver.read, tell=tell, driver=driver)
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
 
 
@@ -195,15 +199,19 @@ def _drm_source(settings: Settings) -> _GpuSource:
     wanted = [drivers for mode, drivers in asked.values() if mode != "off"]
     if not wanted or settings.simulate_gpu is not None:
         return _GpuSource(read=None, tell=lambda: None)
-    source = drm.DrmGpus(frozenset[str]().union(*wanted))
-    found = source.drivers_found()
-    for option, (mode, drivers) in asked.items():
-        if mode == "on" and found.isdisjoint(drivers):
-            names = " or ".join(sorted(drivers))
+    drivers = frozenset[str]().union(*wanted)
+    found = drm.DrmGpus(drivers).drivers_found()
+    for option, (mode, its) in asked.items():
+        if mode == "on" and found.isdisjoint(its):
+            names = " or ".join(sorted(its))
             raise GpuwardenError(
                 f"no GPU of the kernel's driver {names} has a node in /sys/class/drm: load the driver, or make /sys "
                 f"visible to the exporter, or start it with --{option} off"
             )
     if not found:
         return _GpuSource(read=None, tell=lambda: None)
-    return _GpuSource(read=source.read, tell=partial(log.info, "GPUs are read from the kernel", drivers=sorted(found)))
+    tell = partial(log.info, "GPUs are read from the kernel", drivers=sorted(found))
+    driver = Apart(
+        Driver(who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers))), answer_s=settings.kernel_answer_s
+    )
+    return _GpuSource(read=driver.read, tell=tell, driver=driver)

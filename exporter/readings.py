@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
+if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alone, and are to be small
+    from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +249,8 @@ class WorkerSighting:
     Of a dead worker it is the container it was in, where that is still known; `folder` is its files' subdirectory.
     """
 
-    worker: WorkerFile
-    job: JobFile | None
+    worker: "WorkerFile"
+    job: "JobFile | None"
     alive: bool | None
     pid: int | None
     container_id: str | None
@@ -298,7 +299,7 @@ class WorkerReadings:
 class TaskSighting:
     """One task of another runner's, and whether its process is there; `None` where that cannot be told."""
 
-    task: TaskFile
+    task: "TaskFile"
     alive: bool | None
 
 
@@ -386,9 +387,9 @@ class GpuTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverHealth:
-    """How asking the NVIDIA driver went so far, and what it has reported unasked.
+    """How asking the drivers of one source went so far, and what they have reported unasked: NVIDIA's alone does.
 
-    Of the processes that ask it, `killed` are those of which a call did not return, and `abandoned` those of them that
+    Of the processes that ask, `killed` are those of which a call did not return, and `abandoned` those of them that
     still hang in it, beyond any signal. `xids` counts the errors that it reported, by GPU and NVIDIA's number for them.
     """
 
@@ -413,7 +414,7 @@ class Snapshot:
     """Everything known at `taken`, immutable: scrapes and `/evidence` read it and change nothing."""
 
     host: str
-    taken: Stamp
+    taken: "Stamp"
     gpus: GpuReadings | None
     workers: WorkerReadings | None
     containers: tuple[ContainerEvidence, ...]
@@ -437,8 +438,8 @@ class Snapshot:
     """The containers that are to be asked as servers; `None` when containers cannot be listed."""
     tasks: TaskReadings | None = None
     """The tasks of other runners; `None` when no folder of theirs is given, or none can be read."""
-    driver: DriverHealth | None = None
-    """`None` where the NVIDIA driver is not asked."""
+    drivers: Mapping[str, DriverHealth] = field(default_factory=dict)
+    """By the source whose drivers are asked in a process of its own."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     """What has been counted of each GPU, by UUID."""
     unseen: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ NO_JOB: Final = "the worker runs no job"
 UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
-NOT_NVIDIA: Final = "the NVIDIA driver is not asked"
+NO_DRIVER: Final = "no driver of the source's is asked"
 NO_WORK_READ: Final = "its processes cannot be listed or read"
 DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
@@ -91,8 +91,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}, it was not asked lately, or it is paused",
     "gpuwarden_server_silence_allowed_seconds": "as `gpuwarden_server_info`",
     "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
-    "gpuwarden_driver_processes_killed_total": NOT_NVIDIA,
-    "gpuwarden_driver_processes_abandoned": NOT_NVIDIA,
+    "gpuwarden_driver_processes_killed_total": NO_DRIVER,
+    "gpuwarden_driver_processes_abandoned": NO_DRIVER,
     "gpuwarden_gpu_xid_errors_total": "its reports are not waited for, and none came before; rare numbers: none so far",
     "gpuwarden_gpu_info": NO_GPUS,
     "gpuwarden_gpu_mig_info": "it is a whole GPU",

@@ -39,7 +39,7 @@ from exporter.readings import (
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
@@ -67,6 +67,16 @@ class Containers(Protocol):
         """The newest listing, or OSError with the reason why there is none."""
 
 
+class Driver(Protocol):
+    """What asks the drivers of one source in a process of its own."""
+
+    def ask(self) -> None:
+        """Begin a look; reading the source waits for what comes of it."""
+
+    def health(self) -> DriverHealth:
+        """How asking went so far."""
+
+
 class Sampler:
     """Takes a snapshot every `interval_s`, in a thread of its own."""
 
@@ -83,7 +93,7 @@ class Sampler:
         servers: Servers | None = None,
         units: Units | None = None,
         tasks: Tasks | None = None,
-        driver: Callable[[], DriverHealth] | None = None,
+        drivers: Mapping[str, Driver] | None = None,
         nvidia: NvidiaHost | None = None,
     ) -> None:
         self._tasks = tasks
@@ -92,7 +102,7 @@ class Sampler:
         self._unlisted = Unlisted(workers.own_container())
         self._attributed: set[int] = set()
         self._servers = servers
-        self._driver = driver
+        self._drivers = drivers or {}
         self._host = host
         self._directory = directory
         self._containers = containers
@@ -147,6 +157,8 @@ class Sampler:
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
+        for driver in self._drivers.values():  # all of them before one is waited for: two may hang
+            driver.ask()
         found_gpus = self._together({source: self._ask(source, read, health) for source, read in self._gpus.items()})
         found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
@@ -189,7 +201,7 @@ class Sampler:
             dead_s=dead_s,
             servers=servers,
             tasks=found_tasks,
-            driver=None if self._driver is None else self._driver(),
+            drivers={source: driver.health() for source, driver in self._drivers.items()},
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
@@ -302,8 +314,8 @@ class Sampler:
         pids, ram = self._places.look(container)
         self._attributed.update(pids or ())
         work = self._work_of(pids)
-        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds)
         history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus)
         found = history.observe(container, use, ram, work, now_s=now.boottime_s)
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:

@@ -82,7 +82,8 @@ class Settings(BaseSettings):
         default=10.0,
         ge=0.1,
         le=60,
-        description="how long one look at the GPUs may take before the process that asks the driver is killed, seconds",
+        description="how long one look at NVIDIA's GPUs may take before the process that asks the driver is killed, "
+        "seconds",
     )
     amd: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -91,6 +92,13 @@ class Settings(BaseSettings):
     )
     intel: Literal["auto", "on", "off"] = Field(
         default="auto", description="read Intel's GPUs from the kernel, as --amd AMD's; docs/amd-intel.md"
+    )
+    kernel_answer_s: float = Field(
+        default=10.0,
+        ge=0.1,
+        le=60,
+        description="how long one look at AMD's and Intel's GPUs may take before the process that reads them is "
+        "killed, seconds",
     )
     simulate_gpu: Path | None = Field(
         default=None,

@@ -17,7 +17,7 @@ of a counter that is born with it. 13 to 45 are mostly the program's; then memor
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
     """Series keyed by GPU UUID; where the figures come from stands on the info series."""
-    yield from _driver(snapshot.driver)
+    yield from _drivers(snapshot.drivers)
     yield _xids(snapshot)
     readings = snapshot.gpus
     if readings is None:
@@ -172,19 +172,19 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
     )
 
 
-def _driver(health: DriverHealth | None) -> Iterable[Metric]:
-    """Also while the driver does not answer: then most of all."""
+def _drivers(asked: Mapping[str, DriverHealth]) -> Iterable[Metric]:
+    """Also while a driver does not answer: then most of all."""
     yield counter(
         "gpuwarden_driver_processes_killed",
-        "Processes asking the NVIDIA driver that were killed because a call did not return.",
-        (),
-        (((), None if health is None else float(health.killed)),),
+        "Processes asking the GPU drivers of a source that were killed because a call did not return.",
+        ("collector",),
+        (((f"source_{source}",), float(health.killed)) for source, health in asked.items()),
     )
     yield gauge(
         "gpuwarden_driver_processes_abandoned",
-        "Processes that hang in the NVIDIA driver and cannot be killed.",
-        (),
-        (((), None if health is None else float(health.abandoned)),),
+        "Processes that hang in the GPU drivers of a source and cannot be killed.",
+        ("collector",),
+        (((f"source_{source}",), float(health.abandoned)) for source, health in asked.items()),
     )
 
 
@@ -192,7 +192,8 @@ def _xids(snapshot: Snapshot) -> Metric:
     """Also of GPUs that are unknown by now: many an XID comes right before that."""
     gpus = () if snapshot.gpus is None else snapshot.gpus.gpus
     counts = {(gpu.uuid, code): 0 for gpu in gpus if gpu.xids_watched for code in _XIDS}
-    counts.update({} if snapshot.driver is None else snapshot.driver.xids)
+    for health in snapshot.drivers.values():
+        counts.update(health.xids)
     return counter(
         "gpuwarden_gpu_xid_errors",
         "Errors that the NVIDIA driver reported of the GPU, by NVIDIA's number for them (XID).",

@@ -14,7 +14,7 @@ from typing import Final
 from exporter.evidence import RamUse
 from exporter.readings import Container, Unknown
 from exporter.sources import processes
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from gpuwarden import cgroup
 
 OWNER_S: Final = 5.0

@@ -1,4 +1,4 @@
-"""Which containers there are: an engine's, asked by a thread of its own so that a hung daemon holds up nothing else.
+"""Which containers there are: an engine's.
 
 The engine is Docker, or Podman, which answers the same calls in the same words at a socket of its own.
 """
@@ -6,10 +6,9 @@ The engine is Docker, or Podman, which answers the same calls in the same words 
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from requests import RequestException
 
 from exporter import answering, tenancy
 from exporter.readings import ALL_NODES, NODE, Container, Health, Probe, Server, Unknown
+from exporter.sources.listener import Listener, Listing
 from gpuwarden import cgroup
 
 REFRESH_S: Final = 1.0
@@ -50,92 +50,50 @@ DRI: Final = Path("/dev/dri")
 """Where the nodes of GPUs are that have one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """The containers at one moment, by full id: those that run, and those that are down and hold workers' folders.
-
-    `taken_s` is when the daemon listed them, before any of them was inspected; `ids` are those of all that it listed.
-    `unseen` names those that run, could not be inspected and may be ranked by their VRAM budgets
-    (`tenancy.may_be_ranked`).
-    """
-
-    containers: dict[str, Container]
-    taken_s: float
-    duration_s: float
-    down: Mapping[str, Container] = field(default_factory=dict)
-    ids: frozenset[str] = frozenset()
-    lag_s: float = 0.0
-    """For how long a container may have run that is not listed yet, seconds."""
-    unseen: tuple[str, ...] = ()
-
-
-class EngineContainers:
-    """Keeps a recent listing of one engine's containers, of kind `docker` or `podman`.
+class EngineContainers(Listener):
+    """Listens to one engine, of kind `docker` or `podman`.
 
     `directory` is `$GPUWARDEN_DIR`: what is mounted of it tells where a worker was that is dead.
     """
 
     def __init__(self, base_url: str, directory: Path | None = None, *, kind: str = "docker") -> None:
+        nothing = f"{kind.capitalize()} at {base_url} does not answer"
+        super().__init__(kind, nothing=nothing, refresh_s=REFRESH_S, fresh_s=FRESH_S)
         self._base_url = base_url
         self._kind = kind
+        self._client: docker.APIClient | None = None
         self._directory = None if directory is None else os.path.realpath(directory)
-        self._listing: Listing | None = None
-        self._because = "not asked yet"
         self._known: dict[str, tuple[int, int, Container]] = {}
         self._tried_s: dict[str, float] = {}
-        self._asked = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._refresh_on, name=kind, daemon=True)
 
-    def start(self) -> None:
-        """Begin to ask; returns with the first answer, or after a second without one."""
-        self._thread.start()
-        self._asked.wait(REFRESH_S)
-
-    def close(self) -> None:
-        """Stop asking."""
-        self._closing.set()
-        self._thread.join(timeout=TIMEOUT_S)
-
-    def latest(self) -> Listing:
-        """The newest listing.
+    def list_now(self) -> Listing:
+        """Ask the daemon once; after a failure, the next time by another connection.
 
         Raises:
-            OSError: there is none, or it is too old to believe; the message says why.
+            OSError: it does not answer.
+            Exception: its answer makes no sense, in whichever way.
         """
-        listing = self._listing
-        if listing is None or time.monotonic() - listing.taken_s > FRESH_S:
-            raise OSError(f"{self._kind.capitalize()} at {self._base_url} does not answer: {self._because}")
-        return listing
-
-    def _refresh_on(self) -> None:
-        client: docker.APIClient | None = None
-        while not self._closing.is_set():
-            started_s = time.monotonic()
-            try:
-                if client is None:
-                    client = _connect(self._base_url)
-                rows = client.containers(all=True)
-                taken_s = time.monotonic()
-                containers, down = self._list(client, rows), self._down(client, rows)
-                self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
-                duration_s = time.monotonic() - started_s
-                self._listing = Listing(
-                    containers=containers,
-                    down=down,
-                    taken_s=taken_s,
-                    duration_s=duration_s,
-                    ids=frozenset(row["Id"] for row in rows),
-                    unseen=tuple(_unseen(rows, containers)),
-                )
-            except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
-                self._because = f"{type(error).__name__}: {error}"[:300]
-                if client is not None:
-                    with contextlib.suppress(Exception):
-                        client.close()
-                client = None
-            self._asked.set()
-            self._closing.wait(REFRESH_S)
+        started_s = time.monotonic()
+        try:
+            client = self._client = self._client or _connect(self._base_url)
+            rows = client.containers(all=True)
+            taken_s = time.monotonic()
+            containers, down = self._list(client, rows), self._down(client, rows)
+        except Exception:
+            if self._client is not None:
+                with contextlib.suppress(Exception):
+                    self._client.close()
+            self._client = None
+            raise
+        self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
+        return Listing(
+            containers=containers,
+            down=down,
+            taken_s=taken_s,
+            duration_s=time.monotonic() - started_s,
+            ids=frozenset(row["Id"] for row in rows),
+            unseen=tuple(_unseen(rows, containers)),
+        )
 
     def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
         """Those that run. One whose name and first process are unchanged is not inspected again, but for servers.

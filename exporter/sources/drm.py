@@ -33,6 +33,10 @@ from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.kfd import NO_PART, SYS, Compute, Kfd, Node, Topology, number_in
 
 SOURCE: Final = "drm"
+WHO: Final = "the kernel's AMD and Intel drivers"
+CHILD: Final = ("-m", "exporter.sources.drm_child")
+"""The process that reads them: a driver can hang in a read."""
+
 AMD: Final = frozenset({"amdgpu"})
 INTEL: Final = frozenset({"i915", "xe"})
 PERCENT_MAX: Final = 100
@@ -89,7 +93,7 @@ class DrmGpus:
         self._moved: set[str] = set()
 
     def drivers_found(self) -> frozenset[str]:
-        """The drivers, of those that are read, that drive a GPU now."""
+        """The drivers, of those that are read, that drive a GPU now. No driver is called: links tell it."""
         return frozenset(device.driver for device in self._devices())
 
     def read(self) -> GpuReadings:

@@ -17,10 +17,10 @@ import pynvml
 
 from exporter.readings import Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
+from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
 from exporter.sources.nvml_events import Report, XidWatch
 from exporter.sources.nvml_figures import Figures
-from exporter.sources.nvml_wire import NvmlError
 from exporter.sources.samples import Cursor, Listed, Sample
 
 SOURCE: Final = "nvml"
@@ -53,10 +53,10 @@ class NvmlGpus:
         """Every GPU that the driver counts.
 
         Raises:
-            NvmlError: the driver as a whole does not answer; the next call initialises anew.
+            DriverError: the driver as a whole does not answer; the next call initialises anew.
         """
         if self._failed and not self._end_session():
-            raise NvmlError("waiting for what the NVIDIA driver reports does not end", over=True)
+            raise DriverError("waiting for what the NVIDIA driver reports does not end", over=True)
         try:
             if not self._initialised:
                 # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
@@ -69,7 +69,7 @@ class NvmlGpus:
             self._failed = True
             if self._xids:
                 self._xids.stop()
-            raise NvmlError(
+            raise DriverError(
                 f"the NVIDIA driver does not answer: {said(error)}",
                 # A process keeps the library that it has loaded: the next one loads the one that fits.
                 over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,

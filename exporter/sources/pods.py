@@ -1,4 +1,4 @@
-"""The containers of the pods on this node, by a thread of its own: who they are, their GPUs, budgets and restarts.
+"""The containers of the pods on this node: who they are, their GPUs, budgets and restarts.
 
 Who they are is told by the Kubernetes API where it is asked, else by the links to their logs that the kubelet makes on
 its host:
@@ -14,7 +14,6 @@ import http.client
 import json
 import re
 import ssl
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from urllib.parse import quote, urlsplit
 from exporter import evidence, tenancy
 from exporter.readings import ALL_NODES, Container, Tenancy
 from exporter.sources import kubelet, processes
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listener, Listing
 from gpuwarden import cgroup
 from gpuwarden.errors import GpuwardenError
 
@@ -198,8 +197,8 @@ def linked(logs: Path = LOGS) -> list[PodContainer]:
     return found
 
 
-class Pods:
-    """Keeps a recent listing of the containers of this node's pods."""
+class Pods(Listener):
+    """Listens to who knows of this node's pods."""
 
     def __init__(
         self,
@@ -210,29 +209,15 @@ class Pods:
         proc: Path = cgroup.PROC,
         root: Path = cgroup.ROOT,
     ) -> None:
+        super().__init__("pods", nothing="the pods of this node cannot be listed", refresh_s=REFRESH_S, fresh_s=FRESH_S)
         self._api = api
         self._pod_resources = pod_resources
         self._logs = logs
         self._proc = proc
         self._root = root
-        self._listing: Listing | None = None
-        self._because = "not asked yet"
         self._groups: dict[str, Path] = {}
         self._absent: frozenset[str] = frozenset()
         self._walked_s = -ABSENT_S
-        self._asked = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._refresh_on, name="pods", daemon=True)
-
-    def start(self) -> None:
-        """Begin to ask; returns with the first answer, or after a second without one."""
-        self._thread.start()
-        self._asked.wait(1.0)
-
-    def close(self) -> None:
-        """Stop asking."""
-        self._closing.set()
-        self._thread.join(timeout=TIMEOUT_S)
 
     def latest(self) -> Listing:
         """The newest listing, without those whose group has gone since.
@@ -240,9 +225,7 @@ class Pods:
         Raises:
             OSError: there is none, or it is too old to believe; the message says why.
         """
-        listing = self._listing
-        if listing is None or time.monotonic() - listing.taken_s > FRESH_S:
-            raise OSError(f"the pods of this node cannot be listed: {self._because}")
+        listing = super().latest()
         groups = self._groups
         alive = {
             full_id: each
@@ -250,15 +233,6 @@ class Pods:
             if full_id in groups and (groups[full_id] / "cgroup.procs").exists()
         }
         return replace(listing, containers=alive)
-
-    def _refresh_on(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._listing = self.list_now()
-            except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
-                self._because = f"{type(error).__name__}: {error}"[:300]
-            self._asked.set()
-            self._closing.wait(REFRESH_S)
 
     def list_now(self) -> Listing:
         """Ask everyone once.

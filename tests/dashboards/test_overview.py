@@ -119,7 +119,7 @@ def a_snapshot() -> Snapshot:
         host="h1",
         taken=now,
         gpus=GpuReadings(source="simulated", gpus=(gpu, part)),
-        driver=DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 31): 1}),
+        drivers={"gpu": DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 31): 1})},
         gpu_totals={"GPU-0": GpuTotals(busy_s=1.0, unknown={("power_watts", "timeout"): 1})},
         workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),

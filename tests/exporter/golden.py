@@ -190,7 +190,10 @@ SNAPSHOT = build.snapshot(
         ),
         errors={"not_json": 1},
     ),
-    driver=DriverHealth(killed=2, abandoned=1, xids={("GPU-0", 31): 2, ("GPU-1", 79): 1, ("GPU-0", 154): 1}),
+    drivers={
+        "gpu": DriverHealth(killed=2, abandoned=1, xids={("GPU-0", 31): 2, ("GPU-1", 79): 1, ("GPU-0", 154): 1}),
+        "drm": DriverHealth(),
+    },
     gpu_totals={
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),

@@ -3,7 +3,20 @@
 The sources of each format are named by the modules that read it: exporter/sources/drm.py, kfd.py and fdinfo.py.
 """
 
+import os
 from pathlib import Path
+
+CHILD = """
+import sys
+from functools import partial
+from pathlib import Path
+from exporter.sources import clients, drm, drm_child
+clients.is_device = lambda _: True
+root = Path({root!r})
+drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
+sys.exit(drm_child.main())
+"""
+"""The process that reads the kernel's drivers, on a tree. Open files there are devices by their names."""
 
 AMDGPU = """\
 pos:\t0
@@ -70,6 +83,7 @@ class Tree:
     """A host: `sys` and `proc` are its folders."""
 
     def __init__(self, root: Path) -> None:
+        self.child = "-c", CHILD.format(root=str(root))
         self.sys = root / "sys"
         self.proc = root / "proc"
         for folder in (self.sys / "class/drm", self.sys / "bus/pci/devices", self.proc):
@@ -147,3 +161,10 @@ class Tree:
         """A file of the kernel's: one line."""
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{what}\n", encoding="utf-8")
+
+    @staticmethod
+    def hang(file: Path) -> None:
+        """Whoever opens that file to read it from now on does not come back; one that is killed does end."""
+        pipe = file.with_name(f"{file.name}.pipe")
+        os.mkfifo(pipe)
+        pipe.replace(file)

@@ -20,7 +20,8 @@ from exporter.readings import Container, ContainerEvidence, Snapshot
 from exporter.sampler import Sampler
 from exporter.sources import cgroups, containers
 from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.containers import EngineContainers, Listing
+from exporter.sources.containers import EngineContainers
+from exporter.sources.listener import Listing
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.waiting import eventually

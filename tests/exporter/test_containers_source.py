@@ -22,7 +22,8 @@ from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
 from exporter.sampler import Sampler
 from exporter.sources import containers
-from exporter.sources.containers import EngineContainers, Listing, _container, visible_devices
+from exporter.sources.containers import EngineContainers, _container, visible_devices
+from exporter.sources.listener import Listing
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker

@@ -1,6 +1,8 @@
 """The whole exporter on AMD's and Intel's GPUs: a real worker, which the kernel's folders say is on them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -15,11 +17,14 @@ from pydantic import ValidationError
 
 from exporter import main
 from exporter.settings import Settings
-from exporter.sources import drm
+from exporter.sources import drm, processes
+from gpuwarden import cgroup
 from gpuwarden.errors import GpuwardenError
 from tests.exporter import gpu_tree
 from tests.exporter.conftest import StartWorker
 from tests.exporter.gpu_tree import Tree
+from tests.nvml.driver import Card
+from tests.nvml.driver import Driver as Nvidia
 from tests.waiting import eventually
 
 CARD, ARC = "0000:03:00.0", "0000:00:02.0"
@@ -30,12 +35,12 @@ import sys
 from functools import partial
 from pathlib import Path
 from exporter import main
-from exporter.sources import clients, drm, nvidia_host
-clients.is_device = lambda _: True
+from exporter.sources import drm, nvidia_host
 root = Path(sys.argv[1])
+drm.CHILD = "-c", sys.argv[2]
 drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
 nvidia_host.NvidiaHost = partial(nvidia_host.NvidiaHost, sys=root / "sys", proc=root / "proc")
-sys.exit(main.command(sys.argv[2:]))
+sys.exit(main.command(sys.argv[3:]))
 """
 
 
@@ -45,12 +50,17 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @contextmanager
-def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The exporter on that tree: its port, and its log until it was ready."""
-    given = ["--dir", str(house), "--port", "0", "--docker", "none", "--nvml", "off", "--sample-interval-s", "0.05"]
+def program(
+    house: Path, tree: Tree, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int, list[dict[str, Any]]]]:
+    """The exporter on that tree: its process, its port, and its log until it was ready."""
+    given = ["--dir", str(house), "--port", "0", "--docker", "none", "--sample-interval-s", "0.05"]
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tree.sys.parent), *given, *arguments], stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, str(tree.sys.parent), tree.child[1], *given, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
     try:
         assert process.stderr
         log: list[dict[str, Any]] = []
@@ -58,10 +68,30 @@ def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, lis
             line = process.stderr.readline()
             assert line, (process.communicate(), log)
             log.append(json.loads(line))
-        yield log[-1]["port"], log
+        yield process, log[-1]["port"], log
     finally:
-        process.kill()
-        process.communicate()
+        if process.returncode is None:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The same without NVIDIA's driver: its port, and its log until it was ready."""
+    with program(house, tree, "--nvml", "off", *arguments) as (_, port, log):
+        yield port, log
+
+
+def stopped(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    """What it told from when it was ready until it has ended in good order."""
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0, rest
+    return [json.loads(line) for line in rest.splitlines()]
+
+
+def children(process: "subprocess.Popen[str]") -> frozenset[int]:
+    return processes.tree(process.pid) - {process.pid}
 
 
 def settings(**given: Any) -> Settings:
@@ -145,3 +175,87 @@ def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, mon
 
     assert main._drm_source(settings(simulate_gpu=tmp_path / "gpus.json")).read is None
     assert main._drm_source(settings()).read is not None
+
+
+# Reads that hang
+
+
+@pytest.mark.needs_compiler
+def test_a_read_that_hangs_makes_those_gpus_unknown_and_nothing_else(
+    house: Path, tree: Tree, start_worker: StartWorker, driver: Nvidia
+) -> None:
+    on_nvidia = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
+    on_amd = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
+    driver.answer(Card(compute={on_nvidia: 2**20}))
+    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
+    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10)) / "gpu_busy_percent"
+    tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
+    killed = "gpuwarden_driver_processes_killed_total"
+
+    with program(house, tree, "--kernel-answer-s", "3", env=driver.environment) as (process, port, _):
+        before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
+        tree.hang(busy)
+        first = eventually(lambda: text if idle[1] not in (text := scrape(port)) else None)
+        killed_one = f'{killed}{{collector="source_drm"}} 1.0'
+        hung = eventually(lambda: text if killed_one in (text := scrape(port)) else None)
+        busy.unlink()
+        tree.write(busy, 0)
+        after = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
+        log = stopped(process)
+
+    for text in (first, hung):
+        assert 'gpuwarden_collector_success{collector="source_drm"} 0.0' in text
+        assert 'gpuwarden_collector_success{collector="source_gpu"} 1.0' in text
+        assert 'gpuwarden_collector_success{collector="sampler"} 1.0' in text
+        assert 'gpuwarden_gpu_info{attribution="process",gpu="GPU-0"' in text
+        gone = series(before) - series(text)
+        assert {each for each in gone if "GPU-18b70c33a1b2c3d4" not in each} == {idle[1].strip()}
+        assert {each.partition("{")[0] for each in gone} >= {"gpuwarden_gpu_info", "gpuwarden_gpu_utilization_ratio",
+            "gpuwarden_container_gpu_utilization_ratio", "gpuwarden_container_gpu_memory_bytes"}  # fmt: skip
+    assert 'gpuwarden_unknown_samples_total{container="w1",reason="gpu_missing",what="gpu"}' in hung
+    assert f'{killed}{{collector="source_gpu"}} 0.0' in hung
+    assert 'gpuwarden_driver_processes_abandoned{collector="source_drm"} 0.0' in hung
+    assert series(before) <= series(after)
+    told = [each.get("because", "") for each in log if each.get("source") == "drm"]
+    assert any(each.startswith(f"a call into {drm.WHO} did not return within 3 s") for each in told)
+    assert not [each for each in log if each.get("source") == "gpu"]
+
+
+def series(text: str) -> set[str]:
+    """Names and labels, without values."""
+    return {line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("gpuwarden_")}
+
+
+@pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "in a read that hangs"])
+def test_an_exporter_that_is_killed_leaves_no_process_behind(at_rest: bool, house: Path, tree: Tree) -> None:
+    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0) / "gpu_busy_percent"
+    with program(house, tree, "--nvml", "off") as (process, port, _):
+        eventually(lambda: "gpuwarden_gpu_info{" in scrape(port))
+        (child,) = children(process)
+        if not at_rest:
+            tree.hang(busy)
+            eventually(lambda: "gpuwarden_gpu_info{" not in scrape(port))
+
+        process.kill()
+        process.communicate()
+
+        assert eventually(lambda: not (cgroup.PROC / str(child)).exists())
+
+
+@pytest.mark.needs_compiler
+def test_where_the_kernel_drives_no_gpu_of_amds_or_intels_no_process_reads_them(
+    house: Path, tree: Tree, driver: Nvidia
+) -> None:
+    driver.answer(Card())
+    found: list[list[bytes]] = []
+
+    for gpu in (False, True):
+        if gpu:
+            tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+        with program(house, tree, env=driver.environment) as (process, port, _):
+            eventually(lambda: 'gpu="GPU-0"' in scrape(port))
+            found.append([(cgroup.PROC / str(pid) / "cmdline").read_bytes() for pid in children(process)])
+
+    assert [b"nvml_child" in each for each in found[0]] == [True]
+    assert sorted(b"drm_child" in each for each in found[1]) == [False, True]

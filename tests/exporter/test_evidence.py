@@ -409,12 +409,81 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
     assert (use.unknown and use.unknown.reason) == reason
 
 
-def test_nodes_of_gpus_that_nobody_reads_are_no_gpus() -> None:
-    container = build.container(gpu_request=("dri", "renderD128"))
+def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> None:
+    container = build.container(gpu_request=("dri",))
 
     found = gpu_use(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
 
     assert (found.gpus, found.unknown) == ((), Unknown(reason="no_gpu", because="no GPU is assigned"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "missing"),
+    [
+        pytest.param(("renderD129",), "renderD129", id="one"),
+        pytest.param(("dri", "renderD129"), "renderD129", id="beside all nodes"),
+        pytest.param(("renderD130", "renderD129"), "renderD129", id="two"),
+        pytest.param(("0", "renderD129"), None, id="beside a GPU of NVIDIA's, whose node it may be"),
+        pytest.param(("all", "renderD129"), None, id="beside all of NVIDIA's"),
+    ],
+)
+def test_a_gpu_that_was_gone_before_the_exporter_began_is_missed_by_who_was_given_its_node(
+    request_: tuple[str, ...], missing: str | None
+) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    because = f"assigned GPU {missing} is not reported"
+    assert found.unknown == (Unknown(reason="gpu_missing", because=because) if missing else None)
+    assert found.utilization_ratio == (None if missing else 0.0)
+
+
+def test_what_is_on_a_gpu_of_nvidias_by_its_node_has_its_memory_there_told() -> None:
+    mine = build.gpu(0, build.process(4001, 0.5, 5 * 2**20))
+
+    found = gpu_use(build.container(gpu_request=("renderD128",)), OWN, build.gpus(mine), THRESHOLDS)
+
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=5 * 2**20),)
+    assert (found.gpus, found.utilization_ratio) == (("GPU-0",), None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "had", "failed", "reason"),
+    [
+        pytest.param(("0",), ("GPU-0", "GPU-amd"), ("drm",), "source_failed", id="it was on another"),
+        pytest.param(("0",), ("GPU-0",), ("drm",), None, id="it was on none of those"),
+        pytest.param(("0",), ("GPU-0", "GPU-amd"), (), None, id="nothing fails, and it is on it no more"),
+        pytest.param(("7",), ("GPU-0", "GPU-amd"), ("drm",), "gpu_missing", id="and misses one"),
+    ],
+)
+def test_a_gpu_that_a_container_was_on_is_not_passed_over_while_its_source_fails(
+    request_: tuple[str, ...], had: tuple[str, ...], failed: tuple[str, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, had)
+
+    assert (found.gpus, found.unknown and found.unknown.reason) == (had if failed else ("GPU-0",), reason)
+    assert (found.utilization_ratio is None) == (reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "failed", "reason"),
+    [
+        pytest.param("process", ("all",), ("drm",), "source_failed", id="a process that names none"),
+        pytest.param("systemd", ("all",), ("drm",), "source_failed", id="a service that names none"),
+        pytest.param("process", ("0",), ("drm",), None, id="one that names a GPU of NVIDIA's"),
+        pytest.param("docker", ("all",), ("drm",), None, id="--gpus all gives NVIDIA's alone"),
+        pytest.param("process", ("all",), (), None, id="nothing fails"),
+    ],
+)
+def test_what_sees_every_gpu_may_be_on_those_that_are_not_read(
+    kind: str, request_: tuple[str, ...], failed: tuple[str, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
+
+    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == reason
 
 
 @pytest.mark.parametrize(

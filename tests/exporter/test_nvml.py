@@ -3,8 +3,8 @@
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
-from exporter.sources.nvml_wire import NvmlError
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
 
 pytestmark = pytest.mark.needs_compiler
@@ -518,7 +518,7 @@ def test_what_is_not_supported_is_asked_again_only_of_a_driver_that_was_loaded_a
     driver_here.answer(Card(figures=SENSORS))
     remembered = only(source.read()).figures
     driver_here.answer(Card(figures=SENSORS), session=2)
-    with pytest.raises(NvmlError):
+    with pytest.raises(DriverError):
         source.read()
     anew = only(source.read()).figures
 
@@ -631,7 +631,7 @@ def test_a_driver_that_goes_costs_every_gpu_and_is_initialised_again_at_the_next
     but: list[str], session: int, because: str, gpus: NvmlGpus, driver_here: Driver
 ) -> None:
     driver_here.answer(busy(), but=tuple(but), session=session)
-    with pytest.raises(NvmlError) as refused:
+    with pytest.raises(DriverError) as refused:
         gpus.read()
 
     driver_here.answer(busy(at_us=500), session=3)
@@ -647,7 +647,7 @@ def test_a_driver_that_is_not_there_yet_is_asked_again_at_each_look(driver_here:
     driver_here.answer(Card(), but=("error - nvmlInitWithFlags 9",))
     source = NvmlGpus()
     for _ in range(2):
-        with pytest.raises(NvmlError, match="Driver Not Loaded"):
+        with pytest.raises(DriverError, match="Driver Not Loaded"):
             source.read()
 
     driver_here.answer(Card())

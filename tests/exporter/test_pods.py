@@ -30,7 +30,7 @@ from exporter.readings import Container, Tenancy
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources import kubelet, pods
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.pods import Api, Pods, running
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -508,12 +508,10 @@ def test_an_api_or_a_kubelet_that_is_not_there_is_reported(host: Host, cluster: 
             source.latest()
 
 
-def test_a_listing_that_grows_old_is_no_longer_believed(
-    host: Host, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_that_grows_old_is_no_longer_believed(host: Host, cluster: Cluster) -> None:
     with asked(on(host, api=of(cluster))) as source:
         source.latest()
-        monkeypatch.setattr(pods, "FRESH_S", 0.0)
+        source._fresh_s = 0.0
 
         with pytest.raises(OSError, match="cannot be listed"):
             source.latest()

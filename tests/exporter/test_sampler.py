@@ -15,7 +15,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes, simulated
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
@@ -38,6 +38,20 @@ class Docker:
             raise self.error
         found: Listing = self.listing
         return found
+
+
+class Driver:
+    """How often it was asked, and how that went."""
+
+    def __init__(self, health: DriverHealth | None = None) -> None:
+        self.asked = 0
+        self._health = health or DriverHealth()
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def health(self) -> DriverHealth:
+        return self._health
 
 
 def sampler(house: Path, **changes: Any) -> Sampler:
@@ -200,9 +214,24 @@ def test_what_became_of_asking_the_driver_is_told_most_of_all_when_it_does_not_a
         raise GpuwardenError("it hangs")
 
     hanging = DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 119): 1})
-    snapshot = sampler(house, gpus=fail, driver=lambda: hanging).sample()
+    driver = Driver(hanging)
+    snapshot = sampler(house, gpus=fail, drivers={"gpu": driver}).sample()
 
-    assert (snapshot.gpus, snapshot.driver) == (None, hanging)
+    assert (snapshot.gpus, snapshot.drivers) == (None, {"gpu": hanging})
+
+
+def test_every_driver_is_asked_before_the_answer_of_one_is_waited_for(house: Path) -> None:
+    asked = {"gpu": Driver(), "drm": Driver()}
+    waited: list[int] = []
+
+    def read() -> GpuReadings:
+        waited.append(sum(each.asked for each in asked.values()))
+        return build.gpus()
+
+    snapshot = sampler(house, gpus=read, drm=read, drivers=asked).sample()
+
+    assert waited == [2, 2]
+    assert snapshot.drivers == {"gpu": DriverHealth(), "drm": DriverHealth()}
 
 
 def test_the_time_a_gpu_was_busy_is_counted_from_look_to_look(house: Path) -> None:
@@ -238,6 +267,33 @@ def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_
     ]
     # Without NVIDIA's driver nobody knows of how many GPUs the worker has: the other one's idleness is not its own.
     assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
+
+
+def test_what_works_on_a_gpu_that_it_did_not_ask_for_is_unknown_while_the_source_of_that_fails(
+    house: Path, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
+    card = build.gpu(0, build.process(pid, 0.9), node="renderD128", uuid="GPU-amd")
+    both: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": build.gpus(card)}
+    answers = dict(both)
+    look = sampler(house, gpus=lambda: answers["gpu"], drm=lambda: answers["drm"])
+    found = []
+
+    for failing in (set[str](), {"drm"}, {"drm", "gpu"}, {"drm"}, set[str]()):
+        answers = {source: told for source, told in both.items() if source not in failing}
+        found.append(only(look.sample()))
+
+    assert [each.gpu_unknown and each.gpu_unknown.reason for each in found] == [None, *["source_failed"] * 3, None]
+    assert [each.gpu_idle_s for each in found] == [0.0, None, None, None, 0.0]
+
+
+def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and_counted(house: Path) -> None:
+    docker = Docker(build.container(gpu_request=("renderD129",)))
+
+    snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
+
+    assert only(snapshot).gpu_idle_s is None
+    assert snapshot.unknown["worker-0", "gpu", "gpu_missing"] == 1
 
 
 @pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA's driver is there", "nothing of NVIDIA's"])

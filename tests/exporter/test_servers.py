@@ -15,7 +15,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import Container, ServerEvidence, Unknown, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.servers import Servers
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.probes import Prober
 from tests.exporter import builders as build
 

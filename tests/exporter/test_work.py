@@ -16,7 +16,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
-from exporter.sources.containers import Listing
+from exporter.sources.listener import Listing
 from exporter.sources.work import Work
 from gpuwarden import cgroup
 from gpuwarden.facts import WorkerFacts

@@ -1,8 +1,8 @@
-"""What the process that asks the NVIDIA driver tells the exporter: one JSON object a line, each of one key. Pure.
+"""What a process that asks a GPU's driver tells the exporter: one JSON object a line, each of one key. Pure.
 
     {"gpus": {…}}      the answer to a look: `GpuReadings`, field by field
     {"failed": {…}}    the answer to a look that failed: `because`, and `over` where this process can do no better
-    {"xid": {…}}       unasked: the driver has reported an error `code` of a `gpu`
+    {"xid": {…}}       unasked: NVIDIA's driver has reported an error `code` of a `gpu`
 
 It is asked for a look by a line of any content, one at a time.
 """
@@ -18,7 +18,7 @@ LINE_BYTES_MAX: Final = 8 * 2**20
 """A longer line is no answer: 64 GPUs with 1000 processes each have half of that."""
 
 
-class NvmlError(GpuwardenError):
+class DriverError(GpuwardenError):
     """The driver as a whole does not answer; every GPU is unknown meanwhile.
 
     Where it is `over`, it will not answer this process any more, but may answer another.
@@ -45,7 +45,7 @@ class Xid:
     code: int
 
 
-def failed(error: NvmlError) -> Failed:
+def failed(error: DriverError) -> Failed:
     """How an error is told."""
     return Failed(because=str(error), over=error.over)
 

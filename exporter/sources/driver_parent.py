@@ -1,13 +1,12 @@
-"""GPUs of the NVIDIA driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
+"""GPUs of a driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
 
 A look waits for its answer no longer than the others can wait for the look. One that is late costs that look and, once
 it has come, is dropped: it tells of a time that is past. One that is later than the deadline costs the process. A
 process that cannot even be killed (the kernel itself hangs in the driver) is left behind; with too many of those none
-is started any more, until one ends.
+is started any more, until one ends. What such a process does is in exporter/sources/driver_child.py.
 """
 
 import contextlib
-import ctypes
 import os
 import queue
 import signal
@@ -16,13 +15,12 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import IO, Final, cast
 
 from exporter.readings import DriverHealth, GpuReadings
-from exporter.sources import nvml_wire
-from exporter.sources.nvml_wire import Failed, NvmlError, Xid
-
-LIBRARY: Final = "libnvidia-ml.so.1"
+from exporter.sources import driver_wire
+from exporter.sources.driver_wire import DriverError, Failed, Xid
 
 WAIT_S: Final = 2.0
 """How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
@@ -35,30 +33,11 @@ ABANDONED_MAX: Final = 3
 """How many processes may hang in the driver, beyond any signal, before no other is started."""
 
 COMPLAINT_BYTES: Final = 1024
-"""How much is kept of what a process says of why it cannot start."""
+"""How much is kept of what a process says of why it cannot start, or go on."""
 
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
 """How long the next process is not started after one failed, seconds: doubled with each that fails in a row."""
-
-
-class LibraryMissingError(NvmlError):
-    """The driver's library cannot be loaded."""
-
-
-def load() -> None:
-    """See whether the driver's library can be loaded. Nothing of it is called in this process.
-
-    Raises:
-        LibraryMissingError: it cannot be loaded, and why.
-    """
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        raise LibraryMissingError(
-            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver on this host, or make its library "
-            "visible to the exporter, or start it with --nvml off"
-        ) from None
 
 
 def restart_after_s(failures: int) -> float:
@@ -66,18 +45,39 @@ def restart_after_s(failures: int) -> float:
     return min(RESTART_LONGEST_S, RESTART_FIRST_S * 2.0 ** min(failures - 1, 30))
 
 
-class NvmlApart:
-    """Asks the driver in another process; for one thread.
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """Who is asked, in words for people, and how Python is told what to run for it: before, and after, our own pid."""
+
+    who: str
+    program: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """One look that is waited for, until a monotonic time, seconds; `late` where the question before is still open."""
+
+    child: "_Child"
+    late: bool
+    until_s: float
+
+
+class Apart:
+    """Asks a driver in another process; for one thread.
 
     Args:
+        driver: which.
         answer_s: how long a look may take before the process is killed, seconds.
         wait_s: how long `read` waits for an answer, seconds.
     """
 
-    def __init__(self, *, answer_s: float, wait_s: float = WAIT_S) -> None:
+    def __init__(self, driver: Driver, *, answer_s: float, wait_s: float = WAIT_S) -> None:
+        self._driver = driver
         self._answer_s = answer_s
         self._wait_s = wait_s
         self._child: _Child | None = None
+        self._look: _Look | None = None
         self._abandoned: list[_Child] = []
         self._because = ""
         self._failures = 0
@@ -87,23 +87,25 @@ class NvmlApart:
         self._reported: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._xids: Counter[tuple[str, int]] = Counter()
 
+    def ask(self) -> None:
+        """Begin a look, so that several drivers are waited for at the same time; `read` tells what came of it."""
+        with contextlib.suppress(DriverError):  # `read` meets it again
+            self._look = self._begun()
+
     def read(self) -> GpuReadings:
-        """Every GPU that the driver counts.
+        """Every GPU that the driver counts: the answer to `ask`, or to a question of its own.
 
         Raises:
-            NvmlError: there is no answer, and why; later calls go on asking.
+            DriverError: there is no answer, and why; later calls go on asking.
         """
-        child = self._asked()
-        late = child.asked_s is not None
-        if not late:
-            child.ask()
-        wait_until_s = time.monotonic() + self._patience_s()
+        look, self._look = self._look or self._begun(), None
+        child, late = look.child, look.late
         while True:
-            told = child.answer(wait_until_s - time.monotonic())
+            told = child.answer(look.until_s - time.monotonic())
             if told is None:
                 raise self._silent(child)
             if isinstance(told, _Ended):
-                raise self._ended(child, f"the process that asks the NVIDIA driver {told.how}")
+                raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
             if not late:
                 break
             late = False
@@ -111,7 +113,7 @@ class NvmlApart:
         if isinstance(told, Failed):
             if told.over:
                 raise self._ended(child, told.because)
-            raise NvmlError(told.because)
+            raise DriverError(told.because)
         self._failures = 0
         return told
 
@@ -128,22 +130,29 @@ class NvmlApart:
         if self._child is not None:
             self._child.end()
 
+    def _begun(self) -> _Look:
+        child = self._asked()
+        late = child.asked_s is not None
+        if not late:
+            child.ask()
+        return _Look(child=child, late=late, until_s=time.monotonic() + self._patience_s())
+
     def _asked(self) -> "_Child":
         """The process that is to be asked, a new one where there is none."""
         self._abandoned = [each for each in self._abandoned if not each.is_over(within_s=0)]
         if self._child is not None:
             return self._child
         if len(self._abandoned) >= ABANDONED_MAX:
-            raise NvmlError(
-                f"{len(self._abandoned)} processes hang in the NVIDIA driver and cannot be killed, so no other is "
+            raise DriverError(
+                f"{len(self._abandoned)} processes hang in {self._driver.who} and cannot be killed, so no other is "
                 "started: see what the kernel's log (dmesg) says of the driver, and reboot the host"
             )
         if time.monotonic() < self._next_start_s:
-            raise NvmlError(self._because)
+            raise DriverError(self._because)
         try:
-            self._child = _Child(self._reported)
+            self._child = _Child(self._driver, self._reported)
         except OSError as error:
-            raise self._failed(f"the process that asks the NVIDIA driver cannot be started: {error}") from None
+            raise self._failed(f"the process that asks {self._driver.who} cannot be started: {error}") from None
         return self._child
 
     def _patience_s(self) -> float:
@@ -153,28 +162,28 @@ class NvmlApart:
         self._started = True
         return self._answer_s
 
-    def _silent(self, child: "_Child") -> NvmlError:
+    def _silent(self, child: "_Child") -> DriverError:
         silent_s = time.monotonic() - (child.asked_s or 0.0)
         if silent_s < self._answer_s:
-            return NvmlError("the NVIDIA driver has not answered yet")
+            return DriverError(f"there is no answer yet from {self._driver.who}")
         self._killed += 1
         return self._ended(
             child,
-            f"a call into the NVIDIA driver did not return within {self._answer_s:g} s, and its process was killed: "
+            f"a call into {self._driver.who} did not return within {self._answer_s:g} s, and its process was killed: "
             "see what the kernel's log (dmesg) says of the driver",
         )
 
-    def _ended(self, child: "_Child", because: str) -> NvmlError:
+    def _ended(self, child: "_Child", because: str) -> DriverError:
         self._child = None
         if not child.end():
             self._abandoned.append(child)
         return self._failed(because)
 
-    def _failed(self, because: str) -> NvmlError:
+    def _failed(self, because: str) -> DriverError:
         self._failures += 1
         self._because = because
         self._next_start_s = time.monotonic() + restart_after_s(self._failures)
-        return NvmlError(because)
+        return DriverError(because)
 
 
 class _Ended:
@@ -185,13 +194,13 @@ class _Ended:
 
 
 class _Child:
-    """One process that asks the driver, a thread that reads what it tells, and one for its complaints."""
+    """One process that asks a driver, a thread that reads what it tells, and one for its complaints."""
 
-    def __init__(self, reported: "queue.SimpleQueue[Xid]") -> None:
+    def __init__(self, driver: Driver, reported: "queue.SimpleQueue[Xid]") -> None:
         self.asked_s: float | None = None
         self._reported = reported
         self._answers: queue.SimpleQueue[GpuReadings | Failed | _Ended] = queue.SimpleQueue()
-        command = [sys.executable, "-P", "-m", "exporter.sources.nvml_child", str(os.getpid())]
+        command = [sys.executable, "-P", *driver.program, str(os.getpid()), *driver.arguments]
         # It may outlive us, where it hangs: it holds nothing of ours then, such as a log that is read to its end.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
@@ -199,11 +208,11 @@ class _Child:
         self._complaint = b""
         self._works = False
         complaints = cast("IO[bytes]", self.process.stderr)
-        self._complaints = threading.Thread(target=self._note, args=(complaints,), name="nvml-stderr", daemon=True)
+        self._complaints = threading.Thread(target=self._note, args=(complaints,), name="driver-stderr", daemon=True)
         self._complaints.start()
         self._questions = cast("IO[bytes]", self.process.stdin)
         answers = cast("IO[bytes]", self.process.stdout)
-        threading.Thread(target=self._listen, args=(answers,), name="nvml", daemon=True).start()
+        threading.Thread(target=self._listen, args=(answers,), name="driver", daemon=True).start()
 
     def ask(self) -> None:
         """Ask for a look; one at a time."""
@@ -238,9 +247,9 @@ class _Child:
 
     def _listen(self, answers: IO[bytes]) -> None:
         with answers:
-            while text := answers.readline(nvml_wire.LINE_BYTES_MAX):
+            while text := answers.readline(driver_wire.LINE_BYTES_MAX):
                 try:
-                    told = nvml_wire.parse(text)
+                    told = driver_wire.parse(text)
                 except ValueError as error:
                     self._answers.put(_Ended(f"answered in no known form ({error})"))
                     return
@@ -252,17 +261,21 @@ class _Child:
         self._answers.put(_Ended(_how(self.process) + self._why()))
 
     def _note(self, complaints: IO[bytes]) -> None:
-        """Keep the end of what it complains of before it answers; what comes later is read, too, lest it waits."""
+        """Keep the end of what it complains of."""
         with complaints:
             while part := os.read(complaints.fileno(), COMPLAINT_BYTES):
-                self._complaint = b"" if self._works else (self._complaint + part)[-COMPLAINT_BYTES:]
+                self._complaint = (self._complaint + part)[-COMPLAINT_BYTES:]
 
     def _why(self) -> str:
-        """The last line of it, of a process that has never answered."""
+        """The last line of it, of a process that has never answered, or ended by an error of its own.
+
+        Of one that was ended, the last that a driver's library has printed has nothing to do with that.
+        """
         self._complaints.join(KILL_S)
         lines = self._complaint.decode("utf-8", "replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {last}" if last and not self._works else ""
+        erred = (self.process.returncode or 0) > 0
+        return f": {last}" if last and (erred or not self._works) else ""
 
 
 def _how(process: "subprocess.Popen[bytes]") -> str:

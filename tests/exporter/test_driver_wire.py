@@ -1,10 +1,10 @@
-"""Lines between the process that asks the NVIDIA driver and the exporter."""
+"""Lines between a process that asks a driver and the exporter."""
 
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
-from exporter.sources import nvml_wire
-from exporter.sources.nvml_wire import Failed, NvmlError, Told, Xid
+from exporter.sources import driver_wire
+from exporter.sources.driver_wire import DriverError, Failed, Told, Xid
 
 GIB = 2**30
 
@@ -48,21 +48,21 @@ WHOLE = GpuReadings(
     ],
 )
 def test_what_is_told_arrives_as_it_was_in_one_line(told: Told) -> None:
-    line = nvml_wire.line(told)
+    line = driver_wire.line(told)
 
-    assert nvml_wire.parse(line) == told
+    assert driver_wire.parse(line) == told
     assert line.index(b"\n") == len(line) - 1
 
 
 @pytest.mark.parametrize(
     "line", [b"", b"NVRM: hello", b"[]", b"{}", b'{"gpus":{}}', b'{"gpus":{"source":"nvml","gpus":[{}]}}', b'{"a":1}',
-             b'{"failed":{"why":"so"}}', nvml_wire.line(WHOLE)[:-9]]
+             b'{"failed":{"why":"so"}}', driver_wire.line(WHOLE)[:-9]]
 )  # fmt: skip
 def test_what_is_no_such_line_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match="no line of the process that asks the driver"):
-        nvml_wire.parse(line)
+        driver_wire.parse(line)
 
 
 @pytest.mark.parametrize("over", [False, True])
 def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool) -> None:
-    assert nvml_wire.failed(NvmlError("it is gone", over=over)) == Failed(because="it is gone", over=over)
+    assert driver_wire.failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)

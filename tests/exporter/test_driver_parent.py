@@ -1,7 +1,8 @@
-"""The process that asks the NVIDIA driver: what hangs in it, ends it, or cannot be ended."""
+"""The process that asks a driver, here NVIDIA's: what hangs in it, ends it, or cannot be ended."""
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from exporter.readings import GpuReadings
-from exporter.sources import nvml_parent
+from exporter.sources import driver_parent, driver_wire, nvml_library
+from exporter.sources.driver_parent import Apart, restart_after_s
+from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
-from exporter.sources.nvml_parent import NvmlApart, restart_after_s
-from exporter.sources.nvml_wire import NvmlError
 from tests.nvml.driver import Card, Driver, Sample
 from tests.waiting import eventually
 
@@ -28,7 +29,7 @@ HANGS = f"hang 0 {RATES}"
 GAVE_UP = "did not return within"
 
 
-Start = Callable[..., NvmlApart]
+Start = Callable[..., Apart]
 
 
 @pytest.fixture
@@ -36,11 +37,11 @@ def start(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start(answer_s=…)`: a source whose processes meet the driver to order, and are not left behind."""
     for name, value in driver.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(nvml_parent, "RESTART_FIRST_S", 0.05)
-    started: list[NvmlApart] = []
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
+    started: list[Apart] = []
 
-    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> NvmlApart:
-        started.append(NvmlApart(answer_s=answer_s, wait_s=wait_s))
+    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> Apart:
+        started.append(Apart(nvml_library.DRIVER, answer_s=answer_s, wait_s=wait_s))
         return started[-1]
 
     yield begin
@@ -48,7 +49,7 @@ def start(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         each.close()
 
 
-def asking(source: NvmlApart) -> int:
+def asking(source: Apart) -> int:
     """The pid of the process that asks now."""
     assert source._child
     return source._child.process.pid
@@ -62,16 +63,16 @@ def is_over(pid: int) -> bool:
     return False
 
 
-def refused(source: NvmlApart) -> str:
-    with pytest.raises(NvmlError) as error:
+def refused(source: Apart) -> str:
+    with pytest.raises(DriverError) as error:
         source.read()
     return str(error.value)
 
 
-def answered(source: NvmlApart) -> GpuReadings | None:
+def answered(source: Apart) -> GpuReadings | None:
     try:
         return source.read()
-    except NvmlError:
+    except DriverError:
         return None
 
 
@@ -141,7 +142,7 @@ def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start:
     first_s = time.monotonic() - began_s
     last = eventually(lambda: because if GAVE_UP in (because := refused(source)) else None)
 
-    assert first == "the NVIDIA driver has not answered yet"
+    assert first == "there is no answer yet from the NVIDIA driver"
     assert 0.2 <= first_s < 2.0
     assert last.startswith("a call into the NVIDIA driver did not return within 2 s, and its process was killed")
     assert is_over(pid)
@@ -172,7 +173,7 @@ def test_each_process_in_a_row_that_fails_doubles_the_time_until_the_next(failur
 def test_until_the_next_process_is_started_a_look_costs_no_time_and_says_what_was(
     start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_parent, "RESTART_FIRST_S", 60.0)
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 60.0)
     driver.answer(Card(), but=(HANGS,))
     source = start(answer_s=0.3)
     refused(source)
@@ -195,7 +196,7 @@ def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
         "echo 'ModuleNotFoundError: No module named exporter' >&2\nexit 1\n"
     )
     broken.chmod(0o700)
-    monkeypatch.setattr(nvml_parent, "sys", SimpleNamespace(executable=str(broken)))
+    monkeypatch.setattr(driver_parent, "sys", SimpleNamespace(executable=str(broken)))
 
     because = refused(start())
 
@@ -296,19 +297,70 @@ def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Star
     assert is_over(pid)
 
 
+ANSWER = driver_wire.line(GpuReadings(source="test", gpus=()))
+
+
+@pytest.mark.parametrize(
+    ("end", "because"),
+    [
+        ("raise ValueError('a half\\nbroken')", "ended by itself, with 1: broken"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+    ],
+    ids=["by an error of its own", "by somebody"],
+)
+def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, because: str) -> None:
+    program = (
+        f"import os, sys\nfor n, _ in enumerate(sys.stdin):\n  if n: {end}\n  sys.stdout.buffer.write({ANSWER!r})\n"
+        "  sys.stdout.flush()\n  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
+    )
+    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source.read()
+
+    assert refused(source) == f"the process that asks a driver {because}"
+    source.close()
+
+
+GARBAGE = {
+    "what a driver prints": "b'amdgpu: hello\\n'",
+    "half a line": 'b\'{"gpus":{"source":\'',
+    "no GPU": 'b\'{"gpus":{"source":"drm","gpus":[{}]}}\\n\'',
+    "a line without an end": "b' ' * (9 * 2**20)",
+}
+
+
+@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
+def test_an_answer_that_is_none_costs_the_process(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
+    program = (
+        f"import os, sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({said})\n  sys.stdout.flush()\n  os.close(1)"
+    )
+    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+
+    first = refused(source)
+    second = eventually(lambda: refused(source) if time.monotonic() >= source._next_start_s else None)
+    source.close()
+
+    known = (
+        r"the process that asks a driver answered in no known form \(no line of the process that asks the driver: .*\)"
+    )
+    assert re.fullmatch(known, first)
+    assert re.fullmatch(known, second)
+    assert (source.health().killed, source.health().abandoned) == (0, 0)
+
+
 # Errors that the driver reports
 
 BOTH = (Card(), Card(uuid="GPU-1"))
 
 
-def watched(source: NvmlApart) -> list[str]:
+def watched(source: Apart) -> list[str]:
     """The GPUs whose reports are waited for."""
     found = answered(source)
     return [gpu.uuid for gpu in found.gpus if gpu.xids_watched] if found else []
 
 
 @pytest.fixture
-def watching(start: Start, driver: Driver) -> NvmlApart:
+def watching(start: Start, driver: Driver) -> Apart:
     """A source that waits for the reports of GPU-0 and GPU-1; one came before."""
     driver.answer(*BOTH, but=("xid 0 1 13",))
     source = start()
@@ -317,9 +369,7 @@ def watching(start: Start, driver: Driver) -> NvmlApart:
 
 
 @needs_compiler
-def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(
-    watching: NvmlApart, driver: Driver
-) -> None:
+def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(watching: Apart, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 1 13", "xid 0 2 31", "xid 1 3 79", "xid 0 4 31", "xid 0 5 48"))
 
     assert eventually(lambda: watching.health().xids if len(watching.health().xids) == 3 else None) == {
@@ -330,14 +380,14 @@ def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(
 
 
 @needs_compiler
-def test_a_number_that_is_none_of_nvidias_is_counted_as_0(watching: NvmlApart, driver: Driver) -> None:
+def test_a_number_that_is_none_of_nvidias_is_counted_as_0(watching: Apart, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 2 1000", "xid 0 3 -"))
 
     assert eventually(lambda: watching.health().xids.get(("GPU-0", 0)) == 2)
 
 
 @needs_compiler
-def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: NvmlApart, driver: Driver) -> None:
+def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: Apart, driver: Driver) -> None:
     watching._wait_s = 0.1
     driver.answer(*BOTH, but=(HANGS,))
     refused(watching)
@@ -345,11 +395,11 @@ def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: Nvml
     driver.answer(*BOTH, but=(HANGS, "xid 0 2 119"))
 
     assert eventually(lambda: watching.health().xids) == {("GPU-0", 119): 1}
-    assert refused(watching) == "the NVIDIA driver has not answered yet"
+    assert refused(watching) == "there is no answer yet from the NVIDIA driver"
 
 
 @needs_compiler
-def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: NvmlApart, driver: Driver) -> None:
+def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: Apart, driver: Driver) -> None:
     numbers = itertools.count(2)
 
     def counted(gpu: int, *but: str) -> int | None:
@@ -365,7 +415,7 @@ def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: NvmlApart
 
 
 @needs_compiler
-def test_counts_outlive_the_driver_and_the_process(watching: NvmlApart, driver: Driver) -> None:
+def test_counts_outlive_the_driver_and_the_process(watching: Apart, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 2 31",))
     eventually(lambda: watching.health().xids)
 

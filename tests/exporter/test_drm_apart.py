@@ -1,0 +1,261 @@
+"""The process that reads AMD's and Intel's GPUs from the kernel: a read that does not come back, and its own end."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from exporter.readings import GpuReadings
+from exporter.sources import clients, driver_parent, drm
+from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.driver_wire import DriverError
+from exporter.sources.drm import AMD, INTEL, DrmGpus
+from tests.exporter import gpu_tree
+from tests.exporter.gpu_tree import Tree
+from tests.waiting import eventually
+
+CARD, ARC = "0000:03:00.0", "0000:00:02.0"
+CARD_ID, PID = 51706, 4001
+NO_ANSWER = "there is no answer yet from the kernel's AMD and Intel drivers"
+GAVE_UP = "a call into the kernel's AMD and Intel drivers did not return within"
+
+Start = Callable[..., Apart]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A GPU of AMD's that a process computes on, and one of Intel's that it draws on."""
+    tree = Tree(tmp_path / "host")
+    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
+    folder = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(3, 16))
+    tree.write(folder / "hwmon/hwmon4/temp1_input", 61_000)
+    tree.gpu(129, ARC, "i915")
+    tree.computes(PID, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    tree.opens(PID, {5: ("/dev/dri/renderD129", gpu_tree.i915(ARC, render_ns=0))})
+    return tree
+
+
+@pytest.fixture
+def start(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """`start(answer_s=…)`: a source whose processes read the tree, and are not left behind."""
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
+    started: list[Apart] = []
+
+    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> Apart:
+        driver = Driver(who=drm.WHO, program=tree.child, arguments=tuple(sorted(AMD | INTEL)))
+        started.append(Apart(driver, answer_s=answer_s, wait_s=wait_s))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.close()
+
+
+def asking(source: Apart) -> int:
+    """The pid of the process that reads now."""
+    assert source._child
+    return source._child.process.pid
+
+
+def refused(source: Apart) -> str:
+    with pytest.raises(DriverError) as error:
+        source.read()
+    return str(error.value)
+
+
+def answered(source: Apart) -> GpuReadings | None:
+    try:
+        return source.read()
+    except DriverError:
+        return None
+
+
+@contextmanager
+def in_the_middle_of(file: Path) -> Iterator[None]:
+    """From when somebody reads a file that hangs; what is read there never comes."""
+
+    def held() -> int | None:
+        try:
+            return os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nobody reads it yet (fifo(7))
+                raise
+            return None
+
+    end = eventually(held)
+    try:
+        yield
+    finally:
+        os.close(end)
+
+
+def busy(tree: Tree) -> Path:
+    return tree.sys / "devices/pci0000:00" / CARD / "gpu_busy_percent"
+
+
+def test_what_is_read_is_what_would_be_read_here(start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "is_device", lambda _: True)
+    source, here = start(), DrmGpus(AMD | INTEL, sys=tree.sys, proc=tree.proc)
+
+    first, second = (source.read(), here.read()), (source.read(), here.read())
+
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert [(gpu.node, gpu.utilization_ratio) for gpu in second[0].gpus] == [("renderD128", 0.0), ("renderD129", 0.0)]
+    assert [each.pid for gpu in second[0].gpus for each in gpu.processes or ()] == [PID, PID]
+
+
+def test_processes_that_cannot_be_listed_are_told_by_the_same_process(start: Start, tree: Tree) -> None:
+    source = start()
+    source.read()
+    pid = asking(source)
+
+    shutil.rmtree(tree.proc)
+    because = refused(source)
+    tree.proc.mkdir()
+
+    assert because == f"[Errno 2] No such file or directory: {str(tree.proc)!r}"
+    assert source.read()
+    assert asking(source) == pid
+
+
+PLACES = {
+    "how busy a GPU is": busy,
+    "a sensor": lambda tree: busy(tree).with_name("hwmon") / "hwmon4/temp1_input",
+    "whether it sleeps": lambda tree: busy(tree).with_name("power") / "runtime_status",
+    "AMD's topology": lambda tree: tree.sys / "class/kfd/kfd/topology/generation_id",
+    "memory of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/vram_{CARD_ID}",
+    "an open file": lambda tree: tree.proc / f"{PID}/fdinfo/5",
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_read_that_hangs_costs_looks_of_a_bounded_time_then_its_process(
+    place: Callable[[Tree], Path], start: Start, tree: Tree
+) -> None:
+    source = start()
+    source.read()
+    pid = asking(source)
+    held = place(tree).read_bytes()
+    source._answer_s, source._wait_s = 1.5, 0.2
+
+    tree.hang(place(tree))
+    first = eventually(partial(because_of, source))
+    last = eventually(lambda: because if GAVE_UP in (because := because_of(source)) else None)
+    place(tree).unlink()
+    place(tree).write_bytes(held)
+    source._answer_s = source._wait_s = 20.0
+
+    assert first == NO_ANSWER
+    assert last.startswith(f"{GAVE_UP} 1.5 s, and its process was killed")
+    assert (source.health().killed, source.health().abandoned) == (1, 0)
+    assert not Path(f"/proc/{pid}").exists()
+    assert [gpu.node for gpu in eventually(lambda: answered(source)).gpus] == ["renderD128", "renderD129"]
+    assert asking(source) != pid
+
+
+def because_of(source: Apart) -> str:
+    """Why a look was refused; empty where it was not."""
+    try:
+        source.read()
+    except DriverError as error:
+        return str(error)
+    return ""
+
+
+def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
+    start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging: list[subprocess.Popen[bytes]] = []
+    tree.hang(busy(tree))
+    source = start(answer_s=0.3, wait_s=0.3)
+
+    with monkeypatch.context() as unkillable:
+        # What hangs in the kernel cannot be had here: these are not sent the signal.
+        unkillable.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
+        enough = eventually(lambda: because if "reboot the host" in (because := because_of(source)) else None)
+    told = source.health()
+    for each in hanging:
+        each.kill()
+        each.wait()
+    busy(tree).unlink()
+    tree.write(busy(tree), 7)
+    source._answer_s = source._wait_s = 20.0
+
+    assert enough.startswith("3 processes hang in the kernel's AMD and Intel drivers and cannot be killed")
+    assert (told.killed, told.abandoned, len(set(hanging))) == (3, 3, 3)
+    assert eventually(lambda: answered(source)).gpus[0].utilization_ratio == 0.07
+    assert source.health().abandoned == 0
+
+
+def test_a_process_that_is_ended_in_the_middle_of_a_look_is_told_at_once_and_replaced(start: Start, tree: Tree) -> None:
+    source = start(answer_s=60.0, wait_s=60.0)
+    source.read()
+    pid = asking(source)
+    tree.hang(busy(tree))
+
+    source.ask()
+    with in_the_middle_of(busy(tree)):
+        os.kill(pid, signal.SIGKILL)
+        because = refused(source)
+    busy(tree).unlink()
+    tree.write(busy(tree), 7)
+
+    assert because == "the process that asks the kernel's AMD and Intel drivers was ended by SIGKILL"
+    assert source.health().killed == 0
+    assert eventually(lambda: answered(source)).gpus[0].utilization_ratio == 0.07
+
+
+def test_a_process_that_gets_no_time_is_one_that_does_not_answer(start: Start) -> None:
+    source = start()
+    source.read()
+    pid = asking(source)
+    source._answer_s, source._wait_s = 1.0, 0.2
+
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: GAVE_UP in because_of(source))
+
+    assert source.health().killed == 1
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_two_sources_that_hang_are_waited_for_at_the_same_time(start: Start, tree: Tree) -> None:
+    sources = start(), start()
+    for each in sources:
+        each.read()
+    tree.hang(busy(tree))
+
+    for each in sources:
+        each._wait_s = 1.0
+        each.ask()
+    first = refused(sources[0])
+    began_s = time.monotonic()
+    second = refused(sources[1])
+
+    assert (first, second) == (NO_ANSWER, NO_ANSWER)
+    assert time.monotonic() - began_s < 0.5
+
+
+NEEDLESS = {"docker", "email", "exporter.evidence", "gpuwarden.statefile", "http", "logging", "prometheus_client",
+            "pydantic", "requests", "socket", "structlog", "yaml"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("child", "more"), [("nvml_child", set[str]()), ("drm_child", {"ctypes.util", "pynvml", "subprocess"})]
+)
+def test_a_process_that_asks_a_driver_loads_nothing_that_it_does_not_need(child: str, more: set[str]) -> None:
+    program = f"import sys, exporter.sources.{child}; print(*sys.modules, sep='\\n')"
+
+    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert f"exporter.sources.{child}" in loaded.splitlines()
+    assert set(loaded.splitlines()).isdisjoint(NEEDLESS | more)
