@@ -8,7 +8,7 @@ seconds.
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from exporter.readings import (
     ALL_NODES,
     NODE,
     NUMBERED,
+    UNTOLD,
     WITH_NODES,
     Container,
     ContainerEvidence,
@@ -133,34 +134,54 @@ def gpu_use(
     Utilisation is known only when every GPU assigned to the container is measured: its processes listed and each of its
     own measured. What a GPU does beyond the processes on its list could be anyone's, so more than idle of it vetoes.
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
-    by CUDA than by the driver, and work seen on another GPU is no idleness.
+    by CUDA than by the driver, and work seen on another GPU is no idleness. A GPU that is missing costs
+    nothing of what is known of the others.
     """
     wanted = _wanted(container, readings)
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return replace(use, shares=_uninvited(pids, readings))
+        return replace(use, shares=_uninvited(pids, readings, thresholds))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
     uuids = tuple(gpu.uuid for gpu in assigned)
+    shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds)
     if missing:
         named = (readings.gone.get(name, name if _UUID.fullmatch(name) else None) for name in missing)
         had = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
-        return _unknown_use(had, "gpu_missing", _why_missing(missing[0], readings))
+        return replace(_unknown_use(had, "gpu_missing", _why_missing(missing[0], readings)), shares=shares)
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
-    parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
-    reasons = [_why_unknown(gpu, share, thresholds) for gpu, share in parts]
-    shares = tuple(
-        replace(share, attributed=None if gpu.utilization_ratio is None else reason is None)
-        for (gpu, share), reason in zip(parts, reasons, strict=True)
-    )
     unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
 
-def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tuple[GpuShare, ...]:
+def _parts(
+    gpus: Sequence[Gpu], pids: frozenset[int], thresholds: Thresholds
+) -> tuple[tuple[GpuShare, ...], list[Unknown | None]]:
+    """The part that these processes have in each of these GPUs, and why it cannot be told how busy that is.
+
+    Where nobody tells what is done on a GPU at all, nothing of it can be told apart. Of one that is cut into instances
+    that is said of those that are among these GPUs, and else of the whole.
+    """
+    cut = {gpu.mig.parent for gpu in gpus if gpu.mig is not None}
+    shares: list[GpuShare] = []
+    reasons: list[Unknown | None] = []
+    for gpu in gpus:
+        share = _share(gpu, pids)
+        because = _why_unknown(gpu, share, thresholds)
+        attributed = None if gpu.utilization_ratio is None else because is None
+        if gpu.attribution == UNTOLD and gpu.uuid not in cut:
+            attributed = False
+        shares.append(replace(share, attributed=attributed))
+        reasons.append(because)
+    return tuple(shares), reasons
+
+
+def _uninvited(
+    pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds
+) -> tuple[GpuShare, ...]:
     """The part in each GPU of a container that was given none by its engine, and is on it all the same (C8).
 
     Where its processes are unknown it may be on any, with nobody knows how much.
@@ -168,7 +189,8 @@ def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tup
     found = () if readings is None else readings.gpus
     if pids is None:
         return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
-    return tuple(_share(gpu, pids) for gpu in found if any(each.pid in pids for each in gpu.processes or ()))
+    on = [gpu for gpu in found if any(each.pid in pids for each in gpu.processes or ())]
+    return _parts(on, pids, thresholds)[0]
 
 
 def unattributed_ratio(gpu: Gpu) -> float | None:

@@ -77,7 +77,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
-    "gpuwarden_container_gpu_attribution_missing": "it has no GPU, or it is unknown how busy the whole GPU is",
+    "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
     "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,

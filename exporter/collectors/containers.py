@@ -102,7 +102,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_container_gpu_attribution_missing",
-        "1 while what the GPU does cannot be told apart, so that its container may do all or nothing of it; else 0.",
+        "1 while what the GPU does cannot be told apart, or at all, so that its container may do all or nothing of it; "
+        "else 0.",
         _ON_GPU,
         (
             ((each.container.name, share.gpu), float(not share.attributed))

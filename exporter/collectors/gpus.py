@@ -26,7 +26,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_gpu_info",
         "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU. Attribution is "
-        "`process`, or `device` where nobody tells what each process computes on it.",
+        "`process`, `device` where nobody tells what each process computes on it, or `none` where nobody tells what "
+        "is done on it at all.",
         ("gpu", "index", "name", "source", "attribution"),
         (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
         source="NVML `nvmlDeviceGetUUID`, `nvmlDeviceGetName`; `/sys/class/drm` and `/sys/class/kfd/kfd/topology`",

@@ -409,6 +409,54 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
     assert (use.unknown and use.unknown.reason) == reason
 
 
+@pytest.mark.parametrize(
+    ("request_", "found", "shares"),
+    [
+        pytest.param(
+            ("GPU-elsewhere",),
+            [build.gpu(0, build.process(4001, 0.25, 7), build.process(OTHER_PID, 0.5, 9)), build.gpu(1)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7, attributed=True)],
+            id="a name that fits no GPU, and processes on another",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0), build.gpu(1, build.process(4002, 0.5, 9))],
+            [
+                GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=True),
+                GpuShare(gpu="GPU-1", utilization_ratio=0.5, memory_bytes=9, attributed=True),
+            ],
+            id="one of two names, and processes on a third GPU",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0, build.process(4001, None, None))],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False)],
+            id="and what its process does is unknown",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0, utilization_ratio=0.9)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=False)],
+            id="and work that is nobody's",
+        ),
+        pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
+    ],
+)
+def test_a_missing_gpu_costs_nothing_of_what_its_processes_hold_and_do_on_others(
+    request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]
+) -> None:
+    use = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
+
+    assert list(use.shares) == shares
+    assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (None, "gpu_missing")
+
+
+def test_of_a_container_whose_processes_are_unknown_a_missing_gpu_leaves_no_share() -> None:
+    use = gpu_use(build.container(gpu_request=("0", "7")), None, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    assert (use.shares, use.unknown and use.unknown.reason) == ((), "gpu_missing")
+
+
 def test_nodes_of_gpus_that_nobody_reads_are_no_gpus() -> None:
     container = build.container(gpu_request=("dri", "renderD128"))
 
@@ -1003,11 +1051,16 @@ def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
 def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
     """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
     mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
-    given: dict[str, Any] = {"uuid": f"MIG-{number}", "mig": mig, "utilization_ratio": None}
+    given: dict[str, Any] = {
+        "uuid": f"MIG-{number}",
+        "mig": mig,
+        "utilization_ratio": None,
+        "attribution": "none",
+    }
     return build.gpu(0, *processes, **(given | changes))
 
 
-CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode")
+CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode", attribution="none")
 
 
 @pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
@@ -1018,10 +1071,56 @@ def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: 
     found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
 
     assert found.gpus == ("MIG-1",)
-    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700),)
+    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700, attributed=False),)
     assert found.utilization_ratio is None
     assert found.unknown is not None
     assert found.unknown.reason == "not_measured"
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts", "missing"),
+    [
+        pytest.param(("MIG-0",), [instance(0, build.process(4001, None, 5))], {"MIG-0": False}, id="by its UUID"),
+        pytest.param(("MIG-0",), [instance(0)], {"MIG-0": False}, id="while none of its processes is there"),
+        pytest.param(("MIG-0",), [instance(0, processes=None)], {"MIG-0": False}, id="whose processes are not listed"),
+        pytest.param(
+            ("GPU-1",),
+            [instance(0, build.process(4001, None, 5)), instance(1), build.gpu(1, uuid="GPU-1")],
+            {"MIG-0": False, "GPU-1": True},
+            id="that its processes are on, beside a GPU that can be told apart",
+        ),
+        pytest.param(
+            None, [instance(0, build.process(4001, None, 5)), instance(1)], {"MIG-0": False}, id="that nobody gave it"
+        ),
+        pytest.param(
+            ("all",), [instance(0), instance(1)], {"GPU-0": None, "MIG-0": False, "MIG-1": False}, id="each of all"
+        ),
+        pytest.param(("0",), [instance(0)], {"GPU-0": False}, id="the whole, whose instances nobody names"),
+        pytest.param(
+            ("0",),
+            [instance(0, build.process(4001, None, 5)), instance(1)],
+            {"GPU-0": None, "MIG-0": False},
+            id="the whole, and it is seen on which",
+        ),
+    ],
+)
+@pytest.mark.behaviour("A19")
+def test_of_a_gpu_that_is_cut_into_instances_it_is_told_that_nobody_can_tell(
+    request_: tuple[str, ...] | None, parts: list[Gpu], missing: dict[str, bool | None]
+) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(CUT, *parts), THRESHOLDS)
+
+    assert {share.gpu: share.attributed for share in found.shares} == missing
+    assert found.utilization_ratio is None
+
+
+def test_what_a_container_without_a_gpu_of_its_own_does_on_one_is_told_apart_as_any_others() -> None:
+    busy = build.gpu(0, build.process(4001, None, 5), utilization_ratio=0.9)
+    other = build.gpu(1, build.process(OTHER_PID, None, 5), utilization_ratio=0.9)
+
+    found = gpu_use(build.container(gpu_request=None), OWN, build.gpus(busy, other), THRESHOLDS)
+
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=5, attributed=False),)
 
 
 def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
