@@ -9,6 +9,7 @@ seconds.
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -191,6 +192,14 @@ def _uninvited(
         return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
     on = [gpu for gpu in found if any(each.pid in pids for each in gpu.processes or ())]
     return _parts(on, pids, thresholds)[0]
+
+
+def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
+    """The part of all the processes on a GPU's list that are in no container, where `placed` are those that are in one.
+
+    With it, what the containers have and what no listed process has, a GPU adds up.
+    """
+    return _share(gpu, frozenset(each.pid for each in gpu.processes or ()) - placed)
 
 
 def unattributed_ratio(gpu: Gpu) -> float | None:

@@ -445,6 +445,8 @@ class Snapshot:
     """`None` where the NVIDIA driver is not asked."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     """What has been counted of each GPU, by UUID."""
+    unplaced: tuple[GpuShare, ...] = ()
+    """What the processes on each GPU's list have of it that are in none of the containers."""
     unseen: tuple[str, ...] = ()
     """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)

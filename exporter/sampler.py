@@ -191,6 +191,7 @@ class Sampler:
             tasks=found_tasks,
             driver=None if self._driver is None else self._driver(),
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
+            unplaced=tuple(evidence.unplaced(gpu, self._attributed) for gpu in (found_gpus.gpus if found_gpus else ())),
             unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
         )

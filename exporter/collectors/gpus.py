@@ -104,6 +104,20 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
         source="the GPU's memory in use less that of all its listed processes, at each look",
     )
+    yield gauge(
+        "gpuwarden_gpu_unplaced_utilization_ratio",
+        "Share of the GPU's time used by processes on its list that are in none of the containers told of here.",
+        _GPU,
+        (((share.gpu,), share.utilization_ratio) for share in snapshot.unplaced),
+        source="as `gpuwarden_container_gpu_utilization_ratio`, of the pids in none of their cgroups and trees",
+    )
+    yield gauge(
+        "gpuwarden_gpu_unplaced_memory_bytes",
+        "GPU memory held by processes on its list that are in none of the containers told of here.",
+        _GPU,
+        (((share.gpu,), share.memory_bytes) for share in snapshot.unplaced),
+        source="as `gpuwarden_container_gpu_memory_bytes`, of the pids in none of their cgroups and trees",
+    )
     yield from _counted(snapshot.gpu_totals)
     yield from _sensors(gpus)
     yield from _errors(gpus)

@@ -195,6 +195,11 @@ SNAPSHOT = build.snapshot(
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),
     },
+    unplaced=(
+        GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
+        # A process in no container, of which it is not known what it computes.
+        GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
+    ),
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
 )  # fmt: skip

@@ -572,6 +572,27 @@ def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, si
 percents = st.integers(0, 100).map(lambda percent: percent / 100)
 
 
+@pytest.mark.parametrize(
+    ("processes", "ratio", "size"),
+    [
+        pytest.param([build.process(7, 0.25, 10), build.process(8, 0.5, 20), build.process(4001, 0.1, 5)], 0.75, 30,
+                     id="their sum"),
+        pytest.param([build.process(4001, 0.1, 5)], 0.0, 0, id="nothing, where each is in a container"),
+        pytest.param([build.process(4001, None, None)], 0.0, 0, id="nothing, whatever those in containers do"),
+        pytest.param([build.process(7, None, 10), build.process(8, 0.5, None)], None, None, id="unknown by any"),
+        pytest.param(None, None, None, id="unknown without a list"),
+    ],
+)  # fmt: skip
+def test_what_processes_in_no_container_have_of_a_gpu(
+    processes: list[GpuProcess] | None, ratio: float | None, size: int | None
+) -> None:
+    gpu = build.gpu(0, processes=None) if processes is None else build.gpu(0, *processes)
+
+    found = evidence.unplaced(gpu, OWN)
+
+    assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
+
+
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
 def test_a_known_utilisation_accounts_for_the_gpu_to_within_idle(
     processes: list[tuple[int, float]], total: float
