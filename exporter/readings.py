@@ -445,6 +445,8 @@ class Snapshot:
     """`None` where the NVIDIA driver is not asked."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     """What has been counted of each GPU, by UUID."""
+    restarting: Mapping[str, int] = field(default_factory=dict)
+    """How often each container was restarted that has ended and is about to be started again, by name."""
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers."""
     unseen: tuple[str, ...] = ()

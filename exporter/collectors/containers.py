@@ -160,9 +160,12 @@ def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter(
         "gpuwarden_container_restarts",
         "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
-        "restarts is not counted.",
+        "restarts is not counted. Told, too, of one of Docker's that has ended and waits for its next start.",
         _NAME,
-        (((each.container.name,), each.container.restarts) for each in found),
+        (
+            *(((each.container.name,), each.container.restarts) for each in found),
+            *(((name,), float(count)) for name, count in sorted(snapshot.restarting.items())),
+        ),
         source="RestartCount of Docker's or Podman's API; restartCount of the Kubernetes API, or the name of the log "
         "file; NRestarts of `systemctl show`",
     )

@@ -195,6 +195,7 @@ SNAPSHOT = build.snapshot(
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),
     },
+    restarting={"crashes": 9},
     unplaced=(
         GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
         # A process in no container, of which it is not known what it computes.
