@@ -78,6 +78,9 @@ OUTSIDE: Final = frozenset({"process", "systemd"})
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
 """A GPU's UUID as NVIDIA's driver and AMD's runtime write it; parts of one, and older names, are none."""
 
+_UUID_BEGINS: Final = re.compile(r"GPU-[0-9a-f]{8}")
+"""As much of a UUID as is never the beginning of another's, even of one that is missing by now."""
+
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
 
@@ -575,15 +578,27 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
     What runs outside of any engine and names no GPU sees them all, and what was given some GPU, nobody tells which, may
     have any. Those are NVIDIA's, and on a host that has nothing of NVIDIA's those with a render node.
     """
-    wanted = frozenset(container.gpu_request or ())
     if readings is None:
-        return wanted
+        return frozenset(container.gpu_request or ())
+    wanted = frozenset(_in_full(name, readings) for name in container.gpu_request or ())
     if not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus):
         return wanted - _nodes(wanted)
     without_nvidia = not (_numbered(readings) or readings.nvidia_unread or NUMBERED in readings.failed)
     if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
+
+
+def _in_full(name: str, readings: GpuReadings) -> str:
+    """The UUID that a name is the beginning of, where it is that of one GPU of NVIDIA's alone; else the name as it is.
+
+    CUDA and NVIDIA's container runtime take the first few characters of a UUID for all of it.
+    Source: https://docs.nvidia.com/deploy/topics/topic_5_2_1.html
+    """
+    if not _UUID_BEGINS.match(name):
+        return name
+    found = [gpu.uuid for gpu in readings.gpus if gpu.node is None and gpu.uuid.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def _nodes(names: Iterable[str]) -> frozenset[str]:

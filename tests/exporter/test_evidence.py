@@ -387,6 +387,36 @@ def test_of_what_is_missing_only_uuids_are_names_of_gpus(request_: tuple[str, ..
 
 
 @pytest.mark.parametrize(
+    ("request_", "uuids", "found"),
+    [
+        pytest.param(FULL[:12], [FULL, "GPU-8932f938"], FULL, id="its first digits"),
+        pytest.param(FULL[:-1], [FULL], FULL, id="nearly all of it"),
+        pytest.param(FULL[:11], [FULL], None, id="too few to be sure of"),
+        pytest.param(FULL[:12], [FULL, f"{FULL[:12]}-another"], None, id="those of two"),
+        pytest.param(FULL[:12], [FULL, FULL[:12]], FULL[:12], id="a whole one, and the first digits of another"),
+        pytest.param(FULL[:12], ["GPU-8932f938"], None, id="those of none"),
+    ],
+)
+def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: list[str], found: str | None) -> None:
+    gpus = [build.gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)]
+
+    use = gpu_use(build.container(gpu_request=(request_,)), OWN, build.gpus(*gpus), THRESHOLDS)
+
+    assert use.gpus == ((found,) if found else ())
+    assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (
+        (0.0, None) if found else (None, "gpu_missing")
+    )
+
+
+def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
+    gpu = build.gpu(0, uuid="GPU-18b70c33a1b2c3d4", node="renderD128")
+
+    use = gpu_use(build.container(gpu_request=("GPU-18b70c33",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    assert (use.gpus, use.unknown and use.unknown.reason) == ((), "gpu_missing")
+
+
+@pytest.mark.parametrize(
     ("request_", "found", "reason"),
     [
         pytest.param(("0", "renderD131"), (NVIDIA, INTEL), "gpu_missing", id="a node of a GPU that is gone"),
