@@ -9,6 +9,7 @@ seconds.
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +17,7 @@ from exporter.readings import (
     ALL_NODES,
     NODE,
     NUMBERED,
+    UNTOLD,
     WITH_NODES,
     Container,
     ContainerEvidence,
@@ -75,6 +77,9 @@ OUTSIDE: Final = frozenset({"process", "systemd"})
 
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
 """A GPU's UUID as NVIDIA's driver and AMD's runtime write it; parts of one, and older names, are none."""
+
+_UUID_BEGINS: Final = re.compile(r"GPU-[0-9a-f]{8}")
+"""As much of a UUID as is never the beginning of another's, even of one that is missing by now."""
 
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
@@ -138,42 +143,62 @@ def gpu_use(
     own measured. What a GPU does beyond the processes on its list could be anyone's, so more than idle of it vetoes.
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
     by CUDA than by the driver, and work seen on another GPU is no idleness. So are those that it `had`, by their UUIDs,
-    when they were last read, while a source fails.
+    when they were last read, while a source fails. A GPU that is missing costs nothing of what is known of the others.
     """
     wanted = _wanted(container, readings)
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return replace(use, shares=_uninvited(pids, readings))
+        return replace(use, shares=_uninvited(pids, readings, thresholds))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
     unread = [uuid for uuid in had if readings.failed and all(gpu.uuid != uuid for gpu in readings.gpus)]
     uuids = (*(gpu.uuid for gpu in assigned), *unread)
+    shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds)
     if missing:
         named = (readings.gone.get(name, name if _UUID.fullmatch(name) else None) for name in missing)
         its = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
         use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
         elsewhere = _has_no_nodes(readings) and wanted == _nodes(wanted)
-        return replace(use, shares=_uninvited(pids, readings)) if elsewhere else use
+        return replace(use, shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
     if unread:
-        return _unknown_use(uuids, "source_failed", f"it was on {unread[0]}, whose source fails")
+        use = _unknown_use(uuids, "source_failed", f"it was on {unread[0]}, whose source fails")
+        return replace(use, shares=shares)
     if ALL in wanted and container.kind in OUTSIDE and WITH_NODES in readings.failed:
         because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
-        return _unknown_use(uuids, "source_failed", because)
+        return replace(_unknown_use(uuids, "source_failed", because), shares=shares)
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
-    parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
-    reasons = [_why_unknown(gpu, share, thresholds) for gpu, share in parts]
-    shares = tuple(
-        replace(share, attributed=None if gpu.utilization_ratio is None else reason is None)
-        for (gpu, share), reason in zip(parts, reasons, strict=True)
-    )
     unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
 
-def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tuple[GpuShare, ...]:
+def _parts(
+    gpus: Sequence[Gpu], pids: frozenset[int], thresholds: Thresholds
+) -> tuple[tuple[GpuShare, ...], list[Unknown | None]]:
+    """The part that these processes have in each of these GPUs, and why it cannot be told how busy that is.
+
+    Where nobody tells what is done on a GPU at all, nothing of it can be told apart. Of one that is cut into instances
+    that is said of those that are among these GPUs, and else of the whole.
+    """
+    cut = {gpu.mig.parent for gpu in gpus if gpu.mig is not None}
+    shares: list[GpuShare] = []
+    reasons: list[Unknown | None] = []
+    for gpu in gpus:
+        share = _share(gpu, pids)
+        because = _why_unknown(gpu, share, thresholds)
+        attributed = None if gpu.utilization_ratio is None else because is None
+        if gpu.attribution == UNTOLD and gpu.uuid not in cut:
+            attributed = False
+        shares.append(replace(share, attributed=attributed))
+        reasons.append(because)
+    return tuple(shares), reasons
+
+
+def _uninvited(
+    pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds
+) -> tuple[GpuShare, ...]:
     """The part in each GPU of a container that was given none by its engine, and is on it all the same (C8).
 
     Where its processes are unknown it may be on any, with nobody knows how much.
@@ -181,7 +206,16 @@ def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tup
     found = () if readings is None else readings.gpus
     if pids is None:
         return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
-    return tuple(_share(gpu, pids) for gpu in found if any(each.pid in pids for each in gpu.processes or ()))
+    on = [gpu for gpu in found if any(each.pid in pids for each in gpu.processes or ())]
+    return _parts(on, pids, thresholds)[0]
+
+
+def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
+    """The part of all the processes on a GPU's list that are in no container, where `placed` are those that are in one.
+
+    With it, what the containers have and what no listed process has, a GPU adds up.
+    """
+    return _share(gpu, frozenset(each.pid for each in gpu.processes or ()) - placed)
 
 
 def unattributed_ratio(gpu: Gpu) -> float | None:
@@ -564,9 +598,9 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
     What runs outside of any engine and names no GPU sees them all, and what was given some GPU, nobody tells which, may
     have any. Those are NVIDIA's, and on a host that has nothing of NVIDIA's those with a render node.
     """
-    wanted = frozenset(container.gpu_request or ())
     if readings is None:
-        return wanted
+        return frozenset(container.gpu_request or ())
+    wanted = frozenset(_in_full(name, readings) for name in container.gpu_request or ())
     if _has_no_nodes(readings):
         return wanted - {ALL_NODES} if wanted == _nodes(wanted) else wanted - _nodes(wanted)
     without_nvidia = not (_numbered(readings) or readings.nvidia_unread or NUMBERED in readings.failed)
@@ -578,6 +612,18 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
 def _has_no_nodes(readings: GpuReadings) -> bool:
     """Whether no GPU has a render node, of those that are read, those that were, and those that may be."""
     return not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus)
+
+
+def _in_full(name: str, readings: GpuReadings) -> str:
+    """The UUID that a name is the beginning of, where it is that of one GPU of NVIDIA's alone; else the name as it is.
+
+    CUDA and NVIDIA's container runtime take the first few characters of a UUID for all of it.
+    Source: https://docs.nvidia.com/deploy/topics/topic_5_2_1.html
+    """
+    if not _UUID_BEGINS.match(name):
+        return name
+    found = [gpu.uuid for gpu in readings.gpus if gpu.node is None and gpu.uuid.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def _nodes(names: Iterable[str]) -> frozenset[str]:

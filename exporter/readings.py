@@ -84,6 +84,10 @@ class MigInstance:
     shares_memory: bool = False
 
 
+UNTOLD: Final = "none"
+"""The attribution of a part of a GPU of which no figure tells how busy it is: an instance (MIG), a partition."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU, or one instance of it (MIG), which then has `mig` and the `index` of the GPU.
@@ -91,7 +95,7 @@ class Gpu:
     `processes` is `None` when the driver could not list them, with the reason in `unknown`. `source` tells its figures,
     where that is not the source of all readings. `node` is its render node, such as `renderD128`: GPUs that have one
     are asked for by it, and not by their index. `attribution` is `device` where nobody tells what each process computes
-    on it, and `process` where the driver does.
+    on it, `none` where nobody tells what is done on it at all, and else `process`.
     """
 
     uuid: str
@@ -316,7 +320,7 @@ class GpuShare:
     """One container's part of one GPU; `None` is unknown.
 
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
-    not known that the GPU does anything.
+    not known that the GPU does anything, though its driver can tell.
     """
 
     gpu: str
@@ -442,6 +446,10 @@ class Snapshot:
     """By the source whose drivers are asked in a process of its own."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     """What has been counted of each GPU, by UUID."""
+    restarting: Mapping[str, int] = field(default_factory=dict)
+    """How often each container was restarted that has ended and is about to be started again, by name."""
+    unplaced: tuple[GpuShare, ...] = ()
+    """What the processes on each GPU's list have of it that are in none of the containers."""
     unseen: tuple[str, ...] = ()
     """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)

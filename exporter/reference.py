@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from exporter.collectors import COLLECTORS
+from exporter.collectors.family import Counter, Gauge
 from exporter.evidence import Thresholds
 from exporter.readings import GpuReadings, Snapshot, WorkerReadings
 from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
@@ -76,7 +77,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
-    "gpuwarden_container_gpu_attribution_missing": "it has no GPU, or it is unknown how busy the whole GPU is",
+    "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
     "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
@@ -104,6 +105,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured",
+    "gpuwarden_gpu_unplaced_memory_bytes": "as `gpuwarden_gpu_unplaced_utilization_ratio`",
     "gpuwarden_gpu_busy_seconds_total": "its utilisation was never measured",
     "gpuwarden_gpu_unknown_samples_total": "none of them was unknown so far",
     "gpuwarden_gpu_temperature_celsius": NOT_MEASURED,
@@ -148,6 +151,8 @@ def metrics_page() -> str:
 
     Raises:
         KeyError: a series has no line in `ABSENT`.
+        TypeError: a family is not made as all others are.
+        ValueError: one does not say where its figures come from.
     """
     own = SnapshotCollector(lambda: None, host="", thresholds=Thresholds())
     rows = [
@@ -166,8 +171,12 @@ def metrics_page() -> str:
             f"look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among these: the scrape",
             "configuration sets it.",
             "",
-            "| series | type | labels | unit | meaning | absent when |",
-            "|---|---|---|---|---|---|",
+            "Of several sources each has GPUs or containers of its own; with `--simulate-gpu` all figures",
+            "of GPUs are from its file. Beside these there are `process_*`, `python_gc_*` and `python_info` of the",
+            "exporter's own process, as every Python program with Prometheus's client library has them.",
+            "",
+            "| series | type | labels | unit | meaning | source | absent when |",
+            "|---|---|---|---|---|---|---|",
             *rows,
             "",
         ]
@@ -192,14 +201,17 @@ def settings_page() -> str:
 
 def _rows(families: Iterable[Metric]) -> Iterator[str]:
     for family in families:
-        if not isinstance(family, GaugeMetricFamily | CounterMetricFamily):
-            raise TypeError(f"{family.name} is a {family.type}: only gauges and counters are described here")
-        name = family.name + ("_total" if isinstance(family, CounterMetricFamily) else "")
+        if not isinstance(family, Gauge | Counter):
+            raise TypeError(f"{family.name} is made by neither gauge() nor counter() of exporter/collectors/family.py")
+        name = family.name + ("_total" if isinstance(family, Counter) else "")
+        if not family.source.strip():
+            raise ValueError(f"{name} does not say where its figures come from: give it a source")
         # The library keeps a family's label names nowhere else while it has no samples.
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # noqa: SLF001
         word = family.name.rpartition("_")[2]
         unit = _UNITS.get(word) or _unit_of_flag(family) or "count"
-        yield f"| `{name}` | {family.type} | {labels} | {unit} | {_cell(family.documentation)} | {ABSENT[name]} |"
+        texts = _cell(family.documentation), _cell(family.source), ABSENT[name]
+        yield f"| `{name}` | {family.type} | {labels} | {unit} | {' | '.join(texts)} |"
 
 
 def _unit_of_flag(family: Metric) -> str | None:

@@ -203,6 +203,8 @@ class Sampler:
             tasks=found_tasks,
             drivers={source: driver.health() for source, driver in self._drivers.items()},
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
+            restarting=_restarting(listings, running),
+            unplaced=tuple(evidence.unplaced(gpu, self._attributed) for gpu in (found_gpus.gpus if found_gpus else ())),
             unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
         )
@@ -484,6 +486,13 @@ def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[st
             for each in listing.containers.values():
                 if each.id not in seen and may_be_ranked(each.tenancy):
                     yield each.name
+
+
+def _restarting(listings: Listings, running: Mapping[str, Container]) -> dict[str, int]:
+    """How often each was restarted that waits for its next start; one that runs by now says it itself."""
+    names = {each.name for each in running.values()}
+    told = {name: count for listing in listings.values() if listing for name, count in listing.restarting.items()}
+    return {name: count for name, count in told.items() if name not in names}
 
 
 def _place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:

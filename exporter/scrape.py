@@ -86,61 +86,77 @@ class SnapshotCollector(Collector):
             "This exporter and the host it speaks for; always 1.",
             ("nodename", "version"),
             [((self._host, __version__), 1.0)],
+            source="`$GPUWARDEN_DIR/host`; this package",
         )
         yield gauge(
             "gpuwarden_build_info",
             "Which gpuwarden this is, the commit it was made of where that is known, and its Python; always 1.",
             ("version", "revision", "python"),
             [((its.version, its.revision, its.python), 1.0)],
+            source="this package; `$GPUWARDEN_REVISION`, or pip's `direct_url.json`; its Python",
         )
         yield gauge(
             "gpuwarden_collector_success",
             "1 when the source or collector did its work; 0 when it failed and its series are absent.",
             ("collector",),
             [((each.name,), float(each.success)) for each in outcomes],
+            source="the exporter itself",
         )
         yield gauge(
             "gpuwarden_collector_duration_seconds",
             "How long the source or collector took.",
             ("collector",),
             [((each.name,), each.duration_s) for each in outcomes],
+            source="the exporter itself, CLOCK_MONOTONIC",
         )
         yield gauge(
             "gpuwarden_collector_last_success_timestamp_seconds",
             "When the source or collector last did its work, Unix time; of `sampler` the newest look at the host.",
             ("collector",),
             [((each.name,), each.succeeded_unix_s) for each in outcomes],
+            source="the exporter itself, CLOCK_REALTIME",
         )
-        yield gauge("gpuwarden_sample_age_seconds", "Age of the newest look at the host.", (), [((), age_s)])
+        yield gauge(
+            "gpuwarden_sample_age_seconds",
+            "Age of the newest look at the host.",
+            (),
+            [((), age_s)],
+            source="CLOCK_BOOTTIME at the scrape and at the look",
+        )
         yield gauge(
             "gpuwarden_gpu_idle_threshold_ratio",
             "A GPU at or under this share of its time is idle.",
             (),
             [((), self._thresholds.idle_ratio)],
+            source="`--idle-ratio`",
         )
         yield gauge(
             "gpuwarden_ram_still_threshold_bytes",
             "RAM that moved by no more than this is still.",
             (),
             [((), float(self._thresholds.ram_delta_bytes))],
+            source="`--ram-delta-mib`",
         )
         yield gauge(
             "gpuwarden_io_still_threshold_bytes_per_second",
             "A container whose processes read and write no more than this does no I/O.",
             (),
             [((), self._thresholds.io_still_bytes_per_s)],
+            source="`--io-still-kib-per-s`",
         )
         yield gauge(
             "gpuwarden_fault_still_threshold_per_second",
             "A container with no more page faults than this touches no new memory.",
             (),
             [((), self._thresholds.faults_still_per_s)],
+            source="`--faults-still-per-s`",
         )
         yield gauge(
             "gpuwarden_cpu_still_threshold_ratio",
             "A container that uses no more than this share of one CPU is still.",
             (),
             [((), self._thresholds.cpu_still_ratio)],
+            source="`--cpu-still-ratio`",
         )
 
 

@@ -250,7 +250,13 @@ class Host:
             return {}
         families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
         families += [
-            gauge("gpuwarden_exporter_info", "", ("nodename", "version"), [((self.name, __version__), 1.0)]),
+            gauge(
+                "gpuwarden_exporter_info",
+                "",
+                ("nodename", "version"),
+                [((self.name, __version__), 1.0)],
+                source="the scenario",
+            ),
             *remediator(hosts),
         ]
         return {
@@ -386,8 +392,16 @@ class Host:
 
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
     """What the remediator of each host tells the rules: two settings, and how the items of runs get on."""
-    yield gauge("gpuwarden_remediator_node_lost_after_seconds", "", (), [((), Limits.node_lost_after_s)])
-    yield gauge("gpuwarden_remediator_wrangle_activation_items", "", (), [((), float(Limits.wrangle_activation))])
+    yield gauge(
+        "gpuwarden_remediator_node_lost_after_seconds", "", (), [((), Limits.node_lost_after_s)], source="the scenario"
+    )
+    yield gauge(
+        "gpuwarden_remediator_wrangle_activation_items",
+        "",
+        (),
+        [((), float(Limits.wrangle_activation))],
+        source="the scenario",
+    )
     found = [
         ((life.program.run, host.name, life.program.name), life)
         for host in hosts
@@ -395,8 +409,20 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
         if life.program.run and life.failed
     ]
     labels = ("run", "worker_host", "worker")
-    yield gauge("gpuwarden_queue_run_items_failed", "", labels, [(key, float(life.failed)) for key, life in found])
-    yield gauge("gpuwarden_queue_run_items_done", "", labels, [(key, float(life.finished)) for key, life in found])
+    yield gauge(
+        "gpuwarden_queue_run_items_failed",
+        "",
+        labels,
+        [(key, float(life.failed)) for key, life in found],
+        source="the scenario",
+    )
+    yield gauge(
+        "gpuwarden_queue_run_items_done",
+        "",
+        labels,
+        [(key, float(life.finished)) for key, life in found],
+        source="the scenario",
+    )
 
 
 def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | str | None]]:

@@ -76,11 +76,19 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        title="Unattributed GPU memory",
-        reads="GPU memory held by no process on the GPU's list: the driver's own share, or a tenant that it hides.",
+        title="GPU memory of no container",
+        reads="GPU memory held by no process on the GPU's list, which is the driver's own share, or a tenant that it "
+        "hides; and by processes on the list that are in no container. With the containers' it is all that is in use.",
         unit="bytes",
         queries=(
-            Query(expr=on_gpu(each("max", GPU, "gpuwarden_gpu_unattributed_memory_bytes", where=HOST)), legend=_BY_GPU),
+            Query(
+                expr=on_gpu(each("max", GPU, "gpuwarden_gpu_unattributed_memory_bytes", where=HOST)),
+                legend=f"{_BY_GPU} of no process",
+            ),
+            Query(
+                expr=on_gpu(each("max", GPU, "gpuwarden_gpu_unplaced_memory_bytes", where=HOST)),
+                legend=f"{_BY_GPU} in no container",
+            ),
         ),
     ),
     Panel(

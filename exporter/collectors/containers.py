@@ -26,41 +26,84 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
               each.container.image or "", each.container.namespace or "", each.container.pod or ""), 1.0)
             for each in found
         ),
+        source="Docker's or Podman's API; the Kubernetes API or `/var/log/containers`; `/run/systemd/units`; of one "
+        "that none of them lists `/proc/PID/cgroup`",
     )  # fmt: skip
-    for name, help_text, value in (
-        ("memory_bytes", "RAM charged to the container's cgroup, page cache included.", "ram_bytes"),
-        ("memory_anon_bytes", "Anonymous RAM of the container.", "ram_anon_bytes"),
-        ("memory_working_set_bytes", "RAM of the container less its inactive page cache.", "ram_working_set_bytes"),
-        ("ram_still_seconds", "For how long the container's RAM has moved by no more than the delta.", "ram_still_s"),
+    for name, help_text, value, source in (
+        (
+            "memory_bytes",
+            "RAM charged to the container's cgroup, page cache included.",
+            "ram_bytes",
+            "cgroup `memory.current`, or `memory.usage_in_bytes` of version 1; `/proc/PID/statm` for kind `process`",
+        ),
+        (
+            "memory_anon_bytes",
+            "Anonymous RAM of the container.",
+            "ram_anon_bytes",
+            "cgroup `memory.stat`: `anon`, or `total_rss` of version 1",
+        ),
+        (
+            "memory_working_set_bytes",
+            "RAM of the container less its inactive page cache.",
+            "ram_working_set_bytes",
+            "the cgroup's memory less `inactive_file` of `memory.stat`, or `total_inactive_file` of version 1",
+        ),
+        (
+            "ram_still_seconds",
+            "For how long the container's RAM has moved by no more than the delta.",
+            "ram_still_s",
+            "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-delta-mib`",
+        ),
         (
             "gpu_idle_seconds",
             "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
             "gpu_idle_s",
+            "`gpuwarden_container_gpu_utilization_ratio`, compared at each look with `--idle-ratio`",
         ),
-        ("io_still_seconds", "For how long its processes have read and written no more than the threshold.",
-         "io_still_s"),
-        ("fault_still_seconds", "For how long its processes have had no more page faults than the threshold.",
-         "fault_still_s"),
-        ("cpu_still_seconds", "For how long its processes have used no more CPU time than the threshold.",
-         "cpu_still_s"),
-        ("work_still_seconds", "For how long I/O, page faults and CPU time of its processes have all been still.",
-         "work_still_s"),
-    ):  # fmt: skip
+        (
+            "io_still_seconds",
+            "For how long its processes have read and written no more than the threshold.",
+            "io_still_s",
+            "`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`",
+        ),
+        (
+            "fault_still_seconds",
+            "For how long its processes have had no more page faults than the threshold.",
+            "fault_still_s",
+            "`/proc/PID/stat`, compared at each look with `--faults-still-per-s`",
+        ),
+        (
+            "cpu_still_seconds",
+            "For how long its processes have used no more CPU time than the threshold.",
+            "cpu_still_s",
+            "`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`",
+        ),
+        (
+            "work_still_seconds",
+            "For how long I/O, page faults and CPU time of its processes have all been still.",
+            "work_still_s",
+            "the least of the three times for I/O, page faults and CPU time",
+        ),
+    ):
         yield gauge(
             f"gpuwarden_container_{name}",
             help_text,
             _NAME,
             (((each.container.name,), getattr(each, value)) for each in found),
+            source=source,
         )
     yield gauge(
         "gpuwarden_container_gpu_utilization_ratio",
         "Share of the GPU's time that the container's processes used; 0 is measured, unknown is absent.",
         _ON_GPU,
         (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
+        source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`; DRM fdinfo, and for what an AMD GPU "
+        "computes its queues and `cu_occupancy` in `/sys/class/kfd/kfd/proc`",
     )
     yield gauge(
         "gpuwarden_container_gpu_attribution_missing",
-        "1 while what the GPU does cannot be told apart, so that its container may do all or nothing of it; else 0.",
+        "1 while what the GPU does cannot be told apart, or at all, so that its container may do all or nothing of it; "
+        "else 0.",
         _ON_GPU,
         (
             ((each.container.name, share.gpu), float(not share.attributed))
@@ -68,18 +111,22 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for share in each.shares
             if share.attributed is not None
         ),
+        source="the utilisation of the GPU and of its processes, compared at each look",
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_bytes",
         "GPU memory that the container's processes hold.",
         _ON_GPU,
         (((each.container.name, share.gpu), share.memory_bytes) for each in found for share in each.shares),
+        source="of the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
+        "greater of AMD's `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo; of Intel's DRM fdinfo",
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_peak_bytes",
         "The most GPU memory that its processes were seen to hold, once a second, in this incarnation.",
         _ON_GPU,
         (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
+        source="the greatest `gpuwarden_container_gpu_memory_bytes` of all looks",
     )
     yield from _tenancy(snapshot)
     yield from _mishaps(snapshot)
@@ -88,12 +135,14 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "GPU time used by the container's processes since it was first seen, measured samples only.",
         _ON_GPU,
         (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.busy_s.items()),
+        source="`gpuwarden_container_gpu_utilization_ratio`, integrated look by look",
     )
     yield counter(
         "gpuwarden_unknown_samples",
         "Samples in which something of a container was unknown, by what and why.",
         ("container", "what", "reason"),
         ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
+        source="what was unknown at each look, counted",
     )
 
 
@@ -106,13 +155,19 @@ def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
         "ends the container is told by its restarts.",
         _NAME,
         (((each.container.name,), each.oom_kills) for each in found),
+        source="`oom_kill` in cgroup `memory.events`, or `memory.oom_control` of version 1",
     )
     yield counter(
         "gpuwarden_container_restarts",
         "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
-        "restarts is not counted.",
+        "restarts is not counted. Told, too, of one of Docker's that has ended and waits for its next start.",
         _NAME,
-        (((each.container.name,), each.container.restarts) for each in found),
+        (
+            *(((each.container.name,), each.container.restarts) for each in found),
+            *(((name,), float(count)) for name, count in sorted(snapshot.restarting.items())),
+        ),
+        source="RestartCount of Docker's or Podman's API; restartCount of the Kubernetes API, or the name of the log "
+        "file; NRestarts of `systemctl show`",
     )
 
 
@@ -124,6 +179,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         "How much memory of each of its GPUs the container may hold, as its owner says.",
         _NAME,
         (((each.name,), each.tenancy.budget_bytes) for each in found),
+        source="label `gpuwarden.vram-budget-mib`, by its engine's API; of a pod the limit of `--budget-resource`",
     )
     yield gauge(
         "gpuwarden_container_recyclable",
@@ -135,10 +191,13 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
             for each in snapshot.containers
             if each.container.tenancy.budget_bytes is not None
         ),
+        source="labels `gpuwarden.managed` and `gpuwarden.vram-protected`, AutoRemove and state, by its engine's API; "
+        "worker files",
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_invalid",
         "1 for a container whose budget cannot be read, by the reason: it has none.",
         ("container", "reason"),
         (((each.name, each.tenancy.invalid.reason), 1.0) for each in found if each.tenancy.invalid is not None),
+        source="as `gpuwarden_container_gpu_memory_budget_bytes`",
     )

@@ -26,9 +26,11 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_gpu_info",
         "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU. Attribution is "
-        "`process`, or `device` where nobody tells what each process computes on it.",
+        "`process`, `device` where nobody tells what each process computes on it, or `none` where nobody tells what "
+        "is done on it at all.",
         ("gpu", "index", "name", "source", "attribution"),
         (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
+        source="NVML `nvmlDeviceGetUUID`, `nvmlDeviceGetName`; `/sys/class/drm` and `/sys/class/kfd/kfd/topology`",
     )
     yield gauge(
         "gpuwarden_gpu_mig_info",
@@ -39,30 +41,36 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for gpu in gpus
             if gpu.mig is not None
         ),
+        source="NVML `nvmlDeviceGetMigDeviceHandleByIndex`, `nvmlDeviceGetGpuInstanceId`, "
+        "`nvmlDeviceGetComputeInstanceId`",
     )
     yield gauge(
         "gpuwarden_gpu_utilization_ratio",
         "Share of its time that the GPU was busy.",
         _GPU,
         (((gpu.uuid,), gpu.utilization_ratio) for gpu in gpus),
+        source="NVML `nvmlDeviceGetUtilizationRates`; amdgpu `gpu_busy_percent`; of Intel's DRM fdinfo of all clients",
     )
     yield gauge(
         "gpuwarden_gpu_memory_used_bytes",
         "GPU memory in use by anyone.",
         _GPU,
         (((gpu.uuid,), gpu.memory_used_bytes) for gpu in gpus),
+        source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_used`",
     )
     yield gauge(
         "gpuwarden_gpu_memory_size_bytes",
         "GPU memory there is.",
         _GPU,
         (((gpu.uuid,), gpu.memory_size_bytes) for gpu in gpus),
+        source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total`",
     )
     yield gauge(
         "gpuwarden_gpu_memory_free_bytes",
         "GPU memory that anyone can still have, as the driver tells it.",
         _GPU,
         (((gpu.uuid,), gpu.memory_free_bytes) for gpu in gpus),
+        source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total` less `mem_info_vram_used`",
     )
     yield gauge(
         "gpuwarden_gpu_memory_floor_bytes",
@@ -73,24 +81,42 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for gpu in gpus
             if tenancy.has_floor(gpu, snapshot.vram_floor_bytes)
         ),
+        source="`--vram-floor-mib`",
     )
     yield gauge(
         "gpuwarden_gpu_memory_tie_bytes",
         "Two containers over their budgets by amounts this close are level.",
         _GPU,
         (((gpu.uuid,), float(snapshot.vram_tie_bytes)) for gpu in gpus),
+        source="`--vram-tie-mib`",
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_utilization_ratio",
         "Share of the GPU's time used by no process on its list; over the idle ratio it vetoes idle.",
         _GPU,
         (((gpu.uuid,), evidence.unattributed_ratio(gpu)) for gpu in gpus),
+        source="the GPU's utilisation less that of all its listed processes, at each look",
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_memory_bytes",
         "GPU memory held by no process on its list.",
         _GPU,
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
+        source="the GPU's memory in use less that of all its listed processes, at each look",
+    )
+    yield gauge(
+        "gpuwarden_gpu_unplaced_utilization_ratio",
+        "Share of the GPU's time used by processes on its list that are in none of the containers told of here.",
+        _GPU,
+        (((share.gpu,), share.utilization_ratio) for share in snapshot.unplaced),
+        source="as `gpuwarden_container_gpu_utilization_ratio`, of the pids in none of their cgroups and trees",
+    )
+    yield gauge(
+        "gpuwarden_gpu_unplaced_memory_bytes",
+        "GPU memory held by processes on its list that are in none of the containers told of here.",
+        _GPU,
+        (((share.gpu,), share.memory_bytes) for share in snapshot.unplaced),
+        source="as `gpuwarden_container_gpu_memory_bytes`, of the pids in none of their cgroups and trees",
     )
     yield from _counted(snapshot.gpu_totals)
     yield from _sensors(gpus)
@@ -103,6 +129,7 @@ def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
         "Time that the GPU was busy since it was first seen, measured samples only.",
         _GPU,
         (((uuid,), found.busy_s) for uuid, found in totals.items()),
+        source="`gpuwarden_gpu_utilization_ratio`, integrated look by look",
     )
     yield counter(
         "gpuwarden_gpu_unknown_samples",
@@ -113,19 +140,36 @@ def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
             for uuid, found in totals.items()
             for (figure, reason), count in sorted(found.unknown.items())
         ),
+        source="what was unknown at each look, counted",
     )
 
 
 def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
-    for name, help_text, figure in (
-        ("temperature_celsius", "Temperature of the GPU's core.", "temperature_celsius"),
-        ("power_watts", "Power that the GPU draws.", "power_watts"),
-        ("power_limit_watts", "Power that the GPU may draw, by the strictest of its limits.", "power_limit_watts"),
-        ("sm_clock_hertz", "Clock of the GPU's streaming multiprocessors.", "sm_clock_hertz"),
-        ("memory_clock_hertz", "Clock of the GPU's memory.", "memory_clock_hertz"),
+    for figure, help_text, source in (
+        (
+            "temperature_celsius",
+            "Temperature of the GPU's core.",
+            "NVML `nvmlDeviceGetTemperature`; amdgpu hwmon `temp1_input`",
+        ),
+        (
+            "power_watts",
+            "Power that the GPU draws.",
+            "NVML `nvmlDeviceGetPowerUsage`; amdgpu hwmon `power1_average`, else `power1_input`",
+        ),
+        (
+            "power_limit_watts",
+            "Power that the GPU may draw, by the strictest of its limits.",
+            "NVML `nvmlDeviceGetEnforcedPowerLimit`; amdgpu hwmon `power1_cap`",
+        ),
+        ("sm_clock_hertz", "Clock of the GPU's streaming multiprocessors.", "NVML `nvmlDeviceGetClockInfo`"),
+        ("memory_clock_hertz", "Clock of the GPU's memory.", "NVML `nvmlDeviceGetClockInfo`"),
     ):
         yield gauge(
-            f"gpuwarden_gpu_{name}", help_text, _GPU, (((gpu.uuid,), getattr(gpu.figures, figure)) for gpu in gpus)
+            f"gpuwarden_gpu_{figure}",
+            help_text,
+            _GPU,
+            (((gpu.uuid,), getattr(gpu.figures, figure)) for gpu in gpus),
+            source=source,
         )
     yield gauge(
         "gpuwarden_gpu_throttled",
@@ -137,16 +181,31 @@ def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
             if gpu.figures.throttled is not None
             for reason in THROTTLE_REASONS
         ),
+        source="NVML `nvmlDeviceGetCurrentClocksThrottleReasons`",
     )
 
 
 def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
-    for name, help_text, figure in (
-        ("ecc_errors", "Memory errors that ECC found since the driver was loaded.", "ecc"),
-        ("ecc_lifetime_errors", "Memory errors that ECC found in the GPU's whole life.", "ecc_lifetime"),
-        ("remapped_rows", "Rows of its memory that the GPU has replaced for good, by the errors that they had.",
-         "remapped_rows"),
-    ):  # fmt: skip
+    for name, help_text, figure, source in (
+        (
+            "ecc_errors",
+            "Memory errors that ECC found since the driver was loaded.",
+            "ecc",
+            "NVML `nvmlDeviceGetTotalEccErrors`, volatile",
+        ),
+        (
+            "ecc_lifetime_errors",
+            "Memory errors that ECC found in the GPU's whole life.",
+            "ecc_lifetime",
+            "NVML `nvmlDeviceGetTotalEccErrors`, aggregate",
+        ),
+        (
+            "remapped_rows",
+            "Rows of its memory that the GPU has replaced for good, by the errors that they had.",
+            "remapped_rows",
+            "NVML `nvmlDeviceGetRemappedRows`",
+        ),
+    ):
         yield counter(
             f"gpuwarden_gpu_{name}",
             help_text,
@@ -156,19 +215,25 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
                 for gpu in gpus
                 for error in ("corrected", "uncorrected")
             ),
+            source=source,
         )
     for name, help_text in (
         ("row_remap_pending", "1 while a row waits to be replaced at the GPU's next reset."),
         ("row_remap_failed", "1 once a row could not be replaced: the GPU is to be replaced itself."),
     ):
         yield gauge(
-            f"gpuwarden_gpu_{name}", help_text, _GPU, (((gpu.uuid,), getattr(gpu.figures, name)) for gpu in gpus)
+            f"gpuwarden_gpu_{name}",
+            help_text,
+            _GPU,
+            (((gpu.uuid,), getattr(gpu.figures, name)) for gpu in gpus),
+            source="NVML `nvmlDeviceGetRemappedRows`",
         )
     yield counter(
         "gpuwarden_gpu_pcie_replays",
         "Packets that were sent again over the PCI Express link.",
         _GPU,
         (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
+        source="NVML `nvmlDeviceGetPcieReplayCounter`",
     )
 
 
@@ -179,12 +244,14 @@ def _drivers(asked: Mapping[str, DriverHealth]) -> Iterable[Metric]:
         "Processes asking the GPU drivers of a source that were killed because a call did not return.",
         ("collector",),
         (((f"source_{source}",), float(health.killed)) for source, health in asked.items()),
+        source="counted by the exporter, which starts these processes",
     )
     yield gauge(
         "gpuwarden_driver_processes_abandoned",
         "Processes that hang in the GPU drivers of a source and cannot be killed.",
         ("collector",),
         (((f"source_{source}",), float(health.abandoned)) for source, health in asked.items()),
+        source="counted by the exporter, which starts these processes",
     )
 
 
@@ -199,4 +266,5 @@ def _xids(snapshot: Snapshot) -> Metric:
         "Errors that the NVIDIA driver reported of the GPU, by NVIDIA's number for them (XID).",
         (*_GPU, "xid"),
         (((uuid, str(code)), float(count)) for (uuid, code), count in sorted(counts.items())),
+        source="NVML `nvmlEventSetWait_v2`, counted as they come",
     )

@@ -63,48 +63,59 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
             )
             for row in rows
         ),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_elapsed_seconds",
         "Time since the attempt started; the load counts.",
         _SLOT,
         ((row.key, row.job.started.age_s(snapshot.taken)) for row in rows),
+        source="job file, against CLOCK_BOOTTIME at the look",
     )
     yield gauge(
         "gpuwarden_job_phase",
         "1 for the phase the attempt is in.",
         (*_SLOT, "phase"),
         (((*row.key, row.job.phase), 1.0) for row in rows),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_phase_age_seconds",
         "Time since the attempt entered its phase.",
         _SLOT,
         ((row.key, row.job.phase_started.age_s(snapshot.taken)) for row in rows),
+        source="job file, against CLOCK_BOOTTIME at the look",
     )
 
 
 def _progress(rows: list[_Row]) -> Iterable[Metric]:
     yield gauge(
-        "gpuwarden_job_steps", "Steps the attempt has done.", _SLOT, ((row.key, float(row.job.step)) for row in rows)
+        "gpuwarden_job_steps",
+        "Steps the attempt has done.",
+        _SLOT,
+        ((row.key, float(row.job.step)) for row in rows),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_steps_planned",
         "Steps the job plans, where it says.",
         _SLOT,
         ((row.key, None if row.job.steps_total is None else float(row.job.steps_total)) for row in rows),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_step_mean_seconds",
         "Mean time between the attempt's steps so far.",
         _SLOT,
         ((row.key, row.job.step_mean_s) for row in rows),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_step_max_seconds",
         "Longest time between two of the attempt's steps so far.",
         _SLOT,
         ((row.key, row.job.step_max_s) for row in rows),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_items",
@@ -115,6 +126,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
             for row in rows
             for outcome, count in (("done", row.job.items_done), ("failed", row.job.items_failed))
         ),
+        source="job file",
     )
 
 
@@ -124,12 +136,14 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; absent until it is armed.",
         _SLOT,
         ((row.key, row.beat_age_s) for row in rows),
+        source="job file, against CLOCK_BOOTTIME at the look",
     )
     yield gauge(
         "gpuwarden_job_beat_timestamp_seconds",
         "When the attempt last beat, Unix time; absent until it is armed.",
         _SLOT,
         ((row.key, row.job.beat.unix_s if row.job.beat else None) for row in rows),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_stall_suspected",
@@ -140,6 +154,7 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
             for row in rows
             if row.job.stall_timeout_s and row.policed
         ),
+        source="computed at each look from the job file and its container's GPU, RAM and work",
     )
 
 
@@ -151,22 +166,26 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "Wall-clock budget of one attempt; absent where it has none.",
         _SLOT,
         ((row.key, row.job.budget_s or None) for row in policed),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
         "Silence the job is allowed once armed; absent while the stall condition does not police the job.",
         _SLOT,
         ((row.key, row.job.stall_timeout_s or None) for row in policed),
+        source="job file",
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
         "How long the container of a GPU job may stay without a sign of life; absent for jobs of other classes.",
         _SLOT,
         ((row.key, snapshot.health_window_s) for row in on_gpu),
+        source="`--health-window-s`",
     )
     yield gauge(
         "gpuwarden_job_health_grace_seconds",
         "Time from the start of a GPU job's attempt that is left to its load.",
         _SLOT,
         ((row.key, snapshot.health_grace_s) for row in on_gpu),
+        source="`--health-grace-s`",
     )

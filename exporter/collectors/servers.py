@@ -22,28 +22,33 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             ((each.container.name, each.container.incarnation, probe.kind, each.container.image or ""), 1.0)
             for each, probe in asked
         ),
+        source="the container's labels, by its engine's API",
     )
     yield gauge(
         "gpuwarden_server_answered",
         "1 once the server has answered in this incarnation of its container, as far as this exporter saw.",
         _NAME,
         (((each.container.name,), None if each.answered is None else float(each.answered)) for each, _ in asked),
+        source="its answers over HTTP, or the log of Docker's health check",
     )
     yield gauge(
         "gpuwarden_server_unanswered_seconds",
         "For how long the server has been asked again and again without an answer; 0 while it answers.",
         _NAME,
         (((each.container.name,), each.unanswered_s) for each, _ in asked),
+        source="its answers over HTTP, or the log of Docker's health check",
     )
     yield gauge(
         "gpuwarden_server_silence_allowed_seconds",
         "For how long the server may leave askings unanswered, as its owner says.",
         _NAME,
         (((each.container.name,), probe.silence_s) for each, probe in asked),
+        source="the container's labels, by its engine's API",
     )
     yield gauge(
         "gpuwarden_server_invalid",
         "1 for a container that opted in as a server and cannot be asked, by the reason.",
         ("container", "reason"),
         (((each.container.name, each.probe.reason), 1.0) for each in found if not isinstance(each.probe, Probe)),
+        source="the container's labels, network and health check, by its engine's API",
     )

@@ -19,22 +19,26 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "A task that another runner's file tells of; always 1.",
         ("task", "pid", "pgid"),
         (((str(each.task.task_id), str(each.task.pid), str(each.task.pgid)), 1.0) for each in found),
+        source="task file",
     )
     yield gauge(
         "gpuwarden_task_alive",
         "1 while the task's process is there; 0 for a dead task: its file is left, its process is gone.",
         _TASK,
         (((str(each.task.task_id),), None if each.alive is None else float(each.alive)) for each in found),
+        source="`/proc/PID` of the pid in the task file",
     )
     yield gauge(
         "gpuwarden_task_start_timestamp_seconds",
         "When the task started, as its file says, Unix time.",
         _TASK,
         (((str(each.task.task_id),), each.task.started_unix_s) for each in found),
+        source="task file",
     )
     yield gauge(
         "gpuwarden_taskfiles_invalid",
         "Task files and folders of them that cannot be trusted or read now, by reason.",
         ("reason",),
         () if readings is None else (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
+        source="the folders of `--task-dir`",
     )

@@ -35,64 +35,75 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             )
             for sighting, place in rows
         ),
+        source="worker file; the cgroup of its lock's holder, and who lists that container",
     )
     yield gauge(
         "gpuwarden_worker_alive",
         "1 while the worker's process holds its kernel lock; 0 when it died without removing its files.",
         _SLOT,
         ((key, None if sighting.alive is None else float(sighting.alive)) for key, sighting in keyed),
+        source="the kernel's lock on the worker's lock file (`F_GETLK`)",
     )
     yield gauge(
         "gpuwarden_worker_heartbeat_age_seconds",
         "Time since the worker's process last refreshed its file, by CLOCK_BOOTTIME.",
         _SLOT,
         ((key, sighting.worker.heartbeat.age_s(snapshot.taken)) for key, sighting in keyed),
+        source="worker file, against CLOCK_BOOTTIME at the look",
     )
     yield gauge(
         "gpuwarden_worker_heartbeat_other_boot",
         "1 where the worker's heartbeat was stamped before the last reboot, and so has no age; else 0.",
         _SLOT,
         ((key, float(sighting.worker.heartbeat.age_s(snapshot.taken) is None)) for key, sighting in keyed),
+        source="boot id in the worker file, against `/proc/sys/kernel/random/boot_id`",
     )
     yield gauge(
         "gpuwarden_worker_heartbeat_timestamp_seconds",
         "When the worker's process last refreshed its file, Unix time.",
         _SLOT,
         ((key, sighting.worker.heartbeat.unix_s) for key, sighting in keyed),
+        source="worker file",
     )
     yield gauge(
         "gpuwarden_worker_cpu_still_seconds",
         "For how long the worker's process has been seen to use no CPU time, all its threads together.",
         _SLOT,
         ((key, snapshot.cpu_still_of(sighting)) for key, sighting in keyed),
+        source="`/proc/PID/stat`, compared at each look",
     )
     yield gauge(
         "gpuwarden_worker_dead_seconds",
         "For how long its lock has been seen free and its heartbeat unmoved, in one incarnation of its container.",
         _SLOT,
         ((key, snapshot.dead_s.get(sighting.worker.worker)) for key, sighting in keyed),
+        source="lock and worker file, compared at each look",
     )
     yield gauge(
         "gpuwarden_worker_dead_after_seconds",
         "A worker that owns a job is dead after this long without heartbeat and CPU time, or without its process.",
         _SLOT,
         ((key, snapshot.dead_after_s) for key, _ in keyed),
+        source="`--dead-after-s`",
     )
     yield gauge(
         "gpuwarden_worker_loop_age_seconds",
         "Time since the worker's main loop was last seen outside a job body.",
         _SLOT,
         ((key, sighting.worker.loop.age_s(snapshot.taken)) for key, sighting in keyed),
+        source="worker file, against CLOCK_BOOTTIME at the look",
     )
     yield gauge(
         "gpuwarden_statefiles_invalid",
         "State files that cannot be trusted now, by reason; each costs its own worker's series only.",
         ("reason",),
         (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
+        source="files in `$GPUWARDEN_DIR`",
     )
     yield gauge(
         "gpuwarden_workers_duplicate",
         "Worker files left out because another claims the same name.",
         (),
         (((), float(readings.duplicates)),),
+        source="files in `$GPUWARDEN_DIR`",
     )

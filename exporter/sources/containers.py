@@ -31,14 +31,14 @@ INSPECT_S: Final = 1.5
 """How long the daemon may take to inspect one container, seconds: one that is stuck in it must not hide the others."""
 
 INSPECTIONS_S: Final = 2.0
-"""How long the inspections of those that run may take together, seconds, and again of those that are down; the rest has
-its turn with the next listing."""
+"""How long the inspections of those that run may take together, seconds, again of those that are down, and again of
+those that are about to be started again; the rest has its turn with the next listing."""
 
 FRESH_S: Final = 10.0
 """A listing older than this is no longer believed, seconds."""
 
 DOWN_MAX: Final = 64
-"""Containers that are down and whose start is asked for, once a second."""
+"""Containers that are down and whose start, or restarts, are asked for, once a second."""
 
 HEALTH_DEFAULT_NS: Final = 30e9
 """Interval and timeout of a health check that sets none, nanoseconds (Docker's own default)."""
@@ -79,6 +79,7 @@ class EngineContainers(Listener):
             rows = client.containers(all=True)
             taken_s = time.monotonic()
             containers, down = self._list(client, rows), self._down(client, rows)
+            restarting = self._restarting(client, rows)
         except Exception:
             if self._client is not None:
                 with contextlib.suppress(Exception):
@@ -93,6 +94,7 @@ class EngineContainers(Listener):
             duration_s=time.monotonic() - started_s,
             ids=frozenset(row["Id"] for row in rows),
             unseen=tuple(_unseen(rows, containers)),
+            restarting=restarting,
         )
 
     def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
@@ -164,6 +166,20 @@ class EngineContainers(Listener):
             except (LookupError, TypeError):
                 continue
         return down
+
+    def _restarting(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, int]:
+        """How often each was started again that is about to be once more: Docker waits longer from time to time."""
+        until_s = time.monotonic() + INSPECTIONS_S
+        waiting = [row for row in rows if row.get("State") == "restarting"]
+        told: dict[str, int] = {}
+        for row in sorted(waiting[:DOWN_MAX], key=lambda each: self._tried_s.get(each["Id"], 0.0)):
+            try:
+                found = self._inspect(client, row["Id"], until_s)
+                if found is not None:
+                    told[found["Name"].removeprefix("/")] = int(found["RestartCount"])
+            except (LookupError, TypeError, ValueError, AttributeError):
+                continue
+        return told
 
 
 _UP: Final = frozenset({"running", "paused"})

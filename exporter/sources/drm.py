@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.readings import NODE, Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.readings import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.kfd import NO_PART, SYS, Compute, Kfd, Node, Topology, number_in
 
@@ -182,7 +182,7 @@ class DrmGpus:
             source=device.driver,
             node=device.node,
             also=_also(device),
-            attribution="process" if seen.compute_node is None else "device",
+            attribution=_attribution(seen),
             figures=figures,
         )
 
@@ -316,6 +316,12 @@ def _amd_bytes(part: Compute | None, held: Held | None) -> int | None:
     sizes = ([part.vram_bytes] if part else []) + ([held.local_bytes] if held else [])
     known = [size for size in sizes if size is not None]
     return max(known) if len(known) == len(sizes) else None
+
+
+def _attribution(seen: _Seen) -> str:
+    if not seen.whole:
+        return UNTOLD
+    return "process" if seen.compute_node is None else "device"
 
 
 def _why_unknown(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import Gpu, GpuProcess, GpuReadings, MigInstance
+from exporter.readings import UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
 from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
@@ -148,6 +148,7 @@ class NvmlGpus:
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
             unknown=unknown,
+            attribution="process" if whole else UNTOLD,
             figures=figures,
             xids_watched=self._xids is not None and xids_unknown is None,
         )
@@ -218,6 +219,7 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
         memory_free_bytes=None if memory is None else memory.free,
         processes=None if listed is None else samples.measured(listed, None, Cursor()),
         unknown=because or UNMEASURED_INSTANCE,
+        attribution=UNTOLD,
         mig=mig,
     )
 

@@ -127,6 +127,7 @@ def a_snapshot() -> Snapshot:
         sources=(SourceHealth(source="workers", success=True, duration_s=0.01, succeeded_unix_s=1.0),),
         tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
         unknown={("c1", "gpu", "source_failed"): 1},
+        unplaced=(GpuShare(gpu="GPU-0", utilization_ratio=0.1, memory_bytes=1),),
         dead_after_s=30.0,
         dead_s={"w2": 1.0},
         cpu_still_s={42: 1.0},

@@ -60,7 +60,7 @@ SNAPSHOT = build.snapshot(
         build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03,
                   memory_free_bytes=14000 * build.MIB, figures=FIGURES, xids_watched=True),
         build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
-        build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB,
+        build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB, attribution="none",
                   mig=MigInstance(parent="GPU-2", number=0, gpu_instance=1, compute_instance=0)),
         # Who computes on it is known, and not how much.
         build.gpu(0, build.process(4002, None, 3 * build.MIB), uuid="GPU-amd", name="navi31", utilization_ratio=0.9,
@@ -198,6 +198,12 @@ SNAPSHOT = build.snapshot(
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),
     },
+    restarting={"crashes": 9},
+    unplaced=(
+        GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
+        # A process in no container, of which it is not known what it computes.
+        GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
+    ),
     cpu_still_s={4001: 44.5, 4002: 0.0},
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
 )  # fmt: skip

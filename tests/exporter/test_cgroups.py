@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from exporter.sources import cgroups, containers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import EngineContainers
 from exporter.sources.listener import Listing
-from gpuwarden import cgroup
+from gpuwarden import cgroup, clock
 from tests.exporter import builders as build
+from tests.exporter.golden import scraped
+from tests.exporter.test_scrape import values
 from tests.waiting import eventually
 
 ID = "0123456789abcdef" * 4
@@ -421,6 +424,41 @@ def test_what_the_kernel_kills_in_a_real_container_and_what_docker_restarts_is_c
 
     assert killed == 1
     assert more > first
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_that_ends_again_and_again_has_its_restarts_while_docker_waits_and_none_once_it_is_gone(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    failing = client.containers.run(image, ["sh", "-c", "exit 1"], detach=True, network_mode="none",
+                                    restart_policy={"Name": "always"})  # fmt: skip
+    name = str(failing.name)
+    source = EngineContainers(engine.base_url)
+    source.start()
+    sampler = looker(house, docker=source)
+
+    def page() -> str:
+        return scraped(sampler.sample(), now=clock.stamp())
+
+    def waiting() -> float | None:
+        """Its restarts, as published at a moment at which it is not up."""
+        text = page()
+        if values(text, "gpuwarden_container_info", container=name):
+            return None
+        return next(iter(values(text, "gpuwarden_container_restarts_total", container=name)), None)
+
+    try:
+        first = eventually(waiting, within_s=60)
+        more = eventually(lambda: found if (found := waiting() or 0) > first + 1 else None, within_s=60)
+        failing.remove(force=True)
+        eventually(lambda: f'container="{name}"' not in page(), within_s=60)
+    finally:
+        source.close()
+        with suppress(docker.errors.NotFound):
+            failing.remove(force=True)
+
+    assert more > first > 0
 
 
 @pytest.mark.needs_docker

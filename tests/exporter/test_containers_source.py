@@ -655,6 +655,28 @@ def test_a_container_that_is_down_is_listed_where_it_holds_a_workers_folder(
     assert [each.folders for each in found.down.values()] == [("w0",)] * len(down)
 
 
+@pytest.mark.parametrize(
+    ("state", "inspection", "told"),
+    [
+        pytest.param("restarting", {"Name": "/worker-0", "RestartCount": 7}, {"worker-0": 7}, id="it waits"),
+        pytest.param("exited", {"Name": "/worker-0", "RestartCount": 7}, {}, id="it has ended for good"),
+        pytest.param("restarting", {"Name": "/worker-0"}, {}, id="its engine does not count"),
+        pytest.param("restarting", {"Name": None, "RestartCount": 7}, {}, id="its engine talks nonsense"),
+        pytest.param("restarting", (500, {"message": "no"}), {}, id="it cannot be inspected"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_the_restarts_of_a_container_are_listed_while_it_waits_for_its_next_start(
+    state: str, inspection: Any, told: dict[str, int], short_path: Path
+) -> None:
+    answer = a_daemon({**row(), "State": state}, inspect=inspection)
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        found = eventually(lambda: listing_of(source))
+
+    assert (found.containers, found.restarting) == ({}, told)
+
+
 # A real daemon
 
 

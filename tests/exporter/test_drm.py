@@ -329,6 +329,7 @@ def test_parts_of_one_gpu_are_told_apart_by_their_nodes_and_have_no_figures_of_t
     assert [(gpu.utilization_ratio, gpu.memory_used_bytes, gpu.unknown) for gpu in found.values()] == [
         (None, None, drm.PARTITIONED),
     ] * 2
+    assert {gpu.attribution for gpu in found.values()} == {"none"}
     assert (on(found["renderD128"]), on(found["renderD129"])) == ({4001: (None, MIB), 4002: (None, MIB)}, {})
 
 

@@ -387,6 +387,36 @@ def test_of_what_is_missing_only_uuids_are_names_of_gpus(request_: tuple[str, ..
 
 
 @pytest.mark.parametrize(
+    ("request_", "uuids", "found"),
+    [
+        pytest.param(FULL[:12], [FULL, "GPU-8932f938"], FULL, id="its first digits"),
+        pytest.param(FULL[:-1], [FULL], FULL, id="nearly all of it"),
+        pytest.param(FULL[:11], [FULL], None, id="too few to be sure of"),
+        pytest.param(FULL[:12], [FULL, f"{FULL[:12]}-another"], None, id="those of two"),
+        pytest.param(FULL[:12], [FULL, FULL[:12]], FULL[:12], id="a whole one, and the first digits of another"),
+        pytest.param(FULL[:12], ["GPU-8932f938"], None, id="those of none"),
+    ],
+)
+def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: list[str], found: str | None) -> None:
+    gpus = [build.gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)]
+
+    use = gpu_use(build.container(gpu_request=(request_,)), OWN, build.gpus(*gpus), THRESHOLDS)
+
+    assert use.gpus == ((found,) if found else ())
+    assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (
+        (0.0, None) if found else (None, "gpu_missing")
+    )
+
+
+def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
+    gpu = build.gpu(0, uuid="GPU-18b70c33a1b2c3d4", node="renderD128")
+
+    use = gpu_use(build.container(gpu_request=("GPU-18b70c33",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    assert (use.gpus, use.unknown and use.unknown.reason) == ((), "gpu_missing")
+
+
+@pytest.mark.parametrize(
     ("request_", "found", "reason"),
     [
         pytest.param(("0", "renderD131"), (NVIDIA, INTEL), "gpu_missing", id="a node of a GPU that is gone"),
@@ -407,6 +437,54 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
     use = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (use.unknown and use.unknown.reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "found", "shares"),
+    [
+        pytest.param(
+            ("GPU-elsewhere",),
+            [build.gpu(0, build.process(4001, 0.25, 7), build.process(OTHER_PID, 0.5, 9)), build.gpu(1)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7, attributed=True)],
+            id="a name that fits no GPU, and processes on another",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0), build.gpu(1, build.process(4002, 0.5, 9))],
+            [
+                GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=True),
+                GpuShare(gpu="GPU-1", utilization_ratio=0.5, memory_bytes=9, attributed=True),
+            ],
+            id="one of two names, and processes on a third GPU",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0, build.process(4001, None, None))],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False)],
+            id="and what its process does is unknown",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0, utilization_ratio=0.9)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=False)],
+            id="and work that is nobody's",
+        ),
+        pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
+    ],
+)
+def test_a_missing_gpu_costs_nothing_of_what_its_processes_hold_and_do_on_others(
+    request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]
+) -> None:
+    use = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
+
+    assert list(use.shares) == shares
+    assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (None, "gpu_missing")
+
+
+def test_of_a_container_whose_processes_are_unknown_a_missing_gpu_leaves_no_share() -> None:
+    use = gpu_use(build.container(gpu_request=("0", "7")), None, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    assert (use.shares, use.unknown and use.unknown.reason) == ((), "gpu_missing")
 
 
 def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> None:
@@ -442,7 +520,7 @@ def test_what_is_on_a_gpu_of_nvidias_by_its_node_has_its_memory_there_told() -> 
 
     found = gpu_use(build.container(gpu_request=("renderD128",)), OWN, build.gpus(mine), THRESHOLDS)
 
-    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=5 * 2**20),)
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=5 * 2**20, attributed=True),)
     assert (found.gpus, found.utilization_ratio) == (("GPU-0",), None)
 
 
@@ -591,6 +669,27 @@ def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, si
 
 
 percents = st.integers(0, 100).map(lambda percent: percent / 100)
+
+
+@pytest.mark.parametrize(
+    ("processes", "ratio", "size"),
+    [
+        pytest.param([build.process(7, 0.25, 10), build.process(8, 0.5, 20), build.process(4001, 0.1, 5)], 0.75, 30,
+                     id="their sum"),
+        pytest.param([build.process(4001, 0.1, 5)], 0.0, 0, id="nothing, where each is in a container"),
+        pytest.param([build.process(4001, None, None)], 0.0, 0, id="nothing, whatever those in containers do"),
+        pytest.param([build.process(7, None, 10), build.process(8, 0.5, None)], None, None, id="unknown by any"),
+        pytest.param(None, None, None, id="unknown without a list"),
+    ],
+)  # fmt: skip
+def test_what_processes_in_no_container_have_of_a_gpu(
+    processes: list[GpuProcess] | None, ratio: float | None, size: int | None
+) -> None:
+    gpu = build.gpu(0, processes=None) if processes is None else build.gpu(0, *processes)
+
+    found = evidence.unplaced(gpu, OWN)
+
+    assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
 
 
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
@@ -1072,11 +1171,16 @@ def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
 def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
     """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
     mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
-    given: dict[str, Any] = {"uuid": f"MIG-{number}", "mig": mig, "utilization_ratio": None}
+    given: dict[str, Any] = {
+        "uuid": f"MIG-{number}",
+        "mig": mig,
+        "utilization_ratio": None,
+        "attribution": "none",
+    }
     return build.gpu(0, *processes, **(given | changes))
 
 
-CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode")
+CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode", attribution="none")
 
 
 @pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
@@ -1087,10 +1191,56 @@ def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: 
     found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
 
     assert found.gpus == ("MIG-1",)
-    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700),)
+    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700, attributed=False),)
     assert found.utilization_ratio is None
     assert found.unknown is not None
     assert found.unknown.reason == "not_measured"
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts", "missing"),
+    [
+        pytest.param(("MIG-0",), [instance(0, build.process(4001, None, 5))], {"MIG-0": False}, id="by its UUID"),
+        pytest.param(("MIG-0",), [instance(0)], {"MIG-0": False}, id="while none of its processes is there"),
+        pytest.param(("MIG-0",), [instance(0, processes=None)], {"MIG-0": False}, id="whose processes are not listed"),
+        pytest.param(
+            ("GPU-1",),
+            [instance(0, build.process(4001, None, 5)), instance(1), build.gpu(1, uuid="GPU-1")],
+            {"MIG-0": False, "GPU-1": True},
+            id="that its processes are on, beside a GPU that can be told apart",
+        ),
+        pytest.param(
+            None, [instance(0, build.process(4001, None, 5)), instance(1)], {"MIG-0": False}, id="that nobody gave it"
+        ),
+        pytest.param(
+            ("all",), [instance(0), instance(1)], {"GPU-0": None, "MIG-0": False, "MIG-1": False}, id="each of all"
+        ),
+        pytest.param(("0",), [instance(0)], {"GPU-0": False}, id="the whole, whose instances nobody names"),
+        pytest.param(
+            ("0",),
+            [instance(0, build.process(4001, None, 5)), instance(1)],
+            {"GPU-0": None, "MIG-0": False},
+            id="the whole, and it is seen on which",
+        ),
+    ],
+)
+@pytest.mark.behaviour("A19")
+def test_of_a_gpu_that_is_cut_into_instances_it_is_told_that_nobody_can_tell(
+    request_: tuple[str, ...] | None, parts: list[Gpu], missing: dict[str, bool | None]
+) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(CUT, *parts), THRESHOLDS)
+
+    assert {share.gpu: share.attributed for share in found.shares} == missing
+    assert found.utilization_ratio is None
+
+
+def test_what_a_container_without_a_gpu_of_its_own_does_on_one_is_told_apart_as_any_others() -> None:
+    busy = build.gpu(0, build.process(4001, None, 5), utilization_ratio=0.9)
+    other = build.gpu(1, build.process(OTHER_PID, None, 5), utilization_ratio=0.9)
+
+    found = gpu_use(build.container(gpu_request=None), OWN, build.gpus(busy, other), THRESHOLDS)
+
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=5, attributed=False),)
 
 
 def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:

@@ -351,6 +351,7 @@ def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and
     whole, first, second, other = NvmlGpus().read().gpus
 
     assert (whole.uuid, whole.mig, other.uuid, other.number) == ("GPU-0", None, "GPU-1", "1")
+    assert (whole.attribution, other.attribution) == ("none", "process")
     assert first == Gpu(
         uuid="MIG-a",
         index=0,
@@ -364,6 +365,7 @@ def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and
             GpuProcess(pid=8, utilization_ratio=None, memory_bytes=None),
         ),
         unknown="the driver measures no utilisation of an instance of a GPU",
+        attribution="none",
         mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
     )
     assert (second.uuid, second.number, second.name, second.processes) == ("MIG-b", "0:3", "Test GPU MIG 2g.20gb", ())

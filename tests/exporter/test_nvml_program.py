@@ -277,6 +277,7 @@ def test_errors_that_the_driver_reports_are_counters_that_stay_when_the_gpu_does
 
 
 @pytest.mark.needs_compiler
+@pytest.mark.behaviour("A19")
 def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_is_not_taken_for_idle(
     program: Exporter, driver: Driver, start_worker: StartWorker
 ) -> None:
@@ -295,9 +296,53 @@ def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_i
     assert found("container_gpu_idle_seconds", container="w0") is None
     assert found("unknown_samples_total", container="w0", what="gpu", reason="not_measured")
     assert found("gpu_mig_info", gpu="MIG-a", parent="GPU-0", gpu_instance="7", compute_instance="0") == 1
-    assert found("gpu_info", gpu="MIG-a", index="0:0", source="nvml") == 1
+    assert found("gpu_info", gpu="MIG-a", index="0:0", source="nvml", attribution="none") == 1
+    assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-a") == 1
+    assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-b") is None
     assert found("gpu_unattributed_memory_bytes", gpu="MIG-a") == GIB
     assert found("gpu_utilization_ratio", gpu="MIG-a") is None
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.behaviour("A19")
+def test_a_worker_that_is_seen_on_an_instance_of_the_gpu_that_it_was_given_has_its_memory_there(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    on_it, elsewhere = (
+        start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}),
+        start_worker("w1", env={"CUDA_VISIBLE_DEVICES": "1"}),
+    )
+    part = Instance(uuid="MIG-a", gpu_instance=7, used_bytes=2 * GIB, compute={on_it.pid: GIB})
+
+    driver.answer(Card(mig=True, used_bytes=2 * GIB, instances=(part,)), resting(elsewhere.pid, uuid="GPU-1"))
+    found = program.until(lambda at: idle_s(at, "w1") >= 0)
+
+    assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-a") == GIB
+    assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-a") == 1
+    assert found("container_gpu_attribution_missing", container="w1", gpu="GPU-1") == 0
+    assert found("container_gpu_attribution_missing", container="w0", gpu="GPU-0") is None
+    assert found("container_gpu_idle_seconds", container="w0") is None
+
+
+@pytest.mark.needs_compiler
+def test_a_worker_with_a_gpu_that_is_not_there_has_what_its_process_holds_and_does_on_another_and_is_not_idle(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0,GPU-elsewhere"}).pid
+    neighbour = start_worker("w1", env={"CUDA_VISIBLE_DEVICES": "1"}).pid
+    driver.answer(resting(pid), resting(neighbour, uuid="GPU-1"))
+    at_rest = program.until(lambda at: idle_s(at, "w1") > 0)
+
+    at_work = program.until(
+        lambda at: at("container_gpu_utilization_ratio", container="w0") == 0.6,
+        meanwhile=lambda: driver.answer(working(pid), resting(neighbour, uuid="GPU-1")),
+    )
+
+    for found in (at_rest, at_work):
+        assert found("container_gpu_memory_bytes", container="w0", gpu="GPU-0") == GIB
+        assert found("container_gpu_idle_seconds", container="w0") is None
+        assert found("unknown_samples_total", container="w0", what="gpu", reason="gpu_missing")
+    assert at_rest("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
 
 
 # What is unknown

@@ -1,12 +1,16 @@
 """The pages that are written from the code, and never lag behind it."""
 
+import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter import reference
+from exporter.collectors.family import counter, gauge
 from exporter.settings import Settings
 from tests.exporter import golden
 
@@ -44,6 +48,34 @@ def test_every_published_series_has_its_row_and_no_row_is_left_over() -> None:
     rows = {line.split("`")[1] for line in reference.metrics_page().splitlines() if line.startswith("| `")}
 
     assert published == rows == reference.ABSENT.keys()
+
+
+def test_every_series_has_its_source_on_the_page_and_none_is_sent_with_a_scrape() -> None:
+    sources = {
+        line.split("`")[1]: line.split(" | ")[5] for line in reference.metrics_page().splitlines() if "| `" in line[:3]
+    }
+
+    assert sources.keys() == reference.ABSENT.keys()
+    assert all(re.search("[a-z]{2}", source) for source in sources.values())
+    assert sources["gpuwarden_container_oom_kills_total"].startswith("`oom_kill` in cgroup `memory.events`")
+    assert "nvmlDeviceGetProcessUtilization" in sources["gpuwarden_container_gpu_utilization_ratio"]
+    assert not [source for source in sources.values() if source in golden.PATH.read_text()]
+
+
+@pytest.mark.parametrize(
+    ("family", "because"),
+    [
+        pytest.param(gauge("gpuwarden_exporter_info", "", (), (), source=" "), "gpuwarden_exporter_info", id="a gauge"),
+        pytest.param(counter("gpuwarden_unknown_samples", "", (), (), source=""), "samples_total", id="a counter"),
+        pytest.param(GaugeMetricFamily("gpuwarden_exporter_info", ""), "family.py", id="one that is made otherwise"),
+    ],
+)
+def test_there_is_no_page_with_a_series_of_which_nobody_says_where_it_comes_from(family: Metric, because: str) -> None:
+    with (
+        patch.object(reference, "COLLECTORS", {"gpus": lambda _: [family]}),
+        pytest.raises((TypeError, ValueError), match=because),
+    ):
+        reference.metrics_page()
 
 
 def test_every_setting_has_its_row_with_the_variable_that_sets_it() -> None:

@@ -227,7 +227,11 @@ def test_gpu_memory_adds_up_from_its_parts() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     attributed = sum(values(text, "gpuwarden_container_gpu_memory_bytes", gpu="GPU-0"))
-    rest = values(text, "gpuwarden_gpu_unattributed_memory_bytes", gpu="GPU-0")
+    rest = [
+        *values(text, "gpuwarden_gpu_unplaced_memory_bytes", gpu="GPU-0"),
+        *values(text, "gpuwarden_gpu_unattributed_memory_bytes", gpu="GPU-0"),
+    ]
+    assert len(rest) == 2
     assert [attributed + sum(rest)] == values(text, "gpuwarden_gpu_memory_used_bytes", gpu="GPU-0")
 
 

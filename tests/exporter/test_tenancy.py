@@ -205,13 +205,15 @@ def test_a_gpu_that_is_no_larger_than_the_floor_is_never_short(size_mib: int | N
     ("request_", "used_mib"),
     [
         pytest.param(("all",), 20, id="it holds the most, and is measured"),
-        pytest.param(("0", "renderD129"), None, id="one of its GPUs is missing"),
+        pytest.param(("0", "renderD129"), 20, id="another of its GPUs is missing"),
+        pytest.param(("0", "renderD129"), None, id="what it holds is not measured"),
     ],
 )
 def test_who_holds_the_most_stays_in_the_ranking_while_another_source_fails(
     request_: tuple[str, ...], used_mib: int | None
 ) -> None:
-    gpu = build.gpu(0, build.process(4001, 0.0, 20 * MIB), build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
+    held = build.process(4001, 0.0, used_mib and used_mib * MIB)
+    gpu = build.gpu(0, held, build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
     readings = GpuReadings(source="test", gpus=(gpu,), failed=("drm",))
     found = []
     for name, pid, asked in (("a", 4001, request_), ("b", 4002, ("GPU-0",))):
@@ -253,7 +255,7 @@ def test_the_memory_of_a_container_that_was_given_no_gpu_is_its_own_all_the_same
 
     found = gpu_use(build.container(gpu_request=None), frozenset({4001}), readings, Thresholds())
 
-    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.2, memory_bytes=5 * MIB),)
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.2, memory_bytes=5 * MIB, attributed=True),)
     assert (found.gpus, found.utilization_ratio) == ((), None)
     assert found.unknown is not None
     assert found.unknown.reason == "no_gpu"
