@@ -15,7 +15,7 @@ from typing import Final
 
 from bench import chain, corpus, exporter, queue, remediator, scrape, step, webhook
 from bench.chaos import measure as chaos
-from bench.exporter import soak
+from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, progress, table
 from deploy.chain import CHECKOUT, ChainError
 from deploy.parts import PartMissing
@@ -25,6 +25,7 @@ from gpuwarden.errors import GpuwardenError
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 EPILOG: Final = """\
 host   the exporter on 8 GPUs, 64 containers and 256 processes (root makes their cgroups)
+peers  the same host: the exporter in turns with nvitop-exporter, node-exporter and process-exporter, 16 minutes
 soak   the same host while containers come and go: does anything grow in --scrapes scrapes?
 chaos  workers, sweeper, connections and PostgreSQL that die at random, two minutes
 """
@@ -36,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         "step": step.measure,
         "exporter": lambda places: scrape.measure(places[0]),
         "host": lambda places: exporter.measure(places[0]),
+        "peers": lambda places: turns.measure(places[0]),
         "webhook": webhook.measure,
         "remediator": remediator.measure,
         "queue": queue.measure,
