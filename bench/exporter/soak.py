@@ -1,8 +1,9 @@
 """The exporter of a full host, scraped a hundred thousand times while containers come and go: does anything grow?
 
-Two containers a second end and two start, each a cgroup, a worker in it with its files and lock, a GPU process of the
-driver's and a container of the engine's. Memory, open files, threads and the page are looked at a hundred times, after
-a start in which caches fill. A container that is told of longer than `STALE_S` after its end is no figure but an error.
+Up to two containers a second end and as many start, each a cgroup, a worker in it with its files and lock, a process
+of the driver's and a container of the engine's. Memory, open files, threads and the page are looked at a hundred times,
+after a start in which caches fill. A container that is told of longer than `STALE_S` after its end is no figure but an
+error.
 """
 
 import statistics

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter import page, peers
+from bench.exporter import page, peers, turns
 from bench.exporter.host import MARK, Box, Crowd
 from bench.exporter.peers import Peer, PeerMissing, Sign, process_groups, running
 from bench.exporter.subject import Page, Subject
-from bench.exporter.turns import Found, compared, rotated
-from bench.figures import BenchError
+from bench.exporter.turns import Found, Turns, compared, rotated
+from bench.figures import BenchError, Place
 from tests.nvml import driver as nvidia
 
 NVITOP = next(peer for peer in peers.PEERS if peer.name == "nvitop-exporter")
@@ -138,6 +138,36 @@ def test_a_peer_that_cannot_be_had_says_so_and_one_that_ends_says_why(tmp_path: 
         running(Peer(name="b", command=ends, sign=sign), crowd, tmp_path / "b"),
     ):
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to make cgroups is root's")
+@pytest.mark.needs_compiler
+def test_a_peer_that_cannot_be_had_is_left_out_and_the_others_take_their_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(_crowd: Crowd, _folder: Path, _port: int) -> list[str]:
+        raise PeerMissing("pip install it")
+
+    absent = Peer(name="absent", command=missing, sign=lambda _: Sign(begin=b"x", at_least=1))
+    monkeypatch.setattr(turns, "PEERS", (absent, NVITOP))
+    monkeypatch.setattr("bench.exporter.SCRAPE_EACH_S", 0.1)
+    short = Turns(rounds=2, settle_s=0, idle_s=0.1, scrapes=3, scrape_each_s=0.1, watched_s=0.1, containers=2)
+
+    found = {each.what: each for each in turns.measure(Place(name="disk", folder=tmp_path), short)}
+
+    assert [what for what in found if what.startswith("series, ")] == ["series, ours", "series, nvitop-exporter"]
+    assert found["one scrape, ours"].count == found["one scrape, nvitop-exporter"].count == 6
+    assert found["CPU with a scrape each 5 s, nvitop-exporter"].count == 2
+    assert found["processes on this machine, these containers' among them"].median > 8
+    said = [line.partition("bench: ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "peers, round 1 of 2: ours",
+        "peers, round 1 of 2: absent",
+        "absent is left out: pip install it",
+        "peers, round 1 of 2: nvitop-exporter",
+        "peers, round 2 of 2: nvitop-exporter",
+        "peers, round 2 of 2: ours",
+    ]
 
 
 def test_each_is_the_first_in_one_round() -> None:
