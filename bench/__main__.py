@@ -15,6 +15,7 @@ from typing import Final
 
 from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, webhook
 from bench.chaos import measure as chaos
+from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, progress, table
 from deploy.chain import CHECKOUT, ChainError
 from deploy.parts import PartMissing
@@ -22,6 +23,12 @@ from gpuwarden import logs
 from gpuwarden.errors import GpuwardenError
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+EPILOG: Final = """\
+host   the exporter on 8 GPUs, 64 containers and 256 processes (root makes their cgroups)
+peers  the same host: the exporter in turns with nvitop-exporter, node-exporter and process-exporter, 16 minutes
+soak   the same host while containers come and go: does anything grow in --scrapes scrapes?
+chaos  workers, sweeper, connections and PostgreSQL that die at random, two minutes
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         "step": step.measure,
         "exporter": lambda places: scrape.measure(places[0]),
         "host": lambda places: exporter.measure(places[0]),
+        "peers": lambda places: turns.measure(places[0]),
         "webhook": webhook.measure,
         "remediator": remediator.measure,
         "queue": queue.measure,
@@ -38,11 +46,15 @@ def main(argv: list[str] | None = None) -> int:
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),
         "chaos": lambda places: chaos.measure(places[0]),
+        "soak": lambda places: soak.measure(places[0], scrapes=arguments.scrapes),
     }
-    unless_asked = ",".join(name for name in parts if name != "chaos")
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s, and chaos")
+    unless_asked = ",".join(name for name in parts if name not in ("chaos", "soak"))
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s; and chaos, soak")
     parser.add_argument("--rounds", type=int, default=20, help="wedges played through the chain (default: %(default)s)")
+    parser.add_argument("--scrapes", type=int, default=soak.SCRAPES, help="scrapes of the soak (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
     arguments = parser.parse_args(argv)
     chosen = arguments.only.split(",")
@@ -50,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no part is called {unknown[0]!r}: there are {', '.join(parts)}")
     if arguments.rounds < 1:
         parser.error(f"{arguments.rounds} rounds will not do: 1 or more")
+    if arguments.scrapes < 1:
+        parser.error(f"{arguments.scrapes} scrapes will not do: 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs.configure(level="error")
     conditions = _conditions()

@@ -8,6 +8,7 @@ import re
 import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -15,23 +16,40 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from bench.exporter import churn
 from bench.exporter.host import Box, Crowd
 from bench.figures import BenchError
 
 _ONE: Final = re.compile(r"/v[0-9.]+/containers/([0-9a-f]{64})/json")
 
 
+class Api:
+    """The engine's API: its URL, and what it lists."""
+
+    def __init__(self, crowd: Crowd, folder: Path) -> None:
+        self.url = f"unix://{folder / 'd.sock'}"
+        self.state = folder / "containers.json"
+        self._crowd = crowd
+        self.tell()
+
+    def tell(self) -> None:
+        """From now on, it lists the containers that the host has now."""
+        scratch = self.state.with_suffix(".new")
+        scratch.write_text(json.dumps([_inspected(each) for each in self._crowd.containers]), encoding="ascii")
+        scratch.replace(self.state)
+
+
 @contextmanager
-def engine(crowd: Crowd) -> Iterator[str]:
-    """Its URL. It is a process of its own, so that its work is in nobody's figures."""
+def engine(crowd: Crowd) -> Iterator[Api]:
+    """It runs in a process of its own, so that its work is in nobody's figures."""
     with TemporaryDirectory(prefix="gw-") as folder:
-        socket, state = Path(folder) / "d.sock", Path(folder) / "containers.json"
-        state.write_text(json.dumps([_inspected(each) for each in crowd.containers]), encoding="ascii")
-        process = subprocess.Popen([sys.executable, __file__, socket, state], stdout=subprocess.PIPE)
+        api = Api(crowd, Path(folder))
+        command: list[str | Path] = [sys.executable, __file__, api.url.removeprefix("unix://"), api.state]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
             if not (process.stdout and process.stdout.readline()):
                 raise BenchError("the stand-in for Docker's API did not start")
-            yield f"unix://{socket}"
+            yield api
         finally:
             process.kill()
             process.communicate()
@@ -41,7 +59,7 @@ def _inspected(box: Box) -> dict[str, Any]:
     gpus = ",".join(f"GPU-{index}" for index in box.gpus)
     return {
         "Id": box.id,
-        "Name": f"/tenant-{box.number:02}",
+        "Name": f"/{churn.name(box.number)}",
         "State": {"Running": True, "Pid": box.pids[0], "StartedAt": "2026-01-01T00:00:00Z", "Paused": False},
         "Config": {
             "Image": "tenant:1",
@@ -71,9 +89,29 @@ def _listed(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _main(socket: str, state: str) -> None:
-    inspected = {each["Id"]: each for each in json.loads(Path(state).read_text(encoding="ascii"))}
-    listed = json.dumps([_listed(each) for each in inspected.values()]).encode()
+class _State:
+    """What the file says, read anew when it is another one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[int, int] | None = None
+        self._changing = threading.Lock()
+        self.inspected: dict[str, Any] = {}
+        self.listed = b""
+
+    def now(self) -> "_State":
+        """As it is by now."""
+        with self._changing:
+            found = self._path.stat()
+            if self._read != (found.st_ino, found.st_mtime_ns):
+                self._read = (found.st_ino, found.st_mtime_ns)
+                self.inspected = {each["Id"]: each for each in json.loads(self._path.read_text(encoding="ascii"))}
+                self.listed = json.dumps([_listed(each) for each in self.inspected.values()]).encode()
+        return self
+
+
+def _main(socket: str, path: str) -> None:
+    state = _State(Path(path))
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -81,13 +119,15 @@ def _main(socket: str, state: str) -> None:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             one = _ONE.fullmatch(path)
+            now = state.now()
+            inspected = now.inspected.get(one.group(1)) if one else {}
             if path.endswith("/version"):
                 body = b'{"ApiVersion": "1.41"}'
             elif path.endswith("/containers/json"):
-                body = listed
+                body = now.listed
             else:
-                body = json.dumps(inspected[one.group(1)]).encode() if one else b"{}"
-            self.send_response(200)
+                body = json.dumps(inspected or {"message": "No such container"}).encode()
+            self.send_response(404 if inspected is None else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -5,7 +5,7 @@ A container is a cgroup as Docker makes it, named by a full id, and its processe
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,24 @@ PROCESSES_EACH: Final = 4
 GPUS: Final = 8
 GPUS_EACH: Final = 2
 GONE_S: Final = 10.0
+MARK: Final = str(os.getpid())
+"""The last argument of every process of this host's containers."""
+
+_SENSORS: Final = (
+    "nvmlDeviceGetTemperature 0 61",
+    "nvmlDeviceGetPowerUsage 0 310250",
+    "nvmlDeviceGetEnforcedPowerLimit 0 700000",
+    "nvmlDeviceGetPowerManagementLimit 0 700000",
+    *(f"nvmlDeviceGetClockInfo {clock} 1980" for clock in range(4)),
+    "nvmlDeviceGetCurrentClocksThrottleReasons 0 4",
+    *(f"nvmlDeviceGetTotalEccErrors {counter} 0" for counter in range(4)),
+    "nvmlDeviceGetPcieReplayCounter 0 0",
+    "nvmlDeviceGetRemappedRows 0 0 0 0 0",
+    "nvmlDeviceGetEncoderUtilization 0 0 167000",
+    "nvmlDeviceGetDecoderUtilization 0 0 167000",
+    *(f"nvmlDeviceGetPcieThroughput {counter} 1000" for counter in range(2)),
+)
+"""What a GPU of a data centre tells beside its use: it has no fan of its own, and these have no NVLink."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,50 +50,87 @@ class Box:
     gpus: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """The host's containers, and the environment in which its driver is found."""
+    """The host's containers as they are now; who starts or ends one has `tell` let the driver know."""
 
-    containers: tuple[Box, ...]
-    environment: dict[str, str]
+    def __init__(self, driver: Driver, root: Path) -> None:
+        self.containers: list[Box] = []
+        self.environment = driver.environment
+        """That in which its driver is found."""
+        self._driver = driver
+        self._root = root
+        self._inside: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._told = 0
+
+    def start(self, number: int, *, run: Callable[[Path], tuple[int, ...]] | None = None) -> Box:
+        """A container of this number, with processes that sleep.
+
+        With `run`, the processes that it starts in the cgroup it is given instead, whose end is up to their owner.
+
+        Raises:
+            BenchError: no cgroups can be made here.
+        """
+        full_id = f"{number:064x}"
+        group = self._root / full_id
+        try:
+            group.mkdir(parents=True)
+        except OSError as error:
+            raise BenchError(f"no cgroup can be made at {group} ({error.strerror}): root is needed") from None
+        inside = self._inside[full_id] = []
+        for _ in range(PROCESSES_EACH if run is None else 0):
+            # It sleeps the sum of its arguments; the last tells whose process this is among others of the machine.
+            inside.append(subprocess.Popen(["sleep", "infinity", MARK]))
+            (group / "cgroup.procs").write_text(str(inside[-1].pid), encoding="ascii")
+        pids = tuple(each.pid for each in inside) if run is None else run(group)
+        gpus = tuple((number * GPUS_EACH + each) % GPUS for each in range(GPUS_EACH))
+        box = Box(number=number, id=full_id, pids=pids, gpus=gpus)
+        self.containers.append(box)
+        return box
+
+    def end(self, box: Box) -> None:
+        """Its processes are killed and its cgroup is removed."""
+        self.containers.remove(box)
+        self._end(box.id)
+
+    def tell(self) -> None:
+        """The driver answers with the processes of these containers, and has sampled all since the last time."""
+        self._told += 1
+        self._driver.answer(*(_card(index, self.containers, self._told) for index in range(GPUS)))
+
+    def close(self) -> None:
+        """All end."""
+        for inside in self._inside.values():
+            for process in inside:
+                process.kill()
+        for full_id in list(self._inside):
+            self._end(full_id)
+        with suppress(BenchError):
+            until(lambda: _removed(self._root), within_s=GONE_S, what=f"{self._root} is gone")
+
+    def _end(self, full_id: str) -> None:
+        for process in self._inside.pop(full_id):
+            process.kill()
+            process.wait()
+        group = self._root / full_id
+        with suppress(BenchError):
+            until(lambda: _removed(group), within_s=GONE_S, what=f"{group} is gone")
 
 
 @contextmanager
-def host(driver: Driver) -> Iterator[Crowd]:
+def host(driver: Driver, *, containers: int = CONTAINERS) -> Iterator[Crowd]:
     """Make it, and take it away again.
 
     Raises:
         BenchError: no cgroups can be made here.
     """
-    root = _root()
-    processes: list[subprocess.Popen[bytes]] = []
-    boxes: list[Box] = []
-    groups: list[Path] = []
+    crowd = Crowd(driver, _root())
     try:
-        for number in range(CONTAINERS):
-            full_id = f"{number:064x}"
-            group = root / full_id
-            try:
-                group.mkdir(parents=True)
-            except OSError as error:
-                raise BenchError(f"no cgroup can be made at {group} ({error.strerror}): root is needed") from None
-            groups.append(group)
-            inside = [subprocess.Popen(["sleep", "infinity"]) for _ in range(PROCESSES_EACH)]
-            processes += inside
-            for each in inside:
-                (group / "cgroup.procs").write_text(str(each.pid), encoding="ascii")
-            gpus = tuple((number * GPUS_EACH + each) % GPUS for each in range(GPUS_EACH))
-            boxes.append(Box(number=number, id=full_id, pids=tuple(each.pid for each in inside), gpus=gpus))
-        driver.answer(*(_card(index, boxes) for index in range(GPUS)))
-        yield Crowd(containers=tuple(boxes), environment=driver.environment)
+        for number in range(containers):
+            crowd.start(number)
+        crowd.tell()
+        yield crowd
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-        for group in (*groups, root):
-            with suppress(BenchError):
-                until(lambda group=group: _removed(group), within_s=GONE_S, what=f"{group} is gone")  # type: ignore[misc]
+        crowd.close()
 
 
 def _root() -> Path:
@@ -96,7 +151,7 @@ def _removed(group: Path) -> bool:
     return not group.exists()
 
 
-def _card(index: int, boxes: list[Box]) -> Card:
+def _card(index: int, boxes: list[Box], told: int) -> Card:
     """A GPU with one process of each container that has it for every GPU that one has."""
     pids = [pid for box in boxes if index in box.gpus for pid in box.pids[box.gpus.index(index) :: GPUS_EACH]]
     return Card(
@@ -105,5 +160,6 @@ def _card(index: int, boxes: list[Box]) -> Card:
         used_bytes=len(pids) * 2**28,
         utilization=90,
         compute=dict.fromkeys(pids, 2**28),
-        samples=tuple(Sample(pid=pid, timestamp_us=10**6, sm=2) for pid in pids),
+        samples=tuple(Sample(pid=pid, timestamp_us=told * 10**6, sm=2) for pid in pids),
+        figures=_SENSORS,
     )

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
+from bench.exporter import churn
 from exporter.evidence import Thresholds
 from exporter.readings import Container
 from exporter.rendering import Renderer
@@ -27,7 +27,7 @@ GROWTH_MAX = 200
 def tenant(number: int) -> Container:
     """A container of its own name, id and incarnation, whose processes cannot be listed."""
     full_id = f"{number:064x}"
-    return build.container(id=full_id, name=f"tenant-{number}", incarnation=f"{full_id}@{number}", pid=os.getpid())
+    return build.container(id=full_id, name=churn.name(number), incarnation=f"{full_id}@{number}", pid=os.getpid())
 
 
 def test_five_thousand_scrapes_with_containers_that_come_and_go_leave_nothing_behind(house: Path) -> None:
@@ -35,21 +35,21 @@ def test_five_thousand_scrapes_with_containers_that_come_and_go_leave_nothing_be
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
         names, grown = alone.submit(soak, house).result()
 
-    assert names == {f"tenant-{SCRAPES - 1 + each}" for each in range(AT_A_TIME)}
+    assert names == {churn.name(number) for number in churn.alive(SCRAPES - 1, at_a_time=AT_A_TIME)}
     assert grown <= GROWTH_MAX
 
 
-def soak(house: Path) -> tuple[set[str], int]:
+def soak(house: Path) -> tuple[frozenset[str], int]:
     """The containers that are published in the end, and by how many blocks the memory in use has grown."""
     docker = Docker()
     look = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0), build.gpu(1)))
     registry, renderer = CollectorRegistry(), Renderer()
     registry.register(SnapshotCollector(look.latest, host="box-1", thresholds=Thresholds()))
 
-    def scrape(number: int) -> str:
-        docker.listing = Docker(*(tenant(number + each) for each in range(AT_A_TIME))).listing
+    def scrape(step: int) -> bytes:
+        docker.listing = Docker(*(tenant(number) for number in churn.alive(step, at_a_time=AT_A_TIME))).listing
         look.sample()
-        return renderer.render(registry.collect(), openmetrics=False).decode()
+        return renderer.render(registry.collect(), openmetrics=False)
 
     def blocks() -> int:
         gc.collect()
@@ -62,10 +62,4 @@ def soak(house: Path) -> tuple[set[str], int]:
         page = scrape(number)
     grown = blocks() - warm
 
-    names = {
-        sample.labels["container"]
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if "container" in sample.labels
-    }
-    return names, grown
+    return churn.named(page), grown

@@ -1,4 +1,5 @@
-/* A stand-in for NVIDIA's driver library: it answers the NVML functions that the exporter asks, from a script.
+/* A stand-in for NVIDIA's driver library: it answers the NVML functions that the exporter asks, and nvitop-exporter,
+ * which is measured beside it, from a script.
  *
  * The script is the text file that NVML_SCRIPT names, at most 64 KiB, one answer a line; every call answers from the file
  * that is there by then, which is replaced by rename and never changed. Words
@@ -19,8 +20,8 @@
  *     xid GPU NUMBER CODE                              an error that is reported to who waits; each has another NUMBER,
  *                                                      and one is waited for with a greater one than was there before
  *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
- *                                                      clock, error + 2 * counter), 0 where there is nothing to choose;
- *                                                      without this line it is not supported
+ *                                                      clock, a field, error + 2 * counter), 0 where there is nothing
+ *                                                      to choose; without this line it is not supported
  *
  * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. Threads
  * may call it at once; lists that grow are asked for by one thread at a time.
@@ -33,10 +34,11 @@ typedef struct { u32 pid; u64 bytes; u32 gpu_instance, compute_instance; } Proce
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
 typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instance; } Event;
 typedef struct { u64 seen, gpus; } EventSet;
+typedef struct { u32 field, scope; u64 timestamp, latency; u32 type, failed; u64 value; } Field;
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8 };
-enum { GPUS_MAX = 64, INSTANCES_MAX = 7, REPORT_MS = 100 };
+enum { GPUS_MAX = 64, INSTANCES_MAX = 7, REPORT_MS = 100, UNSIGNED_LONG_LONG = 3, CUDA_VERSION = 12020 };
 enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
 
 int open(const char *path, int flags, ...);
@@ -372,6 +374,48 @@ int nvmlDeviceGetTotalEccErrors(void *device, u32 error, u32 counter, u64 *count
 
 int nvmlDeviceGetPcieReplayCounter(void *device, u32 *count)
 { return figure(device, "nvmlDeviceGetPcieReplayCounter", 0, 1, (void *[]){count}, 0); }
+
+int nvmlDeviceGetPowerManagementLimit(void *device, u32 *milliwatts)
+{ return figure(device, "nvmlDeviceGetPowerManagementLimit", 0, 1, (void *[]){milliwatts}, 0); }
+
+int nvmlDeviceGetFanSpeed(void *device, u32 *percent)
+{ return figure(device, "nvmlDeviceGetFanSpeed", 0, 1, (void *[]){percent}, 0); }
+
+int nvmlDeviceGetEncoderUtilization(void *device, u32 *percent, u32 *period_us)
+{ return figure(device, "nvmlDeviceGetEncoderUtilization", 0, 2, (void *[]){percent, period_us}, 0); }
+
+int nvmlDeviceGetDecoderUtilization(void *device, u32 *percent, u32 *period_us)
+{ return figure(device, "nvmlDeviceGetDecoderUtilization", 0, 2, (void *[]){percent, period_us}, 0); }
+
+/* At once, where a driver counts for 20 ms. */
+int nvmlDeviceGetPcieThroughput(void *device, u32 counter, u32 *kib_per_s)
+{ return figure(device, "nvmlDeviceGetPcieThroughput", counter, 1, (void *[]){kib_per_s}, 0); }
+
+/* Each field has an answer of its own. */
+int nvmlDeviceGetFieldValues(void *device, int count, Field *fields)
+{
+    int failed = begin(gpu_of(device), "nvmlDeviceGetFieldValues");
+    for (int n = 0; n < count && !failed; n++) {
+        void *into[] = {&fields[n].value};
+        fields[n].type = UNSIGNED_LONG_LONG;
+        fields[n].failed = (u32)figure(device, "nvmlDeviceGetFieldValues", fields[n].field, 1, into, 1);
+    }
+    return failed;
+}
+
+int nvmlSystemGetDriverVersion(char *version, u32 size)
+{
+    const char *none = "0.0";
+    int failed = begin(NO_GPU, "nvmlSystemGetDriverVersion");
+    text(&none, version, size, 0);
+    return failed;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *version)
+{
+    *version = CUDA_VERSION;
+    return begin(NO_GPU, "nvmlSystemGetCudaDriverVersion");
+}
 
 int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed)
 {

@@ -1,0 +1,84 @@
+"""The soak keeps its own books right, and finds what grows and what lingers."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bench.exporter import churn, page, soak
+from bench.exporter.soak import STALE_S, Sample, Turnover, grown
+from bench.figures import Place
+from exporter.sources import workers as state_files
+
+
+def samples(*resident_mib: float) -> list[Sample]:
+    return [Sample(resident_mib=each, descriptors=40, threads=7, page_kib=200) for each in resident_mib]
+
+
+def test_each_step_ends_the_oldest_and_starts_one_more() -> None:
+    assert list(churn.alive(0, at_a_time=3)) == [0, 1, 2]
+    assert list(churn.alive(5, at_a_time=3)) == [5, 6, 7]
+
+
+def test_a_page_names_the_containers_of_its_series_and_none_for_those_that_have_none() -> None:
+    text = (
+        b'gpuwarden_container_info{container="tenant-1",host="box"} 1.0\n'
+        b'gpuwarden_worker_up{host="box",container="tenant-2"} 1.0\n'
+        b'gpuwarden_worker_up{host="box",container=""} 0.0\n'
+        b'other{my_container="tenant-3"} 1.0\n'
+    )
+
+    assert churn.named(text) == {"tenant-1", "tenant-2"}
+
+
+def test_flat_is_told_of_the_start_the_middle_and_the_end() -> None:
+    lines = {each.what: each for each in grown(samples(*[70] * 5, *[100] * 10, *[102] * 75, *[104] * 10))}
+
+    memory = [lines[f"resident memory, {when}"] for when in ("start", "middle", "end")]
+    assert [each.median for each in memory] == [100, 102, 104], "the first five are the start of the program"
+    assert [each.ratio for each in memory] == [None, 1.02, 1.04]
+    assert lines["flat: what grew most, for a bound of 1.05"].median == 1.04
+
+
+def test_the_page_tells_of_each_that_could_grow_and_the_verdict() -> None:
+    rows = list(page.soak({each.what: asdict(each) for each in grown(samples(*[100] * 95, *[104] * 10))}))
+
+    assert rows[2] == "| resident memory | 100 MiB | 100 MiB (1.00) | 104 MiB (1.04) |"
+    assert rows[3] == "| open files | 40 | 40 (1.00) | 40 (1.00) |"
+    assert rows[-1] == "flat: what grew most, for a bound of 1.05: 1.040"
+
+
+def test_what_grows_by_more_than_the_bound_is_not_flat() -> None:
+    verdict = list(grown(samples(*[100] * 95, *[106] * 9)))[-1]
+
+    assert (verdict.what, verdict.median) == ("NOT FLAT: what grew most, for a bound of 1.05", 1.06)
+
+
+def turnover(**ended_s: float) -> Turnover:
+    return Turnover(crowd=None, api=None, workers=None, ended_s=ended_s)  # type: ignore[arg-type]
+
+
+def test_a_container_that_is_told_of_long_after_its_end_is_stale_and_one_that_runs_never() -> None:
+    books = turnover(gone=100.0, just_gone=100.0 + STALE_S)
+
+    assert books.stale(frozenset({"gone", "just_gone", "runs"}), 101.0 + STALE_S) == {"gone"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to make cgroups is root's")
+@pytest.mark.needs_compiler
+def test_containers_come_and_go_under_a_running_exporter_and_nothing_of_them_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "STEP_S", 0.05)
+    monkeypatch.setattr(soak, "SAMPLES", 20)
+
+    found = {each.what: each for each in soak.measure(Place(name="disk", folder=tmp_path), scrapes=200, containers=2)}
+
+    assert found["200 scrapes: one over HTTP"].count == 200
+    assert found["containers that came and went"].median > 5
+    assert found["of them seen in the 20 pages that were looked at"].median > 0
+    assert found["resident memory, end"].median > 20
+    left = state_files.read(tmp_path / "exporter-soak/run").workers
+    assert 0 < len(left) <= soak.AT_A_TIME, "files are those of the last ones alone"
+    assert [each.worker.worker for each in left if each.alive] == [], "no worker outlives the soak"
