@@ -132,9 +132,10 @@ def _over_budget(evidence: WorkerFacts) -> tuple[bool, str]:
 
 
 def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
-    """A GPU job whose container has shown no sign of life for a whole window, after the grace for its load (A7).
+    """A GPU job that has shown no sign of life for a whole window, after the grace for its load (A7).
 
-    The window lies within one phase: what counted as life in the phase before is not told any more.
+    The window lies within one phase: what counted as life in the phase before is not told any more. A job that has
+    never beaten, or did before a reboot, owes no beat.
     """
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
     if not window_s or grace_s is None:
@@ -144,11 +145,14 @@ def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
     quiet_s, signs = _container_quiet(evidence)
     if quiet_s is None:
         return False, signs
+    beat_age_s = evidence.beat_age_s
     figures = (
+        f"{'without a beat so far' if beat_age_s is None else f'silent {beat_age_s:.1f} s'}, "
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, "
         f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
-    return min(quiet_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
+    silent_s = quiet_s if beat_age_s is None else min(quiet_s, beat_age_s)
+    return min(silent_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
 
 
 def _container_quiet(evidence: WorkerFacts) -> tuple[float | None, str]:

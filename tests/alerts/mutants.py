@@ -630,6 +630,13 @@ ONE_PHASE = f"""\
 """
 HEALTH_GPU = GPU.replace(TIMEOUT, WINDOW)
 HEALTH_RAM = RAM.replace(TIMEOUT, WINDOW)
+HEALTH_BEAT = f"""\
+            unless on (host, worker, container) (
+              min by (host, worker, container) ({BEAT_AGE})
+                <
+              max by (host, worker, container) ({WINDOW})
+            )
+"""
 
 HEALTH_MUTANTS: Final = [
     *of(
@@ -673,6 +680,27 @@ HEALTH_MUTANTS: Final = [
     ),
     *of_leg(HEALTH_GPU, "the GPU", GPU_IDLE, RAM_STILL, rules=HEALTH, limit=WINDOW, constant="300"),
     *of_leg(HEALTH_RAM, "the RAM", RAM_STILL, GPU_IDLE, rules=HEALTH, limit=WINDOW, constant="300"),
+    *of(
+        HEALTH,
+        HEALTH_BEAT,
+        ("beats are not looked at", HEALTH_BEAT, ""),
+        ("it is accused of beating", "unless on", "and on"),
+        ("it must have beaten", "unless on (host, worker, container) (\n              min",
+         "and on (host, worker, container) (\n              -min"),
+        ("a beat as old as the window excuses it", "                <\n", "                <=\n"),
+        ("a beat excuses it for good", f"({WINDOW})", f"({WINDOW} * 100)"),
+        ("the older of two beats counts", "min by", "max by"),
+        ("a beat is held against the shorter of two windows", "max by", "min by"),
+        ("a beat is held against 300 s whatever is set", f"({WINDOW})", f"({WINDOW} * 0 + 300)"),
+        ("beats are joined without aggregation", f"min by (host, worker, container) ({BEAT_AGE})", BEAT_AGE),
+        ("a window is joined to beats without aggregation", f"max by (host, worker, container) ({WINDOW})", WINDOW),
+        ("the oldest beat of late counts", BEAT_AGE, f"max_over_time({BEAT_AGE}[5m])"),
+        ("a beat is believed after it is gone", BEAT_AGE, f"last_over_time({BEAT_AGE}[5m])"),
+        ("namesakes on other hosts are excused", "unless on (host, ", "unless on ("),
+        ("the container's other workers are excused", "unless on (host, worker, ", "unless on (host, "),
+        ("the worker is excused in its other containers", "unless on (host, worker, container)",
+         "unless on (host, worker)"),
+    ),
     *of_work(HEALTH, WINDOW),
     *of_identity(HEALTH, "the run time"),
     *of_file(HEALTH, WINDOW),

@@ -201,7 +201,7 @@ def test_what_confirms_that_a_budget_is_spent(seen: dict[str, Any], over: bool, 
     assert says in because
 
 
-IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_still_s": 300.0}
+IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_still_s": 300.0, "beat_age_s": 300.0}
 STILL = {"io_still_s": 300.0, "fault_still_s": 300.0, "container_cpu_still_s": 300.0}
 WORKING = {"io_still_s": 0.0, "fault_still_s": 0.0, "container_cpu_still_s": 0.0}
 
@@ -211,8 +211,9 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
         True,
         "RAM still 300.0 s of 300.0 s allowed, 300.0 s in its phase, 660.0 s after its start with a grace of 360.0 s",
     ),
-    "it never beat": ({"beat_age_s": None, "stall_timeout_s": 0.0}, True, "GPU idle"),
-    "it beats": ({"beat_age_s": 0.1}, True, "GPU idle"),
+    "it never beat": ({"beat_age_s": None, "stall_timeout_s": 0.0}, True, "without a beat so far, GPU idle 300.0 s"),
+    "it beats": ({"beat_age_s": 0.1}, False, "silent 0.1 s, GPU idle 300.0 s"),
+    "it beat within the window": ({"beat_age_s": 299.9}, False, "silent 299.9 s"),
     "within the grace and a window": ({"elapsed_s": 659.9}, False, "659.9 s after its start"),
     "without a grace": ({"elapsed_s": 300.0, "health_grace_s": 0.0}, True, "a grace of 0.0 s"),
     "not for the whole window in this phase": ({"phase_age_s": 299.9}, False, "299.9 s in its phase"),
