@@ -9,9 +9,10 @@ seconds.
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from exporter.patience import Patience
 from exporter.readings import (
     ALL_NODES,
     NODE,
@@ -47,6 +48,7 @@ class Thresholds:
             process, seconds (A14).
         health_window_s: a GPU job whose container shows no sign of life for so long is wedged, seconds (A7).
         health_grace_s: time from the start of an attempt that GPU health leaves to its load, seconds (A7).
+        patience: how long a job may show no sign of life, by its phase.
         vram_floor_bytes: a GPU with less free memory than this has too little (C3).
         vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
     """
@@ -60,6 +62,7 @@ class Thresholds:
     dead_after_s: float = 30.0
     health_window_s: float = 300.0
     health_grace_s: float = 360.0
+    patience: Patience = field(default_factory=Patience)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
 
@@ -191,12 +194,14 @@ def unattributed_bytes(gpu: Gpu) -> int | None:
     return max(0, gpu.memory_used_bytes - sum(used for used in known if used is not None))
 
 
-def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidence | None) -> str | None:
+def suspicion(
+    job: JobFile, beat_age_s: float | None, evidence: ContainerEvidence | None, patience: Patience
+) -> str | None:
     """Why a silent job is suspected of a stall but not accused (A4); `None` when it is not silent, or is wedged.
 
     What this sees as a sign of life restarts the silence by itself: the durations that the rule compares begin anew.
     """
-    silence_s = job.stall_timeout_s
+    silence_s = patience.silence_s(job)
     if silence_s == 0 or beat_age_s is None or beat_age_s < silence_s:
         return None
     if evidence is None:

@@ -17,6 +17,7 @@ from pydantic_settings import CliApp
 
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
+from exporter.patience import Patience
 from exporter.readings import DriverHealth, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
@@ -70,6 +71,12 @@ def serve(settings: Settings) -> None:
         dead_after_s=settings.dead_after_s,
         health_window_s=settings.health_window_s,
         health_grace_s=settings.health_grace_s,
+        patience=Patience(
+            load_s=settings.load_patience_s,
+            eval_s=settings.eval_patience_s,
+            checkpoint_s=settings.checkpoint_patience_s,
+            save_s=settings.save_patience_s,
+        ),
         vram_floor_bytes=settings.vram_floor_mib * 2**20,
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )

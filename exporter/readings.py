@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from exporter.patience import Patience
 from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
 
@@ -423,6 +424,8 @@ class Snapshot:
     health_window_s: float = 300.0
     """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
     health_grace_s: float = 360.0
+    patience: Patience = field(default_factory=Patience)
+    """How long a job may show no sign of life, by its phase."""
     vram_floor_bytes: int = 1536 * 2**20
     """A GPU with less free memory than this has too little (C3)."""
     vram_tie_bytes: int = 256 * 2**20

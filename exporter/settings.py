@@ -129,6 +129,23 @@ class Settings(BaseSettings):
     health_grace_s: float = Field(
         default=360.0, ge=0, le=86400, description="time from an attempt's start that is left to its load, seconds"
     )
+    load_patience_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86400,
+        description="a job that loads, evaluates, writes a checkpoint or saves may show no sign of life for this long, "
+        "or as long as it may in its steps where that is longer, unless the job itself says how long in that phase; "
+        "seconds. This one is for the phase load",
+    )
+    eval_patience_s: float = Field(
+        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
+    )
+    checkpoint_patience_s: float = Field(
+        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase checkpoint, seconds"
+    )
+    save_patience_s: float = Field(
+        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
+    )
     vram_floor_mib: int = Field(
         default=1536,
         ge=0,

@@ -85,7 +85,9 @@ class WorkerFacts(ContainerFacts):
     budget_s: float | None
     stall_timeout_s: float | None
     beat_age_s: float | None
-    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU.
+    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU,
+    # the former also while it says that it is idle. Like the silence allowed, 0 where silence is not policed, they are
+    # those of the phase that it is in.
     health_window_s: float | None
     health_grace_s: float | None
 

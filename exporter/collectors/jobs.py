@@ -40,7 +40,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     ]
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
-    yield from _silence(rows)
+    yield from _silence(rows, snapshot)
     yield from _limits(rows, snapshot)
 
 
@@ -118,7 +118,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
     )
 
 
-def _silence(rows: list[_Row]) -> Iterable[Metric]:
+def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_job_beat_age_seconds",
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; absent until it is armed.",
@@ -136,9 +136,9 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
         "1 while a policed job is silent past its timeout yet shows, or may show, another sign of life.",
         _SLOT,
         (
-            (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place) is not None))
+            (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place, snapshot.patience) is not None))
             for row in rows
-            if row.job.stall_timeout_s and row.policed
+            if snapshot.patience.silence_s(row.job) and row.policed
         ),
     )
 
@@ -154,15 +154,16 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
-        "Silence the job is allowed once armed; absent while the stall condition does not police the job.",
+        "Silence the job is allowed in its phase once armed; absent while the stall condition does not police the job.",
         _SLOT,
-        ((row.key, row.job.stall_timeout_s or None) for row in policed),
+        ((row.key, snapshot.patience.silence_s(row.job) or None) for row in policed),
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
-        "How long the container of a GPU job may stay without a sign of life; absent for jobs of other classes.",
+        "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
+        "allowed; absent for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        ((row.key, snapshot.health_window_s) for row in on_gpu),
+        ((row.key, snapshot.patience.window_s(row.job, snapshot.health_window_s)) for row in policed),
     )
     yield gauge(
         "gpuwarden_job_health_grace_seconds",

@@ -139,7 +139,7 @@ def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
     """
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
     if not window_s or grace_s is None:
-        return False, "the job's class uses no GPU"
+        return False, "GPU health does not watch it: its class uses no GPU, or it says that it is idle"
     if evidence.elapsed_s is None or evidence.phase_age_s is None:
         return False, "for how long the attempt has run, or been in its phase, is unknown"
     quiet_s, signs = _container_quiet(evidence)

@@ -238,7 +238,7 @@ def of_leg(
 
 
 WORK_STILL = "gpuwarden_container_work_still_seconds"
-COUNTS = 'gpuwarden_job_phase{phase=~"load|save|checkpoint"}'
+COUNTS = 'gpuwarden_job_phase{phase=~"load|eval|save|checkpoint"}'
 
 
 def work_of(limit: str) -> str:
@@ -269,6 +269,7 @@ def of_work(rules: str, limit: str) -> list[Mutant]:
         (f"{name} accuses by itself", outer, outer.replace("unless", "or")),
         (f"{name} is asked for in every phase", f"              {COUNTS}\n", "              gpuwarden_job_phase\n"),
         (f"{name} of a load is not looked at", "load|", ""),
+        (f"{name} of an evaluation is not looked at", "|eval", ""),
         (f"{name} of a save is not looked at", "|save", ""),
         (f"{name} of a checkpoint is not looked at", "|checkpoint", ""),
         (f"{name} excuses by its stillness", f"\n{inner}", f"\n{inner.replace('unless', 'and')}"),

@@ -115,6 +115,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_GRACE_S", str(GRACE_S))
+        patched.setenv("GPUWARDEN_EXPORTER_LOAD_PATIENCE_S", str(WINDOW_S))
         with stage(
             work,
             engine,

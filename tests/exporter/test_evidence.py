@@ -20,6 +20,7 @@ from exporter.evidence import (
     gpu_use,
     without_figures,
 )
+from exporter.patience import Patience
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -589,7 +590,7 @@ NO_RAM = Unknown(reason="no_controller", because="no memory controller")
 def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
     seen: ContainerEvidence | None, because: str | None
 ) -> None:
-    found = evidence.suspicion(build.job_file(stall_timeout_s=120.0), 120.0, seen)
+    found = evidence.suspicion(build.job_file(stall_timeout_s=120.0), 120.0, seen, Patience())
 
     assert found == because
 
@@ -603,7 +604,9 @@ def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
     ],
 )
 def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float | None) -> None:
-    assert evidence.suspicion(build.job_file(stall_timeout_s=stall_timeout_s), beat_age_s, None) is None
+    job = build.job_file(stall_timeout_s=stall_timeout_s)
+
+    assert evidence.suspicion(job, beat_age_s, None, Patience()) is None
 
 
 # Work: A5, where GPU and RAM tell too little
@@ -612,7 +615,7 @@ def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float |
 NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
 
 
-@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT])
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT])
 @pytest.mark.parametrize(
     ("changes", "because"),
     [
@@ -626,19 +629,29 @@ NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
         pytest.param({"ram_still_s": 2.0}, "RAM moved or was unseen 2 s ago", id="RAM is named first"),
     ],
 )  # fmt: skip
-def test_in_a_load_a_save_and_a_checkpoint_work_is_a_sign_of_life(
+def test_in_a_load_an_evaluation_a_save_and_a_checkpoint_work_is_a_sign_of_life(
     phase: Phase, changes: dict[str, object], because: str | None
 ) -> None:
     seen = build.evidence(**changes)
 
-    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen) == because
+    patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
+
+    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen, patience) == because
 
 
-@pytest.mark.parametrize("phase", [Phase.STEP, Phase.EVAL, Phase.IDLE])
-def test_in_other_phases_work_is_none_for_a_driver_that_hangs_may_spin(phase: Phase) -> None:
+def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
 
-    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen) is None
+    assert evidence.suspicion(build.job_file(phase=Phase.STEP), 120.0, seen, Patience()) is None
+
+
+def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:
+    seen = build.evidence(gpu_idle_s=1.0)
+    job = build.job_file(phase=Phase.EVAL)
+
+    found = {age_s: evidence.suspicion(job, age_s, seen, Patience(eval_s=200.0)) for age_s in (199.9, 200.0)}
+
+    assert found == {199.9: None, 200.0: "GPU was busy or unseen 1 s ago"}
 
 
 RATES = Thresholds(io_still_bytes_per_s=100.0, faults_still_per_s=10.0, cpu_still_ratio=0.1, gap_max_s=5.0)
@@ -929,7 +942,7 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
 
     assert beat_age_s is not None
     assert beat_age_s > slept_s
-    assert (evidence.suspicion(build.job_file(), beat_age_s, seen) is None) is wedged
+    assert (evidence.suspicion(build.job_file(), beat_age_s, seen, Patience()) is None) is wedged
     assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
 
 

@@ -222,7 +222,8 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
     "the GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, False, "GPU unknown: GPU-1 is lost"),
     "the RAM is unknown": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
     "another window is set": ({"health_window_s": 600.0}, False, "of 600.0 s allowed"),
-    "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, False, "the job's class uses no GPU"),
+    "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, False, "its class uses no GPU"),
+    "a job that says it is idle": ({"phase": "idle", "health_window_s": None}, False, "or it says that it is idle"),
     "no grace is told": ({"health_grace_s": None}, False, "uses no GPU"),
     "its run time is unknown": ({"elapsed_s": None}, False, "is unknown"),
     "its phase's age is unknown": ({"phase_age_s": None}, False, "is unknown"),
@@ -257,9 +258,9 @@ def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], wedged:
     assert says in because
 
 
-@pytest.mark.parametrize("phase", ["load", "save", "checkpoint"])
+@pytest.mark.parametrize("phase", ["load", "eval", "save", "checkpoint"])
 @pytest.mark.parametrize("working", [False, True])
-def test_a_stall_in_a_load_a_save_or_a_checkpoint_is_one_without_work_alone(phase: str, working: bool) -> None:
+def test_a_stall_where_work_counts_is_one_without_work_alone(phase: str, working: bool) -> None:
     confirmed, _ = confirm(evidence(phase=phase, **(WORKING if working else STILL)), Trip.STALL)
 
     assert confirmed is not working
