@@ -64,6 +64,7 @@ def serve(settings: Settings) -> None:
     door = Doorkeeper(settings.web_config_file)
     thresholds = Thresholds(
         idle_ratio=settings.idle_ratio,
+        pegged_ratio=settings.pegged_ratio,
         ram_delta_bytes=settings.ram_delta_mib * 2**20,
         io_still_bytes_per_s=settings.io_still_kib_per_s * 2**10,
         faults_still_per_s=settings.faults_still_per_s,
@@ -76,6 +77,8 @@ def serve(settings: Settings) -> None:
             eval_s=settings.eval_patience_s,
             checkpoint_s=settings.checkpoint_patience_s,
             save_s=settings.save_patience_s,
+            stuck_floor_s=settings.stuck_floor_s,
+            stuck_steps=settings.stuck_steps,
         ),
         vram_floor_bytes=settings.vram_floor_mib * 2**20,
         vram_tie_bytes=settings.vram_tie_mib * 2**20,

@@ -344,6 +344,10 @@ class ContainerEvidence:
     fault_still_s: float | None = None
     cpu_still_s: float | None = None
     work_unknown: Unknown | None = None
+    gpu_pegged_s: float | None = None
+    """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
+    gpu_not_seen_busy_s: float | None = None
+    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     oom_kills: int | None = None

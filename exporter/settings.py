@@ -146,6 +146,25 @@ class Settings(BaseSettings):
     save_patience_s: float = Field(
         default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
     )
+    stuck_floor_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="a job that has steps behind it and takes none for this long is stuck, seconds, where its "
+        "container does no I/O, touches no new memory and holds its RAM, and its GPU is pegged, or is unknown and its "
+        "processes use no CPU time",
+    )
+    stuck_steps: float = Field(
+        default=20.0,
+        ge=1,
+        description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt",
+    )
+    pegged_ratio: float = Field(
+        default=0.99,
+        gt=0,
+        le=1,
+        description="a GPU at or over this share of its time is pegged, as by a collective that waits for ever",
+    )
     vram_floor_mib: int = Field(
         default=1536,
         ge=0,

@@ -37,6 +37,16 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
             "gpu_idle_s",
         ),
+        (
+            "gpu_pegged_seconds",
+            "For how long it has kept the same GPUs fully busy without a pause, the others idle; absent if unknown.",
+            "gpu_pegged_s",
+        ),
+        (
+            "gpu_not_seen_busy_seconds",
+            "For how long no GPU was measured to do anything for the container: each of its GPUs was idle, or unknown.",
+            "gpu_not_seen_busy_s",
+        ),
         ("io_still_seconds", "For how long its processes have read and written no more than the threshold.",
          "io_still_s"),
         ("fault_still_seconds", "For how long its processes have had no more page faults than the threshold.",

@@ -159,6 +159,20 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         ((row.key, snapshot.patience.silence_s(row.job) or None) for row in policed),
     )
     yield gauge(
+        "gpuwarden_job_stuck_after_seconds",
+        "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
+        "step it has taken.",
+        _SLOT,
+        ((row.key, snapshot.patience.stuck_after_s(row.job)) for row in policed),
+    )
+    yield gauge(
+        "gpuwarden_job_stuck_still_seconds",
+        "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
+        "beat, for rates of work show late.",
+        _SLOT,
+        ((row.key, snapshot.patience.stuck_still_s(row.job)) for row in policed),
+    )
+    yield gauge(
         "gpuwarden_job_health_window_seconds",
         "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
         "allowed; absent for jobs of other classes, and while the job says that it is idle.",

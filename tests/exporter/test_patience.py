@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.patience import Patience
+from exporter.patience import STEPS_MIN, Patience
 from gpuwarden.job import JobClass, Phase
 from tests.exporter import builders as build
 
@@ -50,3 +50,39 @@ def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: fl
 )
 def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], window_s: float | None) -> None:
     assert PATIENCE.window_s(build.job_file(**job), 300.0) == window_s
+
+
+STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("job", "after_s", "still_s"),
+    [
+        pytest.param({}, 600.0, 580.0, id="never before ten minutes"),
+        pytest.param({"step_max_s": 60.0}, 1200.0, 1180.0, id="twenty times its longest step"),
+        pytest.param({"stall_timeout_s": 1800.0}, 1800.0, 1780.0, id="nor before its owner's silence is over"),
+        pytest.param(
+            {"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 880.0, id="in a phase that says how long it is"
+        ),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 600.0, 580.0, id="which is never too short"),
+        pytest.param({"patience_s": 700.0}, 700.0, 680.0, id="as long as it asks for in its steps"),
+        pytest.param({"step": STEPS_MIN - 1}, None, None, id="not with too few steps behind it"),
+        pytest.param({"step_max_s": None}, None, None, id="not where the time of none is known"),
+        pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps"),
+        pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
+        pytest.param({"phase": Phase.IDLE, "patience_s": 900.0}, None, None, id="not while it is idle"),
+        pytest.param({"stall_timeout_s": 0.0}, None, None, id="not where silence is not policed"),
+        pytest.param({"stall_timeout_s": 0.0, "patience_s": 900.0}, None, None, id="whatever it asks for"),
+    ],
+)
+def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: float | None) -> None:
+    found = build.job_file(**(STEPPED | job))
+
+    assert (PATIENCE.stuck_after_s(found), PATIENCE.stuck_still_s(found)) == (after_s, still_s)
+
+
+def test_a_job_is_stuck_by_the_constants_that_are_set() -> None:
+    job = build.job_file(**STEPPED, stall_timeout_s=5.0)
+    patience = Patience(stuck_floor_s=30.0, stuck_steps=10.0)
+
+    assert (patience.stuck_after_s(job), patience.stuck_still_s(job)) == (30.0, 15.0)

@@ -44,6 +44,17 @@ def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
     assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, 360.0)
 
 
+def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:
+    seen = build.sighting(job=build.job_file(step=100))
+    place = build.evidence(gpu_pegged_s=7.0, gpu_not_seen_busy_s=8.0)
+
+    found = testimony.about("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
+
+    assert found is not None
+    assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
+    assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
+
+
 @pytest.mark.parametrize(
     "snapshot",
     [
