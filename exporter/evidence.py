@@ -10,9 +10,10 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from exporter.patience import Patience
 from exporter.readings import (
     ALL_NODES,
     NODE,
@@ -40,6 +41,7 @@ class Thresholds:
 
     Args:
         idle_ratio: a GPU at or under this share of its time is idle (A2).
+        pegged_ratio: a GPU at or over this share of its time does one thing without a pause (A14b).
         ram_delta_bytes: RAM that moved by no more than this, either way, is still (A2).
         io_still_bytes_per_s: a container that reads and writes no more than this does no I/O (A5).
         faults_still_per_s: a container with no more page faults than this touches no new memory (A5).
@@ -49,11 +51,13 @@ class Thresholds:
             process, seconds (A14).
         health_window_s: a GPU job whose container shows no sign of life for so long is wedged, seconds (A7).
         health_grace_s: time from the start of an attempt that GPU health leaves to its load, seconds (A7).
+        patience: how long a job may show no sign of life, by its phase.
         vram_floor_bytes: a GPU with less free memory than this has too little (C3).
         vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
     """
 
     idle_ratio: float = 0.05
+    pegged_ratio: float = 0.99
     ram_delta_bytes: int = 5120 * 2**20
     io_still_bytes_per_s: float = 256 * 2**10
     faults_still_per_s: float = 50.0
@@ -62,6 +66,7 @@ class Thresholds:
     dead_after_s: float = 30.0
     health_window_s: float = 300.0
     health_grace_s: float = 360.0
+    patience: Patience = field(default_factory=Patience)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
 
@@ -238,12 +243,14 @@ def unattributed_bytes(gpu: Gpu) -> int | None:
     return max(0, gpu.memory_used_bytes - sum(used for used in known if used is not None))
 
 
-def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidence | None) -> str | None:
+def suspicion(
+    job: JobFile, beat_age_s: float | None, evidence: ContainerEvidence | None, patience: Patience
+) -> str | None:
     """Why a silent job is suspected of a stall but not accused (A4); `None` when it is not silent, or is wedged.
 
     What this sees as a sign of life restarts the silence by itself: the durations that the rule compares begin anew.
     """
-    silence_s = job.stall_timeout_s
+    silence_s = patience.silence_s(job)
     if silence_s == 0 or beat_age_s is None or beat_age_s < silence_s:
         return None
     if evidence is None:
@@ -375,6 +382,9 @@ class ContainerHistory:
         self._thresholds = thresholds
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
+        self._pegged_since_s: float | None = None
+        self._pegged: frozenset[str] | None = None
+        self._seen_busy_s: float | None = None
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
@@ -392,7 +402,7 @@ class ContainerHistory:
         self._last_s = now_s
         if not 0 <= gap_s <= self._thresholds.gap_max_s:
             gap_s = 0.0
-            self._idle_since_s = None
+            self._idle_since_s = self._pegged_since_s = self._seen_busy_s = None
             self._ram.forget()
             self._forget_work()
         for share in gpu.shares:
@@ -414,6 +424,8 @@ class ContainerHistory:
             shares=gpu.shares,
             gpus=gpu.gpus,
             gpu_idle_s=idle_s,
+            gpu_pegged_s=None if unknown else self._pegged_for(gpu, now_s),
+            gpu_not_seen_busy_s=self._not_seen_busy(None if unknown else gpu, now_s),
             gpu_unknown=gpu.unknown or unknown,
             busy_s=dict(self._busy_s),
             ram_bytes=ram.usage_bytes,
@@ -459,6 +471,38 @@ class ContainerHistory:
         if self._idle_since_s is None:
             self._idle_since_s = now_s
         return now_s - self._idle_since_s
+
+    def _pegged_for(self, gpu: GpuUse, now_s: float) -> float | None:
+        """For how long the same GPUs of it have been fully taken, and the others idle; `None` where any is unknown.
+
+        What computes pauses now and then, and one that is pegged and then idle has done something: both start it anew.
+        """
+        limits = self._thresholds
+        ratios = {share.gpu: share.utilization_ratio for share in gpu.shares}
+        if gpu.unknown is not None or any(ratio is None for ratio in ratios.values()):
+            self._pegged_since_s = None
+            return None
+        known = {uuid: ratio for uuid, ratio in ratios.items() if ratio is not None}
+        full = frozenset(uuid for uuid, ratio in known.items() if ratio >= limits.pegged_ratio)
+        if not full or any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values()):
+            self._pegged_since_s = None
+            return 0.0
+        if self._pegged_since_s is None or full != self._pegged:
+            self._pegged_since_s = now_s
+        self._pegged = full
+        return now_s - self._pegged_since_s
+
+    def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
+        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU."""
+        if gpu is None or (gpu.unknown is not None and gpu.unknown.reason == NO_GPU and not gpu.shares):
+            self._seen_busy_s = None
+            return None
+        ratios = (share.utilization_ratio for share in gpu.shares)
+        if self._seen_busy_s is None or any(
+            ratio is not None and ratio > self._thresholds.idle_ratio for ratio in ratios
+        ):
+            self._seen_busy_s = now_s
+        return now_s - self._seen_busy_s
 
 
 class GpuHistory:

@@ -17,6 +17,7 @@ from pydantic_settings import CliApp
 
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
+from exporter.patience import Patience
 from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
@@ -65,6 +66,7 @@ def serve(settings: Settings) -> None:
     door = Doorkeeper(settings.web_config_file)
     thresholds = Thresholds(
         idle_ratio=settings.idle_ratio,
+        pegged_ratio=settings.pegged_ratio,
         ram_delta_bytes=settings.ram_delta_mib * 2**20,
         io_still_bytes_per_s=settings.io_still_kib_per_s * 2**10,
         faults_still_per_s=settings.faults_still_per_s,
@@ -72,6 +74,14 @@ def serve(settings: Settings) -> None:
         dead_after_s=settings.dead_after_s,
         health_window_s=settings.health_window_s,
         health_grace_s=settings.health_grace_s,
+        patience=Patience(
+            load_s=settings.load_patience_s,
+            eval_s=settings.eval_patience_s,
+            checkpoint_s=settings.checkpoint_patience_s,
+            save_s=settings.save_patience_s,
+            stuck_floor_s=settings.stuck_floor_s,
+            stuck_steps=settings.stuck_steps,
+        ),
         vram_floor_bytes=settings.vram_floor_mib * 2**20,
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from exporter.patience import Patience
+
 if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alone, and are to be small
     from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
@@ -348,6 +350,10 @@ class ContainerEvidence:
     fault_still_s: float | None = None
     cpu_still_s: float | None = None
     work_unknown: Unknown | None = None
+    gpu_pegged_s: float | None = None
+    """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
+    gpu_not_seen_busy_s: float | None = None
+    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     oom_kills: int | None = None
@@ -428,6 +434,8 @@ class Snapshot:
     health_window_s: float = 300.0
     """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
     health_grace_s: float = 360.0
+    patience: Patience = field(default_factory=Patience)
+    """How long a job may show no sign of life, by its phase."""
     vram_floor_bytes: int = 1536 * 2**20
     """A GPU with less free memory than this has too little (C3)."""
     vram_tie_bytes: int = 256 * 2**20

@@ -194,6 +194,7 @@ class Sampler:
             dead_after_s=self._thresholds.dead_after_s,
             health_window_s=self._thresholds.health_window_s,
             health_grace_s=self._thresholds.health_grace_s,
+            patience=self._thresholds.patience,
             vram_floor_bytes=self._thresholds.vram_floor_bytes,
             vram_tie_bytes=self._thresholds.vram_tie_bytes,
             ended=tuple(evidence.without_figures(each) for each in ended.values()),
@@ -445,7 +446,7 @@ class Sampler:
             job = sighting.job
             if job is not None:
                 age_s = job.beat.age_s(snapshot.taken) if job.beat else None
-                because = evidence.suspicion(job, age_s, snapshot.container_of(sighting))
+                because = evidence.suspicion(job, age_s, snapshot.container_of(sighting), snapshot.patience)
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:

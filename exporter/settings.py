@@ -137,6 +137,42 @@ class Settings(BaseSettings):
     health_grace_s: float = Field(
         default=360.0, ge=0, le=86400, description="time from an attempt's start that is left to its load, seconds"
     )
+    load_patience_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86400,
+        description="a job that loads, evaluates, writes a checkpoint or saves may show no sign of life for this long, "
+        "or as long as it may in its steps where that is longer, unless the job itself says how long in that phase; "
+        "seconds. This one is for the phase load",
+    )
+    eval_patience_s: float = Field(
+        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
+    )
+    checkpoint_patience_s: float = Field(
+        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase checkpoint, seconds"
+    )
+    save_patience_s: float = Field(
+        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
+    )
+    stuck_floor_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="a job that has steps behind it and takes none for this long is stuck, seconds, where its "
+        "container does no I/O, touches no new memory and holds its RAM, and its GPU is pegged, or is unknown and its "
+        "processes use no CPU time",
+    )
+    stuck_steps: float = Field(
+        default=20.0,
+        ge=1,
+        description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt",
+    )
+    pegged_ratio: float = Field(
+        default=0.99,
+        gt=0,
+        le=1,
+        description="a GPU at or over this share of its time is pegged, as by a collective that waits for ever",
+    )
     vram_floor_mib: int = Field(
         default=1536,
         ge=0,

@@ -30,7 +30,7 @@ def _facts(
     container_workers: int | None,
     sample_age_s: float,
 ) -> WorkerFacts:
-    taken, job = snapshot.taken, sighting.job
+    taken, job, patience = snapshot.taken, sighting.job, snapshot.patience
     return WorkerFacts(
         **_container_facts(snapshot, place, sample_age_s),
         worker=sighting.worker.worker,
@@ -49,9 +49,11 @@ def _facts(
         step=job.step if job else None,
         elapsed_s=job.started.age_s(taken) if job else None,
         budget_s=job.budget_s if job else None,
-        stall_timeout_s=job.stall_timeout_s if job else None,
+        stall_timeout_s=patience.silence_s(job) if job else None,
+        stuck_after_s=patience.stuck_after_s(job) if job else None,
+        stuck_still_s=patience.stuck_still_s(job) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
-        health_window_s=snapshot.health_window_s if job and job.job_class.uses_gpu else None,
+        health_window_s=patience.window_s(job, snapshot.health_window_s) if job else None,
         health_grace_s=snapshot.health_grace_s if job and job.job_class.uses_gpu else None,
     )
 
@@ -93,6 +95,8 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "gpus": list(place.gpus) if place else None,
         "gpu_simulated": None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
         "gpu_idle_s": place.gpu_idle_s if place else None,
+        "gpu_pegged_s": place.gpu_pegged_s if place else None,
+        "gpu_not_seen_busy_s": place.gpu_not_seen_busy_s if place else None,
         "gpu_unknown": _because(place.gpu_unknown) if place else None,
         "ram_bytes": place.ram_bytes if place else None,
         "ram_still_s": place.ram_still_s if place else None,

@@ -42,6 +42,10 @@ class ContainerFacts:
     gpu_simulated: bool | None
     gpu_idle_s: float | None
     gpu_unknown: str | None
+    # For how long the same of its GPUs have been fully taken by it and the others idle; and for how long none was
+    # measured to do anything for it. An exporter of before these fields tells neither.
+    gpu_pegged_s: float | None = None
+    gpu_not_seen_busy_s: float | None = None
     ram_bytes: int | None
     ram_still_s: float | None
     ram_unknown: str | None
@@ -84,8 +88,14 @@ class WorkerFacts(ContainerFacts):
     elapsed_s: float | None
     budget_s: float | None
     stall_timeout_s: float | None
+    # After how long without a beat it is stuck though its GPU is unknown or pegged, and for how long its container must
+    # then have shown no other sign of life; null where that is not said, and by an exporter of before these fields.
+    stuck_after_s: float | None = None
+    stuck_still_s: float | None = None
     beat_age_s: float | None
-    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU.
+    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU,
+    # the former also while it says that it is idle. Like the silence allowed, 0 where silence is not policed, they are
+    # those of the phase that it is in.
     health_window_s: float | None
     health_grace_s: float | None
 

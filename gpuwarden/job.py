@@ -293,10 +293,10 @@ class Phase(StrEnum):
     def counts_work(self) -> bool:
         """Whether I/O, page faults and CPU time are signs of life in this phase too (A5).
 
-        A healthy job can leave GPU and RAM untouched for minutes here: a warm page cache, a slow disk. In the others
-        they prove nothing: a job that hangs in a driver may well spin.
+        A healthy job can leave GPU and RAM untouched for minutes here: a warm page cache, a slow disk, metrics that are
+        computed on the CPU. In its steps they prove nothing: a job that hangs in a driver may well spin.
         """
-        return self in (Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT)
+        return self in (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
 
 
 class Trip(StrEnum):

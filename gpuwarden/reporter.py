@@ -183,23 +183,37 @@ class Reporter:
         with self._changing:
             if self._job is not None:
                 now = clock.stamp()
-                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now)
+                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, patience_s=None)
                 self._publish_job()
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: Phase, *, patience_s: float | None = None) -> None:
         """The job goes on to `phase`. A beat, once armed; a job that moves itself to `step` arms itself.
 
         A phase that is none of ours is counted in `write_errors` and changes nothing.
+
+        Args:
+            phase: what it does now. While it is `idle` neither its silence nor its GPU is policed.
+            patience_s: how long it may show no sign of life in this phase, seconds, above 0; when not given, as long as
+                the host and its owner allow. What is no such number is counted in `write_errors`, and not given.
         """
         if phase not in list(Phase):
             self.write_errors += 1
             return
+        if patience_s is not None and not _is_patience(patience_s):
+            self.write_errors += 1
+            patience_s = None
         with self._changing:
             job = self._job
             if job is not None:
                 now = clock.stamp()
                 armed = job.beat is not None or phase == Phase.STEP
-                self._job = replace(job, phase=Phase(phase), phase_started=now, beat=now if armed else None)
+                self._job = replace(
+                    job,
+                    phase=Phase(phase),
+                    phase_started=now,
+                    beat=now if armed else None,
+                    patience_s=None if patience_s is None else float(patience_s),
+                )
                 self._publish_job()
 
     def step(self) -> None:
@@ -329,3 +343,11 @@ class Reporter:
             self._path(suffix).unlink(missing_ok=True)
         except OSError:
             self.write_errors += 1
+
+
+def _is_patience(given: object) -> bool:
+    """Whether a job's own patience is one that a state file can hold."""
+    try:
+        return 0 < float(given) < statefile.SECONDS_MAX  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False

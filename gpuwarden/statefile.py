@@ -94,7 +94,9 @@ class WorkerFile:
 class JobFile:
     """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3).
 
-    A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt.
+    A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `patience_s` is
+    the silence that the job asks for while it is in its phase, above 0; it may be missing, and is then no more than
+    what holds anyway.
     """
 
     job_id: int
@@ -115,6 +117,7 @@ class JobFile:
     step_max_s: float | None
     items_done: int
     items_failed: int
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +199,7 @@ def parse_job(text: str) -> JobFile:
         step_max_s=fields.seconds("step_max_s") if fields.has("step_max_s") else None,
         items_done=fields.count("items_done"),
         items_failed=fields.count("items_failed"),
+        patience_s=fields.some_seconds("patience_s") if fields.has("patience_s") else None,
     )
 
 
@@ -259,6 +263,12 @@ class _Fields:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < SECONDS_MAX:
             raise _field_error(name, "seconds, a number from 0", value)
         return float(value)
+
+    def some_seconds(self, name: str) -> float:
+        value = self._fields.get(name)
+        if self.seconds(name) == 0:
+            raise _field_error(name, "seconds, a number above 0", value)
+        return self.seconds(name)
 
     def number(self, name: str, *, least: int, most: int) -> int:
         """A whole number that may be text."""

@@ -170,9 +170,12 @@ class Current:
         """The ranks of this job, in order, with the host of each as soon as it has one: for their rendezvous."""
         return [self.job] if self.job.gang is None else self.store.ranks(self.job.gang)
 
-    def phase(self, phase: Phase | str) -> None:
-        """What it does now: `load`, `step`, `eval`, `checkpoint` or `save`; each has its own signs of life."""
-        self.report.phase(Phase(phase))
+    def phase(self, phase: Phase | str, *, patience_s: float | None = None) -> None:
+        """What it does now: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`; each has its own signs of life.
+
+        `patience_s` is how long it may show none of them in this phase, seconds.
+        """
+        self.report.phase(Phase(phase), patience_s=patience_s)
 
 
 _running: list[Current] = []

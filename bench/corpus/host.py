@@ -161,7 +161,9 @@ class _Life:
             )  # fmt: skip
         if doing.phase is not None and doing.phase != self.job.phase:
             armed = self.job.beat is not None or doing.phase is Phase.STEP
-            self.job = replace(self.job, phase=doing.phase, phase_started=now, beat=now if armed else None)
+            self.job = replace(
+                self.job, phase=doing.phase, phase_started=now, beat=now if armed else None, patience_s=doing.patience_s
+            )
 
     @property
     def worker_incarnation(self) -> str:
@@ -304,7 +306,7 @@ class Host:
         return Snapshot(
             host=self.name, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
             containers=tuple(found.values()), sources=(), dead_after_s=limits.dead_after_s,
-            health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s,
+            health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s, patience=limits.patience,
             vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers(running, second, now)),

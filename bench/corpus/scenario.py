@@ -59,6 +59,7 @@ class Doing:
             container is), killed (its files stay), starting (its container runs anew, its process does not yet), left
             (a clean end).
         phase: what its job says it is in; what it was in before, where nothing is said.
+        patience_s: for how long its job says, as it enters a phase, that it may show no sign of life there.
         step_every_s: how far apart the steps are that it reports; none without.
         gpu_ratio: what it uses of each of its GPUs, or one figure for each; `unknown` where the driver does not tell.
         ram_mib_per_s: by how much its RAM grows.
@@ -76,6 +77,7 @@ class Doing:
 
     process: Process = Process.WORKS
     phase: Phase | None = None
+    patience_s: float | None = None
     step_every_s: int | None = None
     gpu_ratio: tuple[float | None, ...] = (0.0,)
     ram_mib_per_s: float = 0.0

@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from gpuwarden.queue import Job
 from gpuwarden.reporter import Reporter
 
 CHUNK_BYTES: Final = 2**20
 BUSY_RATIO: Final = 0.93
+FOREVER_S: Final = 1e6
 
 Picture = list[list[float]]
 
@@ -45,6 +46,7 @@ class Script:
     wedge_attempts: int = 0
     wedge_after_step: int = 0
     wedge_with_gil: bool = True
+    wedge_spins: bool = False
     slow_step: int = 0
     slow_s: float = 0.0
     idle_slow: bool = False
@@ -87,6 +89,8 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
             if step == 1 and script.clock_step_s:
                 set_clock(script.clock_step_s)
             if wedges and step == script.wedge_after_step:
+                if script.wedge_spins:
+                    deadlock(report, memory_bytes=len(weights) * CHUNK_BYTES)
                 wedge(with_gil=script.wedge_with_gil)
         write_picture(data / f"{script.picture}.clean.pgm", current)
 
@@ -112,10 +116,10 @@ def save_when_warned(save: Callable[[], None]) -> None:
     threading.Thread(target=listen, name="checkpoint", daemon=True).start()
 
 
-def launch(report: Reporter, *, busy_s: float, memory_bytes: int) -> None:
-    """Give the simulated GPU work for `busy_s`; see deploy.simulator."""
+def launch(report: Reporter, *, busy_s: float, memory_bytes: int, ratio: float = BUSY_RATIO) -> None:
+    """Give the simulated GPU work for `busy_s`, that takes such a share of its time; see deploy.simulator."""
     busy_until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + busy_s
-    text = json.dumps({"busy_until_s": busy_until_s, "ratio": BUSY_RATIO, "memory_bytes": memory_bytes})
+    text = json.dumps({"busy_until_s": busy_until_s, "ratio": ratio, "memory_bytes": memory_bytes})
     path = report.folder / "gpu-work.json"
     scratch = path.with_name(".gpu-work.json.new")
     scratch.write_text(text, encoding="ascii")
@@ -138,6 +142,16 @@ def wedge(*, with_gil: bool) -> None:
     mutex = ctypes.create_string_buffer(64)  # zeroes are PTHREAD_MUTEX_INITIALIZER on Linux
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
+
+
+def deadlock(report: Reporter, *, memory_bytes: int) -> NoReturn:
+    """Wait in a collective for a rank that never comes: its kernel holds the GPU, and its thread asks over and over."""
+    launch(report, busy_s=FOREVER_S, memory_bytes=memory_bytes, ratio=1.0)
+    while True:
+        asked_until_s = time.monotonic() + 0.02
+        while time.monotonic() < asked_until_s:
+            pass
+        time.sleep(0.08)
 
 
 def set_clock(ahead_s: float) -> None:

@@ -61,6 +61,18 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "`gpuwarden_container_gpu_utilization_ratio`, compared at each look with `--idle-ratio`",
         ),
         (
+            "gpu_pegged_seconds",
+            "For how long it has kept the same GPUs fully busy without a pause, the others idle; absent if unknown.",
+            "gpu_pegged_s",
+            "its share of each of its GPUs at each look",
+        ),
+        (
+            "gpu_not_seen_busy_seconds",
+            "For how long no GPU was measured to do anything for the container: each of its GPUs was idle, or unknown.",
+            "gpu_not_seen_busy_s",
+            "its share of each of its GPUs at each look, compared with `--idle-ratio`",
+        ),
+        (
             "io_still_seconds",
             "For how long its processes have read and written no more than the threshold.",
             "io_still_s",

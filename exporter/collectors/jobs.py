@@ -40,7 +40,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     ]
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
-    yield from _silence(rows)
+    yield from _silence(rows, snapshot)
     yield from _limits(rows, snapshot)
 
 
@@ -130,7 +130,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
     )
 
 
-def _silence(rows: list[_Row]) -> Iterable[Metric]:
+def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_job_beat_age_seconds",
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; absent until it is armed.",
@@ -150,9 +150,9 @@ def _silence(rows: list[_Row]) -> Iterable[Metric]:
         "1 while a policed job is silent past its timeout yet shows, or may show, another sign of life.",
         _SLOT,
         (
-            (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place) is not None))
+            (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place, snapshot.patience) is not None))
             for row in rows
-            if row.job.stall_timeout_s and row.policed
+            if snapshot.patience.silence_s(row.job) and row.policed
         ),
         source="computed at each look from the job file and its container's GPU, RAM and work",
     )
@@ -170,17 +170,34 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
-        "Silence the job is allowed once armed; absent while the stall condition does not police the job.",
+        "Silence the job is allowed in its phase once armed; absent while the stall condition does not police the job.",
         _SLOT,
-        ((row.key, row.job.stall_timeout_s or None) for row in policed),
-        source="job file",
+        ((row.key, snapshot.patience.silence_s(row.job) or None) for row in policed),
+        source="job file, and for its phase `--load-patience-s` and its like",
+    )
+    yield gauge(
+        "gpuwarden_job_stuck_after_seconds",
+        "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
+        "step it has taken.",
+        _SLOT,
+        ((row.key, snapshot.patience.stuck_after_s(row.job)) for row in policed),
+        source="job file, `--stuck-floor-s`, `--stuck-steps`",
+    )
+    yield gauge(
+        "gpuwarden_job_stuck_still_seconds",
+        "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
+        "beat, for rates of work show late.",
+        _SLOT,
+        ((row.key, snapshot.patience.stuck_still_s(row.job)) for row in policed),
+        source="20 s less than `gpuwarden_job_stuck_after_seconds`",
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
-        "How long the container of a GPU job may stay without a sign of life; absent for jobs of other classes.",
+        "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
+        "allowed; absent for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        ((row.key, snapshot.health_window_s) for row in on_gpu),
-        source="`--health-window-s`",
+        ((row.key, snapshot.patience.window_s(row.job, snapshot.health_window_s)) for row in policed),
+        source="`--health-window-s`, and the job's patience where that is longer",
     )
     yield gauge(
         "gpuwarden_job_health_grace_seconds",

@@ -108,6 +108,41 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
 
 
 def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
+    """Silent with its GPU idle (A2), or, for far longer than a step of its own, with one that proves nothing (A14b)."""
+    silent, figures = _silent(evidence)
+    after_s, beat_age_s = evidence.stuck_after_s, evidence.beat_age_s
+    if silent or after_s is None or beat_age_s is None or beat_age_s < after_s:
+        return silent, figures
+    stuck, because = _stuck(evidence)
+    return stuck, because if stuck else f"{figures}; {because}"
+
+
+def _stuck(evidence: WorkerFacts) -> tuple[bool, str]:
+    """Without a beat for long enough, and its container without any other sign of life that counts then.
+
+    A GPU that is pegged without a pause is held by what waits for ever, and its process may spin beside it. Where the
+    GPU is unknown the job may compute on it, so that its processes must use no CPU time either (A19).
+    """
+    still_s, pegged_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_pegged_s, evidence.gpu_not_seen_busy_s
+    shown = {"RAM": evidence.ram_still_s, "I/O": evidence.io_still_s, "page faults": evidence.fault_still_s}
+    if still_s is None or None in shown.values():
+        return False, "whether RAM, I/O and page faults are still is unknown"
+    if pegged_s is not None and pegged_s >= still_s:
+        gpu = f"GPU pegged {pegged_s:.1f} s"
+    else:
+        gpu = "GPU " + ("not told" if not_busy_s is None else f"not seen busy {not_busy_s:.1f} s")
+        shown |= {"GPU": not_busy_s, "CPU": evidence.container_cpu_still_s}
+    stills = [each for each in shown.values() if each is not None]
+    least_s = min(stills)
+    names = ", ".join(name for name in shown if name != "GPU")
+    figures = (
+        f"stuck: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, {gpu}, "
+        f"{names} still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+    )
+    return len(stills) == len(shown) and least_s >= still_s, figures
+
+
+def _silent(evidence: WorkerFacts) -> tuple[bool, str]:
     """No beat, every GPU idle and RAM still, each for the whole silence that the job's owner allows (A2)."""
     silence_s = evidence.stall_timeout_s
     if not silence_s:
@@ -132,23 +167,27 @@ def _over_budget(evidence: WorkerFacts) -> tuple[bool, str]:
 
 
 def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
-    """A GPU job whose container has shown no sign of life for a whole window, after the grace for its load (A7).
+    """A GPU job that has shown no sign of life for a whole window, after the grace for its load (A7).
 
-    The window lies within one phase: what counted as life in the phase before is not told any more.
+    The window lies within one phase: what counted as life in the phase before is not told any more. A job that has
+    never beaten, or did before a reboot, owes no beat.
     """
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
     if not window_s or grace_s is None:
-        return False, "the job's class uses no GPU"
+        return False, "GPU health does not watch it: its class uses no GPU, or it says that it is idle"
     if evidence.elapsed_s is None or evidence.phase_age_s is None:
         return False, "for how long the attempt has run, or been in its phase, is unknown"
     quiet_s, signs = _container_quiet(evidence)
     if quiet_s is None:
         return False, signs
+    beat_age_s = evidence.beat_age_s
     figures = (
+        f"{'without a beat so far' if beat_age_s is None else f'silent {beat_age_s:.1f} s'}, "
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, "
         f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
-    return min(quiet_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
+    silent_s = quiet_s if beat_age_s is None else min(quiet_s, beat_age_s)
+    return min(silent_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
 
 
 def _container_quiet(evidence: WorkerFacts) -> tuple[float | None, str]:

@@ -11,6 +11,7 @@ WORKER: Final = "worker.rules.yaml"
 GONE: Final = "gone.rules.yaml"
 BUDGET: Final = "budget.rules.yaml"
 HEALTH: Final = "health.rules.yaml"
+STUCK: Final = "stuck.rules.yaml"
 SERVER: Final = "server.rules.yaml"
 CHAIN: Final = "chain.rules.yaml"
 REMEDIATOR: Final = "remediator.rules.yaml"
@@ -20,7 +21,21 @@ VRAM: Final = "vram.rules.yaml"
 WRANGLING: Final = "wrangling.rules.yaml"
 RULES: Final = {
     name: (ALERTS / name).read_text()
-    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING)
+    for name in (
+        STALL,
+        STUCK,
+        WORKER,
+        GONE,
+        BUDGET,
+        HEALTH,
+        SERVER,
+        CHAIN,
+        REMEDIATOR,
+        NODE,
+        VRAM,
+        ATTRIBUTION,
+        WRANGLING,
+    )
 }
 
 FIRST: Final = {
@@ -28,6 +43,11 @@ FIRST: Final = {
         "fires when one leg after another",
         "fires when two exporters watch one host and agree",
         "does not fire when one of two exporters sees work in a save",
+    ),
+    STUCK: (
+        "fires when one leg after another",
+        "does not fire when one of two exporters is in doubt",
+        "fires for namesakes on other hosts",
     ),
     WORKER: (
         "fires when a second exporter cannot tell",
@@ -238,7 +258,7 @@ def of_leg(
 
 
 WORK_STILL = "gpuwarden_container_work_still_seconds"
-COUNTS = 'gpuwarden_job_phase{phase=~"load|save|checkpoint"}'
+COUNTS = 'gpuwarden_job_phase{phase=~"load|eval|save|checkpoint"}'
 
 
 def work_of(limit: str) -> str:
@@ -269,6 +289,7 @@ def of_work(rules: str, limit: str) -> list[Mutant]:
         (f"{name} accuses by itself", outer, outer.replace("unless", "or")),
         (f"{name} is asked for in every phase", f"              {COUNTS}\n", "              gpuwarden_job_phase\n"),
         (f"{name} of a load is not looked at", "load|", ""),
+        (f"{name} of an evaluation is not looked at", "|eval", ""),
         (f"{name} of a save is not looked at", "|save", ""),
         (f"{name} of a checkpoint is not looked at", "|checkpoint", ""),
         (f"{name} excuses by its stillness", f"\n{inner}", f"\n{inner.replace('unless', 'and')}"),
@@ -630,6 +651,145 @@ ONE_PHASE = f"""\
 """
 HEALTH_GPU = GPU.replace(TIMEOUT, WINDOW)
 HEALTH_RAM = RAM.replace(TIMEOUT, WINDOW)
+HEALTH_BEAT = f"""\
+            unless on (host, worker, container) (
+              min by (host, worker, container) ({BEAT_AGE})
+                <
+              max by (host, worker, container) ({WINDOW})
+            )
+"""
+
+# The rule of the stuck job, its parts letter for letter.
+
+STUCK_AFTER = "gpuwarden_job_stuck_after_seconds"
+STUCK_STILL = "gpuwarden_job_stuck_still_seconds"
+IO_STILL = "gpuwarden_container_io_still_seconds"
+FAULT_STILL = "gpuwarden_container_fault_still_seconds"
+PEGGED = "gpuwarden_container_gpu_pegged_seconds"
+NOT_SEEN_BUSY = "gpuwarden_container_gpu_not_seen_busy_seconds"
+CONTAINER_CPU = "gpuwarden_container_cpu_still_seconds"
+STUCK_BEAT = ARMED.replace(TIMEOUT, STUCK_AFTER)
+STUCK_BEAT_BACKWARDS = ARMED_BACKWARDS.replace(TIMEOUT, STUCK_AFTER)
+STUCK_PEGGED = f"""\
+              (
+                max by {SLOT} ({STUCK_STILL})
+                  <= on (host, container) group_left ()
+                min by (host, container) ({PEGGED})
+              )
+              or on {SLOT}
+"""
+STUCK_UNSEEN = f"""\
+                (
+                  max by {SLOT} ({STUCK_STILL})
+                    <= on (host, container) group_left ()
+                  min by (host, container) ({NOT_SEEN_BUSY})
+                )
+                and on {SLOT} (
+"""
+STUCK_CPU = f"""\
+                and on {SLOT} (
+                  max by {SLOT} ({STUCK_STILL})
+                    <= on (host, container) group_left ()
+                  min by (host, container) ({CONTAINER_CPU})
+                )
+"""
+STUCK_GPU = "            and on (host, worker, container) (\n              # Its GPU"
+
+
+def stuck_leg(series: str) -> str:
+    """The leg of one duration that the condition always looks at."""
+    return GPU.replace(TIMEOUT, STUCK_STILL).replace(GPU_IDLE, series)
+
+
+def of_gpu_proof(part: str, name: str, series: str) -> list[Mutant]:
+    """The mutants of one of the durations that tell what its GPU proves."""
+    return of(
+        STUCK,
+        part,
+        (f"{name} must last for longer than the limit", "<=", "<"),
+        (f"{name} is compared the wrong way round", "<=", ">="),
+        (f"{name} compares its longest duration", "min by", "max by"),
+        (f"{name} compares the shortest limit", "max by", "min by"),
+        (f"{name} compares 580 s whatever is set", f"({STUCK_STILL})", f"({STUCK_STILL} * 0 + 580)"),
+        (f"{name} is joined without aggregation", f"min by (host, container) ({series})", series),
+        (f"{name} joins a limit without aggregation", f"max by {SLOT} ({STUCK_STILL})", STUCK_STILL),
+        (f"{name} remembers its longest", series, f"max_over_time({series}[5m])"),
+        (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
+        (f"{name} counts where it is unknown", f"({series})", f"({series} or on (host, container) {RAM_STILL})"),
+        (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
+        (f"{name} is the least of its host", "(host, container)", "(host)"),
+    )
+
+
+STUCK_MUTANTS: Final = [
+    *of(
+        STUCK,
+        STUCK_BEAT,
+        ("the beat must be older than the limit", ">=", ">"),
+        ("the beat is compared the wrong way round", ">=", "<="),
+        ("the beat compares 600 s whatever is set", f"({STUCK_AFTER})", f"({STUCK_AFTER} * 0 + 600)"),
+        ("the beat compares the shortest limit", "max by", "min by"),
+        ("the beat compares its greatest age", "min by", "max by"),
+        ("the beat is joined without aggregation", f"min by {SLOT} ({BEAT_AGE})", BEAT_AGE),
+        ("the beat joins a limit without aggregation", f"max by {SLOT} ({STUCK_AFTER})", STUCK_AFTER),
+        ("the beat remembers its greatest age", BEAT_AGE, f"max_over_time({BEAT_AGE}[5m])"),
+        ("the beat is believed after it is gone", BEAT_AGE, f"last_over_time({BEAT_AGE}[5m])"),
+        ("the time in the phase counts instead of the beat", BEAT_AGE, "gpuwarden_job_phase_age_seconds"),
+        ("the stall's silence is the limit", STUCK_AFTER, TIMEOUT),
+        ("the value is the limit", STUCK_BEAT, STUCK_BEAT_BACKWARDS),
+        ("the beat is not told apart by host", SLOT, "(worker, container)"),
+        ("the beat is not told apart by worker", SLOT, "(host, container)"),
+        ("the beat is not told apart by container", SLOT, "(host, worker)"),
+    ),
+    *(
+        mutant
+        for name, series, other in (
+            ("the RAM", RAM_STILL, IO_STILL),
+            ("the I/O", IO_STILL, RAM_STILL),
+            ("the faults", FAULT_STILL, RAM_STILL),
+        )
+        for mutant in of_leg(
+            stuck_leg(series), name, series, other, rules=STUCK, limit=STUCK_STILL, constant="580"
+        )
+    ),
+    *of(
+        STUCK,
+        STUCK_GPU,
+        ("the GPU accuses by itself", "and on", "or on"),
+        ("the GPU excuses", "and on", "unless on"),
+        ("the GPU accuses the container's other workers", "and on (host, worker, ", "and on (host, "),
+    ),
+    *of(
+        STUCK,
+        STUCK_PEGGED,
+        ("a pegged GPU proves nothing", STUCK_PEGGED, ""),
+        ("a pegged GPU must not be seen busy", "or on", "and on"),
+    ),
+    *of_gpu_proof(STUCK_PEGGED, "what is pegged", PEGGED),
+    *of(
+        STUCK,
+        STUCK_UNSEEN,
+        ("a GPU that was seen busy proves as much", STUCK_UNSEEN, "                (\n"),
+        ("the CPU accuses without the GPU", "and on", "or on"),
+        ("a GPU that is unknown is never one that is not seen busy", NOT_SEEN_BUSY, GPU_IDLE),
+    ),
+    *of_gpu_proof(STUCK_UNSEEN, "what is not seen busy", NOT_SEEN_BUSY),
+    *of(STUCK, STUCK_CPU, ("the CPU is not looked at", STUCK_CPU, "")),
+    *of_gpu_proof(STUCK_CPU, "the CPU", CONTAINER_CPU),
+    *of_identity(STUCK, "the silence"),
+    *of_file(STUCK, STUCK_STILL),
+    *of(
+        STUCK,
+        RULES[STUCK],
+        ("the limit of the beat is believed after it has vanished", STUCK_AFTER, f"last_over_time({STUCK_AFTER}[5m])"),
+    ),
+    *of_outcome(STUCK, LABELS, "stall"),
+    *of(STUCK, "      - alert: GpuwardenJobStuck", ("it goes by another name", "Stuck", "Stalled")),
+    *of(STUCK, "/{{ $labels.worker }} is stuck", ("its summary names no worker", "/{{ $labels.worker }}", "")),
+    *of(STUCK, "step for {{ $value | humanizeDuration }}, far",
+        ("its summary does not say since when", "{{ $value | humanizeDuration }}", "long")),
+]  # fmt: skip
+
 
 HEALTH_MUTANTS: Final = [
     *of(
@@ -673,6 +833,27 @@ HEALTH_MUTANTS: Final = [
     ),
     *of_leg(HEALTH_GPU, "the GPU", GPU_IDLE, RAM_STILL, rules=HEALTH, limit=WINDOW, constant="300"),
     *of_leg(HEALTH_RAM, "the RAM", RAM_STILL, GPU_IDLE, rules=HEALTH, limit=WINDOW, constant="300"),
+    *of(
+        HEALTH,
+        HEALTH_BEAT,
+        ("beats are not looked at", HEALTH_BEAT, ""),
+        ("it is accused of beating", "unless on", "and on"),
+        ("it must have beaten", "unless on (host, worker, container) (\n              min",
+         "and on (host, worker, container) (\n              -min"),
+        ("a beat as old as the window excuses it", "                <\n", "                <=\n"),
+        ("a beat excuses it for good", f"({WINDOW})", f"({WINDOW} * 100)"),
+        ("the older of two beats counts", "min by", "max by"),
+        ("a beat is held against the shorter of two windows", "max by", "min by"),
+        ("a beat is held against 300 s whatever is set", f"({WINDOW})", f"({WINDOW} * 0 + 300)"),
+        ("beats are joined without aggregation", f"min by (host, worker, container) ({BEAT_AGE})", BEAT_AGE),
+        ("a window is joined to beats without aggregation", f"max by (host, worker, container) ({WINDOW})", WINDOW),
+        ("the oldest beat of late counts", BEAT_AGE, f"max_over_time({BEAT_AGE}[5m])"),
+        ("a beat is believed after it is gone", BEAT_AGE, f"last_over_time({BEAT_AGE}[5m])"),
+        ("namesakes on other hosts are excused", "unless on (host, ", "unless on ("),
+        ("the container's other workers are excused", "unless on (host, worker, ", "unless on (host, "),
+        ("the worker is excused in its other containers", "unless on (host, worker, container)",
+         "unless on (host, worker)"),
+    ),
     *of_work(HEALTH, WINDOW),
     *of_identity(HEALTH, "the run time"),
     *of_file(HEALTH, WINDOW),
@@ -1251,6 +1432,7 @@ MUTANTS: Final = [
     *GONE_MUTANTS,
     *BUDGET_MUTANTS,
     *HEALTH_MUTANTS,
+    *STUCK_MUTANTS,
     *SERVER_MUTANTS,
     *CHAIN_MUTANTS,
     *REMEDIATOR_MUTANTS,

@@ -77,7 +77,7 @@ def a_snapshot() -> Snapshot:
     worker = WorkerFile(worker="w1", incarnation="i1", queue="default", pid=42, started=now, heartbeat=now, loop=now)
     job = JobFile(
         job_id=1, attempt=1, worker="w1", incarnation="i1", job_class=JobClass.GPU, model="m", budget_s=600.0,
-        stall_timeout_s=120.0, started=now, phase=Phase.STEP, phase_started=now, beat=now, step=3, steps_total=10,
+        stall_timeout_s=120.0, started=now, phase=Phase.STEP, phase_started=now, beat=now, step=30, steps_total=40,
         step_mean_s=1.0, step_max_s=2.0, items_done=1, items_failed=1,
     )  # fmt: skip
     process = GpuProcess(pid=42, utilization_ratio=0.5, memory_bytes=10)
@@ -104,7 +104,7 @@ def a_snapshot() -> Snapshot:
         shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True),),
         gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
-        peak_bytes={"GPU-0": 11}, oom_kills=1,
+        gpu_pegged_s=1.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11}, oom_kills=1,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
     gone = WorkerSighting(

@@ -34,9 +34,15 @@ DEAD_AFTER_S: Final = 10.0
 WINDOW_S: Final = 8.0
 GRACE_S: Final = 8.0
 NEVER_S: Final = 3600.0
+SILENCE_S: Final = 5.0
+STUCK_S: Final = 15.0
 
 FAST: Final[Mapping[str, Any]] = {"load_s": 0.2, "load_mib": 4, "step_s": 0.2}
 BUSY: Final = Script(picture="busy", steps=9, slow_step=2, slow_s=300, **FAST)
+STUCK: Final = Script(picture="stuck", steps=26, wedge_attempts=1, wedge_after_step=24, wedge_spins=True, **FAST)
+"""Steps, and then waits for ever at its first attempt, its GPU at 100 %; done at its second."""
+SLOW: Final = Script(picture="slow", steps=30, slow_step=25, slow_s=300, **FAST)
+"""Takes one step that is a slow one, its GPU at 93 %."""
 HANGS: Final = Script(picture="hangs", load_s=0.2, load_mib=4, load_hangs=True)
 KILLED: Final = Script(picture="killed", steps=2, wedge_attempts=1, wedge_after_step=1, **FAST)
 """Hangs at its first attempt, and is killed there; done in no time at its second."""
@@ -54,7 +60,18 @@ while True:
 STAYS_UP: Final = "{worker}; while :; do sleep 1; done"
 """A shell that outlives the worker it runs, as a supervisor or an entry point may."""
 
-CASES: Final = ("budget", "in-time", "hangs", "warm", "stays-up", "goes-down", "comes-back", "not-ours")
+CASES: Final = (
+    "budget",
+    "in-time",
+    "stuck",
+    "slow",
+    "hangs",
+    "warm",
+    "stays-up",
+    "goes-down",
+    "comes-back",
+    "not-ours",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +83,17 @@ class Scene:
     client: docker.DockerClient
 
     def submit(
-        self, case: str, script: Script, *, job_class: JobClass = JobClass.GPU, budget_s: float = NEVER_S
+        self,
+        case: str,
+        script: Script,
+        *,
+        job_class: JobClass = JobClass.GPU,
+        budget_s: float = NEVER_S,
+        silence_s: float = NEVER_S,
     ) -> JobId:
         self.stage.submit(script, now=time.time(), stall_timeout_s=NEVER_S, queue="draws-the-picture")
         job = Submission(
-            queue=case, job_class=job_class, payload=script.payload(), stall_timeout_s=NEVER_S, budget_s=budget_s
+            queue=case, job_class=job_class, payload=script.payload(), stall_timeout_s=silence_s, budget_s=budget_s
         )
         return self.stage.store.submit(job, now=time.time())
 
@@ -115,6 +138,8 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_GRACE_S", str(GRACE_S))
+        patched.setenv("GPUWARDEN_EXPORTER_LOAD_PATIENCE_S", str(WINDOW_S))
+        patched.setenv("GPUWARDEN_EXPORTER_STUCK_FLOOR_S", str(STUCK_S))
         with stage(
             work,
             engine,
@@ -220,6 +245,30 @@ def test_a_busy_job_over_its_budget_is_tripped_and_one_in_time_is_not(scene: Sce
     assert scene.facts("in-time").gpu_idle_s == 0  # busy, as the other was
     assert (scene.fired("in-time"), scene.stories("in-time")) == (set(), [])
     assert (scene.stage.store.job(in_time).state, scene.stage.store.job(in_time).attempt) == (State.RUNNING, 1)
+
+
+@pytest.mark.behaviour("A14b")
+def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_step_is_not(scene: Scene) -> None:
+    stuck = scene.submit("stuck", STUCK, silence_s=SILENCE_S)
+    slow = scene.submit("slow", SLOW, silence_s=SILENCE_S)
+
+    story = scene.first_mended("stuck")
+
+    assert (story.trip, story.job_id, story.attempt) == ("stall", stuck, 1)
+    assert scene.fired("stuck") == {"GpuwardenJobStuck stall"}
+    assert "stuck: no step for" in scene.told("stuck")
+    assert "GPU pegged" in scene.told("stuck")
+    assert 76 in scene.exit_codes("stuck")
+    scene.until(lambda: scene.stage.store.job(stuck).state is State.COMPLETED, "its second attempt is done")
+    scene.until(
+        lambda: (scene.facts("slow").beat_age_s or 0) > 2 * STUCK_S, "the step takes twice as long as is allowed"
+    )
+    facts = scene.facts("slow")
+    assert facts.stuck_after_s is not None
+    assert facts.stuck_after_s < (facts.beat_age_s or 0)
+    assert (facts.gpu_idle_s, facts.gpu_pegged_s) == (0, 0)  # busy, and no more than that
+    assert (scene.fired("slow"), scene.stories("slow")) == (set(), [])
+    assert scene.stage.store.job(slow).attempt == 1
 
 
 @pytest.mark.behaviour("A7")

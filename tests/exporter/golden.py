@@ -69,7 +69,7 @@ SNAPSHOT = build.snapshot(
     workers=WorkerReadings(
         workers=(
             # Armed and silent, with a measured idle of 0 s: suspected.
-            build.sighting(job=build.job_file(beat=build.ago(130), items_done=2, items_failed=1)),
+            build.sighting(job=build.job_file(beat=build.ago(130), step=24, items_done=2, items_failed=1)),
             # A video job, not armed and not policed, on a GPU that is lost.
             build.sighting(
                 worker=build.worker_file(worker="w1", incarnation="inc-w1"),
@@ -109,6 +109,8 @@ SNAPSHOT = build.snapshot(
             oom_kills=1,
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True),),
             gpu_idle_s=0.0,
+            gpu_pegged_s=0.0,
+            gpu_not_seen_busy_s=0.0,
             busy_s={"GPU-0": 61.5},
             peak_bytes={"GPU-0": 2060 * build.MIB},
         ),
@@ -122,6 +124,7 @@ SNAPSHOT = build.snapshot(
                 GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=3 * build.MIB, attributed=False),
             ),
             gpu_idle_s=None,
+            gpu_not_seen_busy_s=90.0,
             gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
             busy_s={"GPU-0": 0.0},
             ram_still_s=0.0,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from exporter import evidence
 from exporter.evidence import (
+    NO_GPU,
     ContainerHistory,
     CpuHistory,
     DeathHistory,
@@ -20,6 +21,7 @@ from exporter.evidence import (
     gpu_use,
     without_figures,
 )
+from exporter.patience import Patience
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -757,7 +759,7 @@ NO_RAM = Unknown(reason="no_controller", because="no memory controller")
 def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
     seen: ContainerEvidence | None, because: str | None
 ) -> None:
-    found = evidence.suspicion(build.job_file(stall_timeout_s=120.0), 120.0, seen)
+    found = evidence.suspicion(build.job_file(stall_timeout_s=120.0), 120.0, seen, Patience())
 
     assert found == because
 
@@ -771,7 +773,75 @@ def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
     ],
 )
 def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float | None) -> None:
-    assert evidence.suspicion(build.job_file(stall_timeout_s=stall_timeout_s), beat_age_s, None) is None
+    job = build.job_file(stall_timeout_s=stall_timeout_s)
+
+    assert evidence.suspicion(job, beat_age_s, None, Patience()) is None
+
+
+# Busy but stuck: A14b and A19, where the GPU is pegged or unknown
+
+
+def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
+    """One moment of a container's GPUs: its share of each."""
+    shares = tuple(
+        GpuShare(gpu=f"GPU-{number}", utilization_ratio=ratio, memory_bytes=None) for number, ratio in enumerate(ratios)
+    )
+    known = [ratio for ratio in ratios if ratio is not None]
+    return GpuUse(
+        gpus=tuple(share.gpu for share in shares),
+        shares=shares,
+        utilization_ratio=None if unknown or None in ratios else max(known, default=None),
+        unknown=unknown or (NOT_MEASURED if None in ratios else None),
+    )
+
+
+NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
+WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
+
+
+def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[float | None, float | None]:
+    """For how long its GPUs were pegged, and not seen busy, after the last of some looks."""
+    history, now_s = ContainerHistory(THRESHOLDS), 1000.0
+    for number, (gap_s, found) in enumerate(looks, 1):
+        now_s += gap_s
+        container = build.container(paused=paused_last and number == len(looks))
+        last = history.observe(container, found, ram(1), now_s=now_s)
+    return last.gpu_pegged_s, last.gpu_not_seen_busy_s
+
+
+@pytest.mark.parametrize(
+    ("looks", "pegged_s", "not_seen_busy_s"),
+    [
+        pytest.param([(0, gpus_at(1.0))], 0, 0, id="nothing at the first look"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.99)), (2, gpus_at(1.0))], 3, 0, id="pegged throughout"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.98)), (1, gpus_at(1.0))], 0, 0, id="a pause starts it anew"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.0)), (1, gpus_at(1.0))], 0, 0, id="so does one that is idle"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (1, gpus_at(1.0))], 0, 0, id="and one that is unknown"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None))], None, 1, id="unknown is not pegged, and not seen busy"),
+        pytest.param([(0, gpus_at(1.0, 0.05)), (2, gpus_at(1.0, 0.0))], 2, 0, id="the others idle"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(1.0, 0.06))], 0, 0, id="another one works"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(0.0, 1.0))], 0, 0, id="in turns is no stillness"),
+        pytest.param([(0, gpus_at(1.0, 1.0)), (2, gpus_at(1.0, 1.0))], 2, 0, id="both pegged"),
+        pytest.param([(0, gpus_at(1.0)), (5.1, gpus_at(1.0))], 0, 0, id="a gap starts it anew"),
+        pytest.param([(0, gpus_at(0.0)), (2, gpus_at(0.05))], 0, 2, id="idle is not pegged, and not seen busy"),
+        pytest.param([(0, gpus_at(None)), (3, gpus_at(None))], None, 3, id="unknown throughout"),
+        pytest.param([(0, gpus_at(None)), (3, gpus_at(None, 0.06))], None, 0, id="one of two seen busy"),
+        pytest.param([(0, gpus_at(None)), (5.1, gpus_at(None))], None, 0, id="a gap starts that anew too"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, None, id="no GPU"),
+        pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
+                     id="on a GPU that it was not given"),
+    ],
+)  # fmt: skip
+def test_what_its_gpus_prove_of_a_container(
+    looks: list[tuple[float, GpuUse]], pegged_s: float | None, not_seen_busy_s: float | None
+) -> None:
+    assert proved(*looks) == (pegged_s, not_seen_busy_s)
+
+
+def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
+    looks = [(0.0, gpus_at(1.0)), (1.0, gpus_at(1.0))]
+
+    assert proved(*looks, paused_last=True) == (None, None)
 
 
 # Work: A5, where GPU and RAM tell too little
@@ -780,7 +850,7 @@ def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float |
 NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
 
 
-@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT])
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT])
 @pytest.mark.parametrize(
     ("changes", "because"),
     [
@@ -794,19 +864,29 @@ NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
         pytest.param({"ram_still_s": 2.0}, "RAM moved or was unseen 2 s ago", id="RAM is named first"),
     ],
 )  # fmt: skip
-def test_in_a_load_a_save_and_a_checkpoint_work_is_a_sign_of_life(
+def test_in_a_load_an_evaluation_a_save_and_a_checkpoint_work_is_a_sign_of_life(
     phase: Phase, changes: dict[str, object], because: str | None
 ) -> None:
     seen = build.evidence(**changes)
 
-    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen) == because
+    patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
+
+    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen, patience) == because
 
 
-@pytest.mark.parametrize("phase", [Phase.STEP, Phase.EVAL, Phase.IDLE])
-def test_in_other_phases_work_is_none_for_a_driver_that_hangs_may_spin(phase: Phase) -> None:
+def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
 
-    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen) is None
+    assert evidence.suspicion(build.job_file(phase=Phase.STEP), 120.0, seen, Patience()) is None
+
+
+def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:
+    seen = build.evidence(gpu_idle_s=1.0)
+    job = build.job_file(phase=Phase.EVAL)
+
+    found = {age_s: evidence.suspicion(job, age_s, seen, Patience(eval_s=200.0)) for age_s in (199.9, 200.0)}
+
+    assert found == {199.9: None, 200.0: "GPU was busy or unseen 1 s ago"}
 
 
 RATES = Thresholds(io_still_bytes_per_s=100.0, faults_still_per_s=10.0, cpu_still_ratio=0.1, gap_max_s=5.0)
@@ -1097,7 +1177,7 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
 
     assert beat_age_s is not None
     assert beat_age_s > slept_s
-    assert (evidence.suspicion(build.job_file(), beat_age_s, seen) is None) is wedged
+    assert (evidence.suspicion(build.job_file(), beat_age_s, seen, Patience()) is None) is wedged
     assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
 
 

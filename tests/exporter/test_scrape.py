@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import structlog
@@ -18,7 +19,7 @@ from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
 from gpuwarden import clock
-from gpuwarden.job import JobClass
+from gpuwarden.job import JobClass, Phase
 from tests.exporter import builders as build
 from tests.exporter import golden
 
@@ -147,6 +148,24 @@ def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected()
     assert values(text, "gpuwarden_job_budget_seconds", worker="w1") == [1800.0]
     assert values(text, "gpuwarden_job_stall_timeout_seconds", worker="w1") == []
     assert values(text, "gpuwarden_job_stall_suspected", worker="w1") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "silence_s", "window_s"),
+    [
+        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, [900.0], [900.0], id="as it asks in its phase"),
+        pytest.param({"stall_timeout_s": 700.0}, [700.0], [700.0], id="as its owner allows"),
+        pytest.param({"phase": Phase.IDLE}, [], [], id="not at all while it is idle"),
+    ],
+)
+def test_a_job_is_policed(changes: dict[str, Any], silence_s: list[float], window_s: list[float]) -> None:
+    job = build.job_file(beat=build.ago(9999), **changes)
+
+    text = golden.scraped(build.snapshot(build.sighting(job=job)))
+
+    assert values(text, "gpuwarden_job_stall_timeout_seconds") == silence_s
+    assert values(text, "gpuwarden_job_health_window_seconds") == window_s
+    assert values(text, "gpuwarden_job_stall_suspected") == [1.0] * len(silence_s)
 
 
 def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is_not() -> None:

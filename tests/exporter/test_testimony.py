@@ -1,9 +1,13 @@
 """What `/evidence` answers from one literal snapshot."""
 
+from typing import Any
+
 import pytest
 
 from exporter import testimony
+from exporter.patience import Patience
 from exporter.readings import GpuShare, Snapshot, Unknown, WorkerReadings
+from gpuwarden.job import Phase
 from tests.exporter import builders as build
 
 OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
@@ -18,6 +22,37 @@ def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -
     assert (found.host, found.worker, found.container, found.sample_age_s) == ("box-1", "w0", "worker-0", 1.0)
     assert (found.job_id, found.cpu_still_s, found.gpu_idle_s) == (build.job_file().job_id, 1.0, 500.0)
     assert found.gpu_pids == {build.gpu(0).uuid: []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "silence_s", "window_s"),
+    [
+        pytest.param({}, 120.0, 300.0, id="in its steps"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, id="in its evaluation"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, id="as it asks for"),
+        pytest.param({"phase": Phase.IDLE}, 0.0, None, id="while it is idle"),
+    ],
+)
+def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
+    changes: dict[str, Any], silence_s: float, window_s: float | None
+) -> None:
+    seen = build.sighting(job=build.job_file(**changes))
+
+    found = testimony.about("w0", build.snapshot(seen, patience=Patience(eval_s=320.0)), now=build.ago(0))
+
+    assert found is not None
+    assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, 360.0)
+
+
+def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:
+    seen = build.sighting(job=build.job_file(step=100))
+    place = build.evidence(gpu_pegged_s=7.0, gpu_not_seen_busy_s=8.0)
+
+    found = testimony.about("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
+
+    assert found is not None
+    assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
+    assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_the_stall_condition_is_opt_in(
 
 
 def test_work_counts_in_the_phases_that_may_rightly_leave_gpu_and_ram_alone() -> None:
-    assert {phase for phase in Phase if phase.counts_work} == {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT}
+    assert {phase for phase in Phase if phase.counts_work} == {Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT}
 
 
 def test_trips_are_told_apart_by_the_exit_code_of_a_worker_that_can_still_end_by_itself() -> None:

@@ -5,6 +5,7 @@ This process never looks at a lock that it holds itself: closing any descriptor 
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -314,6 +315,38 @@ def test_a_phase_is_a_beat_once_armed(report: Reporter) -> None:
     assert later.phase is Phase.SAVE
     assert later.beat == later.phase_started
     assert later.beat.boottime_s > first.boottime_s
+
+
+def test_a_job_says_how_long_it_may_be_silent_in_one_phase(report: Reporter) -> None:
+    start_job(report)
+    report.arm()
+
+    report.phase(Phase.EVAL, patience_s=900)
+    report.step()
+    asked = job_file(report)
+    report.phase(Phase.CHECKPOINT)
+
+    assert (asked.phase, asked.patience_s) == (Phase.EVAL, 900.0)
+    assert job_file(report).patience_s is None
+
+
+def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
+    start_job(report)
+    report.phase(Phase.LOAD, patience_s=900)
+
+    report.arm()
+
+    assert job_file(report).patience_s is None
+
+
+@pytest.mark.parametrize("patience_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object()])
+def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporter, patience_s: Any) -> None:
+    start_job(report)
+
+    report.phase(Phase.EVAL, patience_s=patience_s)
+
+    assert report.write_errors == 1
+    assert (job_file(report).phase, job_file(report).patience_s) == (Phase.EVAL, None)
 
 
 def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:

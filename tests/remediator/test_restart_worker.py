@@ -201,9 +201,68 @@ def test_what_confirms_that_a_budget_is_spent(seen: dict[str, Any], over: bool, 
     assert says in because
 
 
-IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_still_s": 300.0}
+IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_still_s": 300.0, "beat_age_s": 300.0}
 STILL = {"io_still_s": 300.0, "fault_still_s": 300.0, "container_cpu_still_s": 300.0}
 WORKING = {"io_still_s": 0.0, "fault_still_s": 0.0, "container_cpu_still_s": 0.0}
+
+STEPLESS = {
+    "beat_age_s": 600.0,
+    "stuck_after_s": 600.0,
+    "stuck_still_s": 580.0,
+    "ram_still_s": 580.0,
+    "gpu_idle_s": 0.0,
+}
+NO_INPUT = {"io_still_s": 580.0, "fault_still_s": 580.0, "container_cpu_still_s": 0.0}
+PEGGED = {**STEPLESS, **NO_INPUT, "gpu_pegged_s": 580.0, "gpu_not_seen_busy_s": 0.0}
+UNSEEN = {
+    **STEPLESS, **NO_INPUT, "container_cpu_still_s": 580.0, "gpu_idle_s": None, "gpu_unknown": "a MIG slice",
+    "gpu_pegged_s": None, "gpu_not_seen_busy_s": 580.0,
+}  # fmt: skip
+
+CONFIRM_STUCK: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "its GPU is pegged": (
+        PEGGED,
+        True,
+        "stuck: no step for 600.0 s of 600.0 s, GPU pegged 580.0 s, RAM, I/O, page faults still 580.0 s of 580.0 s",
+    ),
+    "its GPU is unknown": (
+        UNSEEN,
+        True,
+        "GPU not seen busy 580.0 s, RAM, I/O, page faults, CPU still 580.0 s of 580.0 s",
+    ),
+    "by what is set": ({**PEGGED, "stuck_after_s": 601.0}, False, "GPU idle 0.0 s"),
+    "a step in time": ({**PEGGED, "beat_age_s": 599.9}, False, "GPU idle 0.0 s"),
+    "it is not armed": ({**PEGGED, "beat_age_s": None}, False, "not armed"),
+    "nothing is said of it": ({**PEGGED, "stuck_after_s": None}, False, "GPU idle 0.0 s"),
+    "an exporter that tells half": ({**PEGGED, "stuck_still_s": None}, False, "is unknown"),
+    "the GPU pauses": ({**PEGGED, "gpu_pegged_s": 579.9}, False, "GPU not seen busy 0.0 s"),
+    "the RAM moves": ({**PEGGED, "ram_still_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "it reads": ({**PEGGED, "io_still_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "it touches memory": ({**PEGGED, "fault_still_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "RAM unknown": ({**PEGGED, "ram_still_s": None}, False, "whether RAM, I/O and page faults are still is unknown"),
+    "I/O unknown": ({**PEGGED, "io_still_s": None}, False, "whether RAM, I/O and page faults are still is unknown"),
+    "faults unknown": ({**PEGGED, "fault_still_s": None}, False, "whether RAM, I/O and page faults are still is"),
+    "an exporter that does not tell of its GPU": (
+        {**PEGGED, "gpu_pegged_s": None, "gpu_not_seen_busy_s": None, "container_cpu_still_s": 9000.0},
+        False,
+        "GPU not told",
+    ),
+    "unknown, and was busy": ({**UNSEEN, "gpu_not_seen_busy_s": 579.9}, False, "GPU not seen busy 579.9 s"),
+    "unknown, and its processes compute": ({**UNSEEN, "container_cpu_still_s": 1.0}, False, "still 1.0 s of 580.0 s"),
+    "unknown, and so is their CPU": ({**UNSEEN, "container_cpu_still_s": None}, False, "GPU unknown: a MIG slice"),
+    "a slow step": ({**PEGGED, "gpu_pegged_s": 0.0, "container_cpu_still_s": 9000.0}, False, "not seen busy 0.0 s"),
+    "its silence is not policed": ({**PEGGED, "stall_timeout_s": 0.0, "stuck_after_s": None}, False, "polices"),
+    "its process holds no lock": ({**PEGGED, "alive": False, "dead_s": 900.0}, False, "does not hold its lock"),
+}
+
+
+@pytest.mark.parametrize(("seen", "stuck", "says"), CONFIRM_STUCK.values(), ids=CONFIRM_STUCK)
+def test_what_confirms_that_a_job_is_busy_but_stuck(seen: dict[str, Any], stuck: bool, says: str) -> None:
+    confirmed, because = confirm(evidence(**seen), Trip.STALL)
+
+    assert confirmed is stuck
+    assert says in because
+
 
 CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
     "idle and still for the window, after the grace": (
@@ -211,8 +270,9 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
         True,
         "RAM still 300.0 s of 300.0 s allowed, 300.0 s in its phase, 660.0 s after its start with a grace of 360.0 s",
     ),
-    "it never beat": ({"beat_age_s": None, "stall_timeout_s": 0.0}, True, "GPU idle"),
-    "it beats": ({"beat_age_s": 0.1}, True, "GPU idle"),
+    "it never beat": ({"beat_age_s": None, "stall_timeout_s": 0.0}, True, "without a beat so far, GPU idle 300.0 s"),
+    "it beats": ({"beat_age_s": 0.1}, False, "silent 0.1 s, GPU idle 300.0 s"),
+    "it beat within the window": ({"beat_age_s": 299.9}, False, "silent 299.9 s"),
     "within the grace and a window": ({"elapsed_s": 659.9}, False, "659.9 s after its start"),
     "without a grace": ({"elapsed_s": 300.0, "health_grace_s": 0.0}, True, "a grace of 0.0 s"),
     "not for the whole window in this phase": ({"phase_age_s": 299.9}, False, "299.9 s in its phase"),
@@ -221,7 +281,8 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
     "the GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, False, "GPU unknown: GPU-1 is lost"),
     "the RAM is unknown": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
     "another window is set": ({"health_window_s": 600.0}, False, "of 600.0 s allowed"),
-    "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, False, "the job's class uses no GPU"),
+    "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, False, "its class uses no GPU"),
+    "a job that says it is idle": ({"phase": "idle", "health_window_s": None}, False, "or it says that it is idle"),
     "no grace is told": ({"health_grace_s": None}, False, "uses no GPU"),
     "its run time is unknown": ({"elapsed_s": None}, False, "is unknown"),
     "its phase's age is unknown": ({"phase_age_s": None}, False, "is unknown"),
@@ -256,9 +317,9 @@ def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], wedged:
     assert says in because
 
 
-@pytest.mark.parametrize("phase", ["load", "save", "checkpoint"])
+@pytest.mark.parametrize("phase", ["load", "eval", "save", "checkpoint"])
 @pytest.mark.parametrize("working", [False, True])
-def test_a_stall_in_a_load_a_save_or_a_checkpoint_is_one_without_work_alone(phase: str, working: bool) -> None:
+def test_a_stall_where_work_counts_is_one_without_work_alone(phase: str, working: bool) -> None:
     confirmed, _ = confirm(evidence(phase=phase, **(WORKING if working else STILL)), Trip.STALL)
 
     assert confirmed is not working

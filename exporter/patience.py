@@ -1,0 +1,84 @@
+"""How long a job may show no sign of life, by its phase: the one definition, for the series and for `/evidence`.
+
+What the job itself asks for in its phase counts first (`patience_s`). Else it is the silence that its owner allows, and
+in `load`, `eval`, `checkpoint` and `save` no less than this host allows there: one of them may wait for a disk or a
+service that does nothing for its processes to show. In `idle` a job says that it has nothing to do, and owes no sign of
+life: its budget, and that its worker lives, hold on. Pure.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.job import Phase
+
+if TYPE_CHECKING:  # not for the processes that ask drivers, which load this with their readings
+    from gpuwarden.statefile import JobFile
+
+STEPS_MIN: Final = 20
+"""Steps after which a job's own step time is known: the first ones compile, and fill caches."""
+
+STILL_LATE_S: Final = 20.0
+"""A stuck job must be without other signs of life for this much less than without a step, seconds: rates of work are
+averages over 10 s and more, so that they show late that it did nothing any more after its last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """What this host allows, seconds.
+
+    Args:
+        load_s: silence in the phase `load`, of a job that is armed already (A2).
+        eval_s: silence in the phase `eval`.
+        checkpoint_s: silence in the phase `checkpoint`.
+        save_s: silence in the phase `save`.
+        stuck_floor_s: no job is stuck sooner than this after its last sign of getting on (A14b, A19).
+        stuck_steps: nor sooner than so many times the longest step it has taken in this attempt.
+    """
+
+    load_s: float = 300.0
+    eval_s: float = 300.0
+    checkpoint_s: float = 300.0
+    save_s: float = 300.0
+    stuck_floor_s: float = 600.0
+    stuck_steps: float = 20.0
+
+    def silence_s(self, job: "JobFile") -> float:
+        """The silence this job is allowed now; 0 while the stall condition does not police it (A2, A6)."""
+        return self._allowed_s(job) if job.stall_timeout_s and job.phase is not Phase.IDLE else 0.0
+
+    def window_s(self, job: "JobFile", health_window_s: float) -> float | None:
+        """How long it may do nothing with its GPU: never less than it may be silent (A7).
+
+        `None` while GPU health does not watch it.
+        """
+        if not job.job_class.uses_gpu or job.phase is Phase.IDLE:
+            return None
+        return max(health_window_s, self._allowed_s(job))
+
+    def stuck_after_s(self, job: "JobFile") -> float | None:
+        """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
+
+        `None` while that cannot be said: it is not policed for stalls, has not taken enough steps to know their time,
+        or is in a phase that owes no steps and has not said how long that may take.
+        """
+        silence_s = self.silence_s(job)
+        owed = job.phase is Phase.STEP or job.patience_s is not None
+        if not silence_s or not owed or job.step < STEPS_MIN or job.step_max_s is None:
+            return None
+        return max(self.stuck_floor_s, self.stuck_steps * job.step_max_s, silence_s)
+
+    def stuck_still_s(self, job: "JobFile") -> float | None:
+        """For how long one that is stuck must have shown no other sign of life; `None` as `stuck_after_s`."""
+        after_s = self.stuck_after_s(job)
+        return None if after_s is None else max(after_s - STILL_LATE_S, after_s / 2)
+
+    def _allowed_s(self, job: "JobFile") -> float:
+        if job.patience_s is not None:
+            return job.patience_s
+        own_s = {
+            Phase.LOAD: self.load_s,
+            Phase.EVAL: self.eval_s,
+            Phase.CHECKPOINT: self.checkpoint_s,
+            Phase.SAVE: self.save_s,
+        }
+        return max(job.stall_timeout_s, own_s.get(job.phase, 0.0))

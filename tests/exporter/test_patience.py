@@ -1,0 +1,88 @@
+"""How long a job may show no sign of life, by its phase and its owner's word."""
+
+from typing import Any
+
+import pytest
+
+from exporter.patience import STEPS_MIN, Patience
+from gpuwarden.job import JobClass, Phase
+from tests.exporter import builders as build
+
+PATIENCE = Patience(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0)
+
+
+@pytest.mark.parametrize(
+    ("job", "silence_s"),
+    [
+        pytest.param({"phase": Phase.STEP}, 120.0, id="what its owner allows, in its steps"),
+        pytest.param({"phase": Phase.LOAD}, 310.0, id="the load's own"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, id="the evaluation's own"),
+        pytest.param({"phase": Phase.CHECKPOINT}, 330.0, id="the checkpoint's own"),
+        pytest.param({"phase": Phase.SAVE}, 340.0, id="the save's own"),
+        pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 900.0}, 900.0, id="no less than its owner allows"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 1800.0, id="what the job asks for"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 60.0, id="what the job asks for, though it is less"),
+        pytest.param({"phase": Phase.STEP, "patience_s": 700.0}, 700.0, id="what it asks for in its steps"),
+        pytest.param({"phase": Phase.IDLE}, 0.0, id="none is policed while it is idle"),
+        pytest.param({"phase": Phase.IDLE, "patience_s": 60.0}, 0.0, id="nor for its asking"),
+        pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 0.0}, 0.0, id="nor where its owner wants none policed"),
+        pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 0.0, "patience_s": 60.0}, 0.0, id="whatever it asks for"),
+    ],
+)
+def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: float) -> None:
+    assert PATIENCE.silence_s(build.job_file(**job)) == silence_s
+
+
+@pytest.mark.parametrize(
+    ("job", "window_s"),
+    [
+        pytest.param({}, 300.0, id="the host's, in its steps"),
+        pytest.param({"stall_timeout_s": 900.0}, 900.0, id="never less than the silence its owner allows"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, id="nor than its phase is allowed"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 1800.0, id="nor than it asks for"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 300.0, id="and never less than the host's"),
+        pytest.param({"stall_timeout_s": 0.0}, 300.0, id="the host's where silence is not policed"),
+        pytest.param({"stall_timeout_s": 0.0, "phase": Phase.SAVE}, 340.0, id="by its phase, there too"),
+        pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 300.0, id="of a video model"),
+        pytest.param({"phase": Phase.IDLE}, None, id="none while it is idle"),
+        pytest.param({"job_class": JobClass.CPU}, None, id="none of a class without a GPU"),
+    ],
+)
+def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], window_s: float | None) -> None:
+    assert PATIENCE.window_s(build.job_file(**job), 300.0) == window_s
+
+
+STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("job", "after_s", "still_s"),
+    [
+        pytest.param({}, 600.0, 580.0, id="never before ten minutes"),
+        pytest.param({"step_max_s": 60.0}, 1200.0, 1180.0, id="twenty times its longest step"),
+        pytest.param({"stall_timeout_s": 1800.0}, 1800.0, 1780.0, id="nor before its owner's silence is over"),
+        pytest.param(
+            {"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 880.0, id="in a phase that says how long it is"
+        ),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 600.0, 580.0, id="which is never too short"),
+        pytest.param({"patience_s": 700.0}, 700.0, 680.0, id="as long as it asks for in its steps"),
+        pytest.param({"step": STEPS_MIN - 1}, None, None, id="not with too few steps behind it"),
+        pytest.param({"step_max_s": None}, None, None, id="not where the time of none is known"),
+        pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps"),
+        pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
+        pytest.param({"phase": Phase.IDLE, "patience_s": 900.0}, None, None, id="not while it is idle"),
+        pytest.param({"stall_timeout_s": 0.0}, None, None, id="not where silence is not policed"),
+        pytest.param({"stall_timeout_s": 0.0, "patience_s": 900.0}, None, None, id="whatever it asks for"),
+    ],
+)
+def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: float | None) -> None:
+    found = build.job_file(**(STEPPED | job))
+
+    assert (PATIENCE.stuck_after_s(found), PATIENCE.stuck_still_s(found)) == (after_s, still_s)
+
+
+def test_a_job_is_stuck_by_the_constants_that_are_set() -> None:
+    job = build.job_file(**STEPPED, stall_timeout_s=5.0)
+    patience = Patience(stuck_floor_s=30.0, stuck_steps=10.0)
+
+    assert (patience.stuck_after_s(job), patience.stuck_still_s(job)) == (30.0, 15.0)
