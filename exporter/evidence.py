@@ -149,13 +149,9 @@ def gpu_use(
         return _unknown_use(had, "gpu_missing", _why_missing(missing[0], readings))
     if pids is None:
         return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
-    parts = [(gpu, _share(gpu, pids)) for gpu in assigned]
-    reasons = [_why_unknown(gpu, share, thresholds) for gpu, share in parts]
-    shares = tuple(
-        replace(share, attributed=None if gpu.utilization_ratio is None else reason is None)
-        for (gpu, share), reason in zip(parts, reasons, strict=True)
-    )
-    unknown = next(filter(None, reasons), None)
+    parts = [_part(gpu, pids, thresholds) for gpu in assigned]
+    shares = tuple(share for share, _ in parts)
+    unknown = next((reason for _, reason in parts if reason is not None), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
@@ -168,27 +164,21 @@ def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tup
     found = () if readings is None else readings.gpus
     if pids is None:
         return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
-    return tuple(_share(gpu, pids) for gpu in found if any(each.pid in pids for each in gpu.processes or ()))
+    return tuple(_share(gpu, pids) for gpu in found if not gpu.by_pid.keys().isdisjoint(pids))
 
 
 def unattributed_ratio(gpu: Gpu) -> float | None:
     """What a GPU does beyond the processes on its list; `None` when either is unknown."""
-    if gpu.utilization_ratio is None or gpu.processes is None:
+    if gpu.utilization_ratio is None or gpu.listed_ratio is None:
         return None
-    known = [process.utilization_ratio for process in gpu.processes]
-    if any(ratio is None for ratio in known):
-        return None
-    return max(0.0, round(gpu.utilization_ratio - sum(ratio for ratio in known if ratio is not None), _DIGITS))
+    return max(0.0, round(gpu.utilization_ratio - gpu.listed_ratio, _DIGITS))
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
-    if gpu.memory_used_bytes is None or gpu.processes is None or (gpu.mig is not None and gpu.mig.shares_memory):
+    if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
-    known = [process.memory_bytes for process in gpu.processes]
-    if any(used is None for used in known):
-        return None
-    return max(0, gpu.memory_used_bytes - sum(used for used in known if used is not None))
+    return max(0, gpu.memory_used_bytes - gpu.listed_bytes)
 
 
 def suspicion(job: JobFile, beat_age_s: float | None, evidence: ContainerEvidence | None) -> str | None:
@@ -549,7 +539,7 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
         return wanted
     if not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus):
         return wanted - _nodes(wanted)
-    without_nvidia = not (_numbered(readings) or readings.nvidia_unread or NUMBERED in readings.failed)
+    without_nvidia = not (readings.numbered or readings.nvidia_unread or NUMBERED in readings.failed)
     if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
@@ -559,24 +549,19 @@ def _nodes(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
 
 
-def _numbered(readings: GpuReadings) -> frozenset[str]:
-    """The GPUs of NVIDIA's: those that go by an index."""
-    return frozenset(gpu.uuid for gpu in readings.gpus if gpu.node is None)
-
-
 def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> list[Gpu]:
     """The GPUs that a request names, or that list one of the pids.
 
     `all` and indexes are NVIDIA's names. GPUs with a render node go by it, or by their UUID.
     """
-    every = _numbered(readings) if ALL in wanted else frozenset[str]()
+    every = readings.numbered if ALL in wanted else frozenset[str]()
     return [
         gpu
         for gpu in readings.gpus
         if gpu.uuid in every
         or (gpu.node is not None and ALL_NODES in wanted)
         or not wanted.isdisjoint(gpu.names)
-        or any(each.pid in pids for each in gpu.processes or ())
+        or not gpu.by_pid.keys().isdisjoint(pids)
     ]
 
 
@@ -586,10 +571,10 @@ def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
     A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere listed. So beside them a node
     is missed only where it was a GPU that is read, or where the source of those fails, and it may be one.
     """
-    names = {name for gpu in readings.gpus for name in gpu.names}
+    names = readings.names
     nodes, failed = _nodes(wanted), WITH_NODES in readings.failed
     missed = wanted - nodes - names - {ALL}
-    if ALL in wanted and not _numbered(readings):
+    if ALL in wanted and not readings.numbered:
         missed |= {ALL}
     if ALL_NODES in wanted:
         gone = {node for node, uuid in readings.gone.items() if uuid not in names}
@@ -608,10 +593,23 @@ def _why_missing(name: str, readings: GpuReadings) -> str:
     return f"assigned GPU {name} is not reported"
 
 
+def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds) -> tuple[GpuShare, Unknown | None]:
+    """The share that a container has by its processes, and why it cannot be told for sure."""
+    share = _share(gpu, pids)
+    reason = _why_unknown(gpu, share, thresholds)
+    attributed = None if gpu.utilization_ratio is None else reason is None
+    return GpuShare(
+        gpu=share.gpu,
+        utilization_ratio=share.utilization_ratio,
+        memory_bytes=share.memory_bytes,
+        attributed=attributed,
+    ), reason
+
+
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
     if gpu.processes is None:
         return GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None)
-    own = [process for process in gpu.processes if process.pid in pids]
+    own = [process for pid in gpu.by_pid.keys() & pids for process in gpu.by_pid[pid]]
     ratios = [process.utilization_ratio for process in own]
     sizes = [process.memory_bytes for process in own]
     return GpuShare(

@@ -118,7 +118,7 @@ class Gpu:
         """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""
         if self.node is not None:
@@ -127,6 +127,26 @@ class Gpu:
             return self.uuid, self.number
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
         return self.uuid, self.number, older
+
+    @cached_property
+    def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
+        """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
+        found: dict[int, list[GpuProcess]] = {}
+        for process in self.processes or ():
+            found.setdefault(process.pid, []).append(process)
+        return found
+
+    @cached_property
+    def listed_ratio(self) -> float | None:
+        """What the processes on its list do of it, together; `None` where that is unknown of any of them."""
+        known = [process.utilization_ratio for process in self.processes or ()]
+        return None if self.processes is None or None in known else sum(ratio or 0.0 for ratio in known)
+
+    @cached_property
+    def listed_bytes(self) -> int | None:
+        """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
+        known = [process.memory_bytes for process in self.processes or ()]
+        return None if self.processes is None or None in known else sum(used or 0 for used in known)
 
 
 ALL_NODES: Final = "dri"
@@ -157,6 +177,16 @@ class GpuReadings:
     failed: tuple[str, ...] = ()
     gone: Mapping[str, str] = field(default_factory=dict)
     nvidia_unread: bool = False
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Everything that a container can be given one of these GPUs by."""
+        return frozenset(name for gpu in self.gpus for name in gpu.names)
+
+    @cached_property
+    def numbered(self) -> frozenset[str]:
+        """The UUIDs of NVIDIA's: those that go by an index."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.node is None)
 
 
 @dataclass(frozen=True, kw_only=True)
