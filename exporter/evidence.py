@@ -83,6 +83,10 @@ WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
 
+WORK_APART_S: Final = 3.0
+"""How far apart looks at the work of a container are that is seen to use its GPU, or whose use of it is unknown,
+seconds: no stillness of its processes is proof then, and to read hundreds of them each second would cost the most."""
+
 _DIGITS: Final = 9
 """Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
 
@@ -120,6 +124,9 @@ class WorkUse:
 
 
 NOT_LOOKED_AT: Final = WorkUse(processes=None)
+
+AS_IT_WAS: Final = WorkUse(processes=None)
+"""Instead of a look at the work: it is not this look's turn, and what was told stands until it is."""
 
 PAUSED: Final = Unknown(reason="paused", because="the container is paused")
 """What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
@@ -318,9 +325,24 @@ class ContainerHistory:
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
         self._work: Mapping[int, ProcessWork] | None = None
+        self._work_looked_s: float | None = None
+        self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (
+            (None, None, None),
+            None,
+        )
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
         self._cpu = _StillRate(thresholds.cpu_still_ratio)
+
+    def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
+        """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
+
+        Each look is, while the container's GPUs are idle or it has none: then their stillness counts, to the second.
+        """
+        still = gpu.utilization_ratio is not None and gpu.utilization_ratio <= self._thresholds.idle_ratio
+        none = gpu.unknown is not None and gpu.unknown.reason == NO_GPU
+        last_s = self._work_looked_s
+        return still or none or last_s is None or not 0 <= now_s - last_s < WORK_APART_S
 
     def observe(
         self, container: Container, gpu: GpuUse, ram: RamUse, work: WorkUse = NOT_LOOKED_AT, *, now_s: float
@@ -346,7 +368,9 @@ class ContainerHistory:
             self._ram.forget()
         else:
             still_s = self._ram.add(now_s, ram.usage_bytes)
-        io_still_s, fault_still_s, cpu_still_s = self._work_still(NOT_LOOKED_AT if unknown else work, now_s)
+        if unknown or work is not AS_IT_WAS:
+            self._work_told = self._work_still(NOT_LOOKED_AT if unknown else work, now_s), work.unknown
+        (io_still_s, fault_still_s, cpu_still_s), work_unknown = self._work_told
         return ContainerEvidence(
             container=container,
             shares=gpu.shares,
@@ -362,7 +386,7 @@ class ContainerHistory:
             io_still_s=io_still_s,
             fault_still_s=fault_still_s,
             cpu_still_s=cpu_still_s,
-            work_unknown=work.unknown or unknown,
+            work_unknown=work_unknown or unknown,
             peak_bytes=dict(self._peak_bytes),
             oom_kills=ram.oom_kills,
         )
@@ -373,6 +397,7 @@ class ContainerHistory:
             self._forget_work()
             return None, None, None
         before, self._work = self._work if self._work is not None else work.processes, work.processes
+        self._work_looked_s = now_s
         done = [_work_since(before.get(pid), process) for pid, process in work.processes.items()]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
         cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
@@ -383,7 +408,7 @@ class ContainerHistory:
         return self._io.add(now_s, sum(size or 0 for size in sizes)), faults_still_s, cpu_still_s
 
     def _forget_work(self) -> None:
-        self._work = None
+        self._work = self._work_looked_s = None
         for rate in (self._io, self._faults, self._cpu):
             rate.forget()
 
@@ -511,8 +536,13 @@ class _StillRate:
         return now_s - self._since_s
 
 
+_NOTHING: Final = ProcessWork(start_ticks=0, io_bytes=0, faults=0, cpu_s=0.0)
+
+
 def _work_since(before: ProcessWork | None, now: ProcessWork) -> ProcessWork:
     """What a process has done since it was last looked at; one that was not there then has done all of it since."""
+    if before is now and now.io_bytes is not None:
+        return _NOTHING
     if before is None or before.start_ticks != now.start_ticks:
         return now
     unknown = now.io_bytes is None or before.io_bytes is None

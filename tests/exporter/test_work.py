@@ -126,6 +126,34 @@ def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
     assert (before, work.read([41])[41].io_bytes) == (127, 1027)
 
 
+def test_what_is_told_of_a_process_that_says_the_same_again_is_the_same_and_else_read_anew(tmp_path: Path) -> None:
+    folder = kernel(tmp_path, 41)
+    work = Work(proc=tmp_path)
+    first, again = work.read([41])[41], work.read([41])[41]
+    (folder / "stat").write_text((folder / "stat").read_text().replace(" 14 15 ", " 1400 15 "))
+    ran = work.read([41])[41]
+    (folder / "io").write_text(IO.replace("wchar: 20", "wchar: 21"))
+    wrote = work.read([41])[41]
+
+    assert again is first
+    assert ran.cpu_s - first.cpu_s == pytest.approx((1400 - 14) / TICKS)
+    assert ((ran.io_bytes or 0), (wrote.io_bytes or 0)) == (127, 128)
+
+
+def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there_still(tmp_path: Path) -> None:
+    for pid in (41, 42, 43):
+        kernel(tmp_path, pid)
+    open_before = descriptors()
+    work = Work(proc=tmp_path)
+    work.read([41, 42, 43])
+    work.let_go()
+    work.read([41])
+
+    work.let_go({42})
+
+    assert len(descriptors() - open_before) == 4
+
+
 def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
     kernel(tmp_path, 41, io=None)
 
@@ -443,11 +471,29 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
     assert snapshot.containers[0].ram_bytes is not None
 
 
+def test_the_work_of_a_container_of_unknown_processes_is_unknown_at_once(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    found = sampler(house)
+    before = found.sample().containers[0].fault_still_s
+    monkeypatch.setattr(processes, "resident_bytes", failing)
+
+    after = found.sample().containers[0]
+
+    assert before is not None
+    assert (after.fault_still_s, after.gpu_unknown is not None) == (None, True)
+
+
+def failing(*_: object, **__: object) -> int:
+    raise OSError("none can be read")
+
+
 def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
     house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker("w0")
-    monkeypatch.setattr(Work, "_io_bytes", lambda *_: None)
+    monkeypatch.setattr(Work, "_io", lambda *_: None)
     snapshot = sampler(house).sample()
 
     assert (snapshot.containers[0].io_still_s, snapshot.containers[0].fault_still_s) == (None, 0.0)
