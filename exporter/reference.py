@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from exporter.collectors import COLLECTORS
+from exporter.collectors.family import Family
 from exporter.evidence import Thresholds
 from exporter.readings import GpuReadings, Snapshot, WorkerReadings
 from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
@@ -192,11 +193,10 @@ def settings_page() -> str:
 
 def _rows(families: Iterable[Metric]) -> Iterator[str]:
     for family in families:
-        if not isinstance(family, GaugeMetricFamily | CounterMetricFamily):
+        if not isinstance(family, Family):
             raise TypeError(f"{family.name} is a {family.type}: only gauges and counters are described here")
-        name = family.name + ("_total" if isinstance(family, CounterMetricFamily) else "")
-        # The library keeps a family's label names nowhere else while it has no samples.
-        labels = ", ".join(f"`{label}`" for label in family._labelnames)  # noqa: SLF001
+        name = family.sample_name
+        labels = ", ".join(f"`{label}`" for label in family.labels)
         word = family.name.rpartition("_")[2]
         unit = _UNITS.get(word) or _unit_of_flag(family) or "count"
         yield f"| `{name}` | {family.type} | {labels} | {unit} | {_cell(family.documentation)} | {ABSENT[name]} |"

@@ -1,25 +1,43 @@
-"""One small way to build a family: samples that are `None` are left out, for unknown is absent."""
+"""One small way to build a family: samples that are `None` are left out, for unknown is absent.
+
+A family keeps its rows as they are. What renders a scrape reads these; the samples of Prometheus' own library, an
+object and a dictionary each, are made only for who asks for them.
+"""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 Row = tuple[Sequence[str], float | None]
 
 
-def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row]) -> GaugeMetricFamily:
+class Family(Metric):
+    """A gauge, or a counter, whose name is without `_total`: label names, and rows of label values and a value."""
+
+    def __init__(self, name: str, help_text: str, kind: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
+        super().__init__(name, help_text, kind)
+        del self.samples  # so that they are made, by `__getattr__`, once they are asked for
+        self.sample_name = f"{name}_total" if kind == "counter" else name
+        self.labels = tuple(labels)
+        self.rows = [(tuple(values), value) for values, value in rows if value is not None]
+
+    def __getattr__(self, name: str) -> Any:
+        """The rows as samples of Prometheus' library."""
+        if name != "samples":
+            raise AttributeError(name)
+        self.samples = [
+            Sample(self.sample_name, dict(zip(self.labels, values, strict=True)), value) for values, value in self.rows
+        ]
+        return self.samples
+
+
+def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row]) -> Family:
     """A gauge family of the rows whose value is known."""
-    family = GaugeMetricFamily(name, help_text, labels=labels)
-    for values, value in rows:
-        if value is not None:
-            family.add_metric(values, value)
-    return family
+    return Family(name, help_text, "gauge", labels, rows)
 
 
-def counter(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row]) -> CounterMetricFamily:
+def counter(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row]) -> Family:
     """A counter family, its name without `_total`, of the rows whose value is known."""
-    family = CounterMetricFamily(name, help_text, labels=labels)
-    for values, value in rows:
-        if value is not None:
-            family.add_metric(values, value)
-    return family
+    return Family(name, help_text, "counter", labels, rows)

@@ -186,8 +186,8 @@ def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: 
 
     after = places.look(container())
 
-    assert (before[0], before[1].usage_bytes, before[1].anon_bytes) == ({41}, 1000, None)
-    assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == ({41, 42}, 3000, 300)
+    assert (before[0], before[1].usage_bytes, before[1].anon_bytes) == (frozenset({41}), 1000, None)
+    assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
 
 
 def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: Host) -> None:
@@ -202,7 +202,7 @@ def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: 
 
     pids, ram = places.look(moved)
 
-    assert (pids, ram.usage_bytes) == ({42}, 3000)
+    assert (pids, ram.usage_bytes) == (frozenset({42}), 3000)
 
 
 def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host) -> None:
