@@ -9,6 +9,7 @@ import errno
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,9 @@ ROOT: Final = Path("/sys/fs/cgroup")
 
 GROUPS_MAX: Final = 20_000
 """Groups of a host that are looked through for containers."""
+
+_OWNERS_MAX: Final = 512
+"""Lists of cgroups of which is remembered whose they are."""
 
 UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
 """A service of systemd's by its whole name (systemd.unit(5)). What systemd escapes in a cgroup's name is none here."""
@@ -77,7 +81,13 @@ def owner(pid: int, *, proc: Path = PROC) -> tuple[str, str | None] | None:
     Raises:
         OSError: the process is gone, or may not be looked at.
     """
-    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+    return _owner(read(f"{proc}/{pid}/cgroup"))
+
+
+@lru_cache(maxsize=_OWNERS_MAX)
+def _owner(said: bytes) -> tuple[str, str | None] | None:
+    """Who owns what is in these cgroups: hundreds of processes are in the same few, look after look."""
+    for line in said.decode("utf-8").splitlines():
         path = line.split(":", 2)[2]
         found = _CONTAINER_ID.search(path)
         if found:
@@ -364,6 +374,8 @@ def read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.read(descriptor, _READ_BYTES)
+        if len(found) < _SHORT_BYTES:
+            return found
         while more := os.read(descriptor, _READ_BYTES):
             found += more
     finally:
