@@ -16,6 +16,7 @@ from exporter.readings import (
     ALL_NODES,
     NODE,
     NUMBERED,
+    RATIO_DIGITS,
     WITH_NODES,
     Container,
     ContainerEvidence,
@@ -86,9 +87,6 @@ look at the queue, comes in bursts."""
 WORK_APART_S: Final = 3.0
 """How far apart looks at the work of a container are that is seen to use its GPU, or whose use of it is unknown,
 seconds: no stillness of its processes is proof then, and to read hundreds of them each second would cost the most."""
-
-_DIGITS: Final = 9
-"""Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +174,7 @@ def _uninvited(pids: frozenset[int] | None, readings: GpuReadings | None) -> tup
 
 def unattributed_ratio(gpu: Gpu) -> float | None:
     """What a GPU does beyond the processes on its list; `None` when either is unknown."""
-    if gpu.utilization_ratio is None or gpu.listed_ratio is None:
-        return None
-    return max(0.0, round(gpu.utilization_ratio - gpu.listed_ratio, _DIGITS))
+    return gpu.unattributed_ratio
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
@@ -585,14 +581,18 @@ def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReading
     `all` and indexes are NVIDIA's names. GPUs with a render node go by it, or by their UUID.
     """
     every = readings.numbered if ALL in wanted else frozenset[str]()
-    return [
-        gpu
-        for gpu in readings.gpus
-        if gpu.uuid in every
-        or (gpu.node is not None and ALL_NODES in wanted)
-        or not wanted.isdisjoint(gpu.names)
-        or not gpu.by_pid.keys().isdisjoint(pids)
-    ]
+    if every or ALL_NODES in wanted:
+        return [
+            gpu
+            for gpu in readings.gpus
+            if gpu.uuid in every
+            or (gpu.node is not None and ALL_NODES in wanted)
+            or not wanted.isdisjoint(gpu.names)
+            or not gpu.by_pid.keys().isdisjoint(pids)
+        ]
+    places = {place for name in wanted for place in readings.by_name.get(name, ())}
+    places.update(place for pid in pids for place in readings.by_pid.get(pid, ()))
+    return [readings.gpus[place] for place in sorted(places)]
 
 
 def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
@@ -601,7 +601,7 @@ def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
     A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere listed. So beside them a node
     is missed only where it was a GPU that is read, or where the source of those fails, and it may be one.
     """
-    names = readings.names
+    names = readings.by_name.keys()
     nodes, failed = _nodes(wanted), WITH_NODES in readings.failed
     missed = wanted - nodes - names - {ALL}
     if ALL in wanted and not readings.numbered:
@@ -639,13 +639,17 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds) -> tuple[GpuSh
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
     if gpu.processes is None:
         return GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None)
-    own = [process for pid in gpu.by_pid.keys() & pids for process in gpu.by_pid[pid]]
-    ratios = [process.utilization_ratio for process in own]
-    sizes = [process.memory_bytes for process in own]
+    ratio: float | None = 0.0
+    size: int | None = 0
+    for pid in pids:
+        for process in gpu.by_pid.get(pid, ()):
+            used, held = process.utilization_ratio, process.memory_bytes
+            ratio = None if ratio is None or used is None else ratio + used
+            size = None if size is None or held is None else size + held
     return GpuShare(
         gpu=gpu.uuid,
-        utilization_ratio=None if None in ratios else min(1.0, round(sum(ratio or 0.0 for ratio in ratios), _DIGITS)),
-        memory_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        utilization_ratio=None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)),
+        memory_bytes=size,
     )
 
 

@@ -29,6 +29,9 @@ class GpuProcess:
     memory_bytes: int | None
 
 
+RATIO_DIGITS: Final = 9
+"""Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
+
 THROTTLE_REASONS: Final = (
     "gpu_idle",
     "applications_clocks_setting",
@@ -143,6 +146,13 @@ class Gpu:
         return None if self.processes is None or None in known else sum(ratio or 0.0 for ratio in known)
 
     @cached_property
+    def unattributed_ratio(self) -> float | None:
+        """What it does beyond the processes on its list; `None` when either is unknown."""
+        if self.utilization_ratio is None or self.listed_ratio is None:
+            return None
+        return max(0.0, round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS))
+
+    @cached_property
     def listed_bytes(self) -> int | None:
         """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
         known = [process.memory_bytes for process in self.processes or ()]
@@ -179,9 +189,22 @@ class GpuReadings:
     nvidia_unread: bool = False
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """Everything that a container can be given one of these GPUs by."""
-        return frozenset(name for gpu in self.gpus for name in gpu.names)
+    def by_name(self) -> Mapping[str, Sequence[int]]:
+        """By each of these names, the places of the GPUs in `gpus` that are given by it."""
+        found: dict[str, list[int]] = {}
+        for place, gpu in enumerate(self.gpus):
+            for name in gpu.names:
+                found.setdefault(name, []).append(place)
+        return found
+
+    @cached_property
+    def by_pid(self) -> Mapping[int, Sequence[int]]:
+        """By pid, the places of the GPUs in `gpus` that list it."""
+        found: dict[int, list[int]] = {}
+        for place, gpu in enumerate(self.gpus):
+            for pid in gpu.by_pid:
+                found.setdefault(pid, []).append(place)
+        return found
 
     @cached_property
     def numbered(self) -> frozenset[str]:
