@@ -1,5 +1,6 @@
 """`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
 
+import gc
 import os
 import signal
 import sys
@@ -110,6 +111,8 @@ def serve(settings: Settings) -> None:
     kernel_gpus.tell()
     for engine in engines.values():
         engine.start()
+    gc.collect()
+    gc.freeze()  # what is there now stays: to look through all of it again would hold up a scrape for tens of ms
     sampler.start()
     log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__,
              web=door.describe())  # fmt: skip

@@ -6,6 +6,7 @@ thread that started it: then also in the middle of a call, unless the kernel its
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ def main() -> int:
         return 1
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what a driver's library prints is no answer
+        gc.collect()
+        gc.freeze()  # the package's thousands of constants stay
         gpus = NvmlGpus(lambda gpu, code: _tell(answers, Xid(gpu=gpu, code=code)))
         for _ in sys.stdin:
             told = _look(gpus)
