@@ -10,6 +10,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from exporter.readings import (
@@ -83,6 +84,9 @@ EXTREMES_MAX: Final = 14_400
 WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
+
+REQUESTS_MAX: Final = 256
+"""Different requests for GPUs of which is remembered which names in them are nodes."""
 
 WORK_APART_S: Final = 3.0
 """How far apart looks at the work of a container are that is seen to use its GPU, or whose use of it is unknown,
@@ -563,7 +567,7 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
     wanted = frozenset(container.gpu_request or ())
     if readings is None:
         return wanted
-    if not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus):
+    if not readings.nodes_are_known:
         return wanted - _nodes(wanted)
     without_nvidia = not (readings.numbered or readings.nvidia_unread or NUMBERED in readings.failed)
     if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
@@ -571,7 +575,8 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
     return wanted
 
 
-def _nodes(names: Iterable[str]) -> frozenset[str]:
+@lru_cache(maxsize=REQUESTS_MAX)
+def _nodes(names: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
 
 
@@ -625,20 +630,21 @@ def _why_missing(name: str, readings: GpuReadings) -> str:
 
 def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds) -> tuple[GpuShare, Unknown | None]:
     """The share that a container has by its processes, and why it cannot be told for sure."""
-    share = _share(gpu, pids)
-    reason = _why_unknown(gpu, share, thresholds)
+    ratio, size = _sums(gpu, pids)
+    reason = _why_unknown(gpu, ratio, thresholds)
     attributed = None if gpu.utilization_ratio is None else reason is None
-    return GpuShare(
-        gpu=share.gpu,
-        utilization_ratio=share.utilization_ratio,
-        memory_bytes=share.memory_bytes,
-        attributed=attributed,
-    ), reason
+    return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size, attributed=attributed), reason
 
 
 def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
+    ratio, size = _sums(gpu, pids)
+    return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
+
+
+def _sums(gpu: Gpu, pids: frozenset[int]) -> tuple[float | None, int | None]:
+    """What these processes use of a GPU's time and hold of its memory; `None` is unknown."""
     if gpu.processes is None:
-        return GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None)
+        return None, None
     ratio: float | None = 0.0
     size: int | None = 0
     for pid in pids:
@@ -646,17 +652,13 @@ def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
             used, held = process.utilization_ratio, process.memory_bytes
             ratio = None if ratio is None or used is None else ratio + used
             size = None if size is None or held is None else size + held
-    return GpuShare(
-        gpu=gpu.uuid,
-        utilization_ratio=None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)),
-        memory_bytes=size,
-    )
+    return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size
 
 
-def _why_unknown(gpu: Gpu, share: GpuShare, thresholds: Thresholds) -> Unknown | None:
+def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:
     if gpu.processes is None:
         return Unknown(reason="not_listed", because=f"{gpu.uuid}: {gpu.unknown or 'its processes cannot be listed'}")
-    if share.utilization_ratio is None:
+    if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
     beyond = unattributed_ratio(gpu)

@@ -207,6 +207,11 @@ class GpuReadings:
         return found
 
     @cached_property
+    def nodes_are_known(self) -> bool:
+        """Whether a GPU with a render node is here, was read before, or may be there unread."""
+        return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
+
+    @cached_property
     def numbered(self) -> frozenset[str]:
         """The UUIDs of NVIDIA's: those that go by an index."""
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.node is None)
