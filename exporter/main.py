@@ -29,6 +29,7 @@ from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
+from exporter.sources.work import allow_files
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
@@ -83,6 +84,7 @@ def serve(settings: Settings) -> None:
     }
     if settings.pods != "off":
         engines["kubernetes"] = pods_of(settings)
+    allow_files()
     servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
         host=host,

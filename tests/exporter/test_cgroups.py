@@ -190,6 +190,27 @@ def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: 
     assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
 
 
+def test_the_parts_of_a_charge_that_stays_the_same_are_read_anew_in_the_end_and_at_once_when_it_moves(
+    host: Host,
+) -> None:
+    host.process(41, scope())
+    files = {each: host.top / scope() / each for each in (host.usage, "memory.stat")}
+    files["memory.stat"].write_text("anon 1\ntotal_rss 1\n")
+    places = host.places()
+
+    def anon(said: int, usage: int) -> int | None:
+        files["memory.stat"].write_text(f"anon {said}\ntotal_rss {said}\n")
+        files[host.usage].write_text(f"{usage}\n")
+        return places.look(container())[1].anon_bytes
+
+    first = anon(1, 1000)
+    same = [anon(2, 1000) for _ in range(cgroup.PARTS_READS)]
+
+    assert (first, same) == (1, [1] * (cgroup.PARTS_READS - 1) + [2])
+    assert anon(3, 1001) == 3
+    assert anon(4, 1001) == 3
+
+
 def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: Host) -> None:
     host.process(41, scope())
     places = host.places()

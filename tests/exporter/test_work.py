@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, 
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers import Listing
-from exporter.sources.work import Work
+from exporter.sources.work import FILES_WANTED, Work
 from gpuwarden import cgroup
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
@@ -115,6 +116,26 @@ def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_pa
 
     assert len(descriptors() - open_before) == 2
     assert found[0] == found[1] == Work(proc=tmp_path).read([41, 42, 43])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed"), [(1024, None, FILES_WANTED), (1024, 2048, 2048), (9000, None, 9000)]
+)
+def test_the_exporter_may_open_more_files_than_it_is_given_as_far_as_the_kernel_lets_it(
+    soft: int, hard: int | None, allowed: int
+) -> None:
+    program = (
+        "import resource, sys; from exporter.sources.work import allow_files; soft, hard = map(int, sys.argv[1:]);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); allow_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    hard = hard or max(9000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(soft), str(hard)], capture_output=True, check=True, text=True
+    )
+
+    assert told.stdout.strip() == f"({allowed}, {hard})"
 
 
 def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
