@@ -454,10 +454,14 @@ def test_what_a_file_holds_is_parsed_once_and_read_at_each_look(house: Path, mon
 
 
 def test_of_files_that_are_gone_nothing_is_remembered(house: Path) -> None:
-    leave(house, "w0", folder="slot").unlink()
+    path = leave(house, "w0", folder="slot")
+    seen = read(house).workers
+    path.unlink()
 
     for _ in range(2):
         read(house)
+
+    assert len(seen) == 1
 
     assert (workers._WORKER_FILES._now, workers._WORKER_FILES._before) == ({}, {})
 
