@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 from exporter.patience import Patience
@@ -18,6 +19,7 @@ from exporter.readings import (
     ALL_NODES,
     NODE,
     NUMBERED,
+    RATIO_DIGITS,
     UNTOLD,
     WITH_NODES,
     Container,
@@ -93,8 +95,12 @@ WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
 
-_DIGITS: Final = 9
-"""Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
+REQUESTS_MAX: Final = 256
+"""Different requests for GPUs of which is remembered which names in them are nodes."""
+
+WORK_APART_S: Final = 3.0
+"""How far apart looks at the work of a container are that is seen to use its GPU, or whose use of it is unknown,
+seconds: no stillness of its processes is proof then, and to read hundreds of them each second would cost the most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +137,9 @@ class WorkUse:
 
 NOT_LOOKED_AT: Final = WorkUse(processes=None)
 
+AS_IT_WAS: Final = WorkUse(processes=None)
+"""Instead of a look at the work: it is not this look's turn, and what was told stands until it is."""
+
 PAUSED: Final = Unknown(reason="paused", because="the container is paused")
 """What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
 
@@ -164,7 +173,7 @@ def gpu_use(
         named = (readings.gone.get(name, name if _UUID.fullmatch(name) else None) for name in missing)
         its = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
         use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
-        elsewhere = _has_no_nodes(readings) and wanted == _nodes(wanted)
+        elsewhere = not readings.nodes_are_known and wanted == _nodes(wanted)
         return replace(use, shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
     if unread:
         use = _unknown_use(uuids, "source_failed", f"it was on {unread[0]}, whose source fails")
@@ -188,17 +197,8 @@ def _parts(
     that is said of those that are among these GPUs, and else of the whole.
     """
     cut = {gpu.mig.parent for gpu in gpus if gpu.mig is not None}
-    shares: list[GpuShare] = []
-    reasons: list[Unknown | None] = []
-    for gpu in gpus:
-        share = _share(gpu, pids)
-        because = _why_unknown(gpu, share, thresholds)
-        attributed = None if gpu.utilization_ratio is None else because is None
-        if gpu.attribution == UNTOLD and gpu.uuid not in cut:
-            attributed = False
-        shares.append(replace(share, attributed=attributed))
-        reasons.append(because)
-    return tuple(shares), reasons
+    parts = [_part(gpu, pids, thresholds, told=gpu.attribution != UNTOLD or gpu.uuid in cut) for gpu in gpus]
+    return tuple(share for share, _ in parts), [reason for _, reason in parts]
 
 
 def _uninvited(
@@ -211,7 +211,7 @@ def _uninvited(
     found = () if readings is None else readings.gpus
     if pids is None:
         return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
-    on = [gpu for gpu in found if any(each.pid in pids for each in gpu.processes or ())]
+    on = [gpu for gpu in found if not gpu.by_pid.keys().isdisjoint(pids)]
     return _parts(on, pids, thresholds)[0]
 
 
@@ -220,27 +220,20 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
 
     With it, what the containers have and what no listed process has, a GPU adds up.
     """
-    return _share(gpu, frozenset(each.pid for each in gpu.processes or ()) - placed)
+    ratio, size = _sums(gpu, gpu.by_pid.keys() - placed)
+    return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
 def unattributed_ratio(gpu: Gpu) -> float | None:
     """What a GPU does beyond the processes on its list; `None` when either is unknown."""
-    if gpu.utilization_ratio is None or gpu.processes is None:
-        return None
-    known = [process.utilization_ratio for process in gpu.processes]
-    if any(ratio is None for ratio in known):
-        return None
-    return max(0.0, round(gpu.utilization_ratio - sum(ratio for ratio in known if ratio is not None), _DIGITS))
+    return gpu.unattributed_ratio
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
-    if gpu.memory_used_bytes is None or gpu.processes is None or (gpu.mig is not None and gpu.mig.shares_memory):
+    if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
-    known = [process.memory_bytes for process in gpu.processes]
-    if any(used is None for used in known):
-        return None
-    return max(0, gpu.memory_used_bytes - sum(used for used in known if used is not None))
+    return max(0, gpu.memory_used_bytes - gpu.listed_bytes)
 
 
 def suspicion(
@@ -389,9 +382,24 @@ class ContainerHistory:
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
         self._work: Mapping[int, ProcessWork] | None = None
+        self._work_looked_s: float | None = None
+        self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (
+            (None, None, None),
+            None,
+        )
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
         self._cpu = _StillRate(thresholds.cpu_still_ratio)
+
+    def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
+        """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
+
+        Each look is, while the container's GPUs are idle or it has none: then their stillness counts, to the second.
+        """
+        still = gpu.utilization_ratio is not None and gpu.utilization_ratio <= self._thresholds.idle_ratio
+        none = gpu.unknown is not None and gpu.unknown.reason == NO_GPU
+        last_s = self._work_looked_s
+        return still or none or last_s is None or not 0 <= now_s - last_s < WORK_APART_S
 
     def observe(
         self, container: Container, gpu: GpuUse, ram: RamUse, work: WorkUse = NOT_LOOKED_AT, *, now_s: float
@@ -418,7 +426,9 @@ class ContainerHistory:
             self._ram.forget()
         else:
             still_s = self._ram.add(now_s, ram.usage_bytes)
-        io_still_s, fault_still_s, cpu_still_s = self._work_still(NOT_LOOKED_AT if unknown else work, now_s)
+        if unknown or work is not AS_IT_WAS:
+            self._work_told = self._work_still(NOT_LOOKED_AT if unknown else work, now_s), work.unknown
+        (io_still_s, fault_still_s, cpu_still_s), work_unknown = self._work_told
         return ContainerEvidence(
             container=container,
             shares=gpu.shares,
@@ -436,7 +446,7 @@ class ContainerHistory:
             io_still_s=io_still_s,
             fault_still_s=fault_still_s,
             cpu_still_s=cpu_still_s,
-            work_unknown=work.unknown or unknown,
+            work_unknown=work_unknown or unknown,
             peak_bytes=dict(self._peak_bytes),
             oom_kills=ram.oom_kills,
         )
@@ -447,6 +457,7 @@ class ContainerHistory:
             self._forget_work()
             return None, None, None
         before, self._work = self._work if self._work is not None else work.processes, work.processes
+        self._work_looked_s = now_s
         done = [_work_since(before.get(pid), process) for pid, process in work.processes.items()]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
         cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
@@ -457,7 +468,7 @@ class ContainerHistory:
         return self._io.add(now_s, sum(size or 0 for size in sizes)), faults_still_s, cpu_still_s
 
     def _forget_work(self) -> None:
-        self._work = None
+        self._work = self._work_looked_s = None
         for rate in (self._io, self._faults, self._cpu):
             rate.forget()
 
@@ -617,8 +628,13 @@ class _StillRate:
         return now_s - self._since_s
 
 
+_NOTHING: Final = ProcessWork(start_ticks=0, io_bytes=0, faults=0, cpu_s=0.0)
+
+
 def _work_since(before: ProcessWork | None, now: ProcessWork) -> ProcessWork:
     """What a process has done since it was last looked at; one that was not there then has done all of it since."""
+    if before is now and now.io_bytes is not None:
+        return _NOTHING
     if before is None or before.start_ticks != now.start_ticks:
         return now
     unknown = now.io_bytes is None or before.io_bytes is None
@@ -645,17 +661,12 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
     if readings is None:
         return frozenset(container.gpu_request or ())
     wanted = frozenset(_in_full(name, readings) for name in container.gpu_request or ())
-    if _has_no_nodes(readings):
+    if not readings.nodes_are_known:
         return wanted - {ALL_NODES} if wanted == _nodes(wanted) else wanted - _nodes(wanted)
-    without_nvidia = not (_numbered(readings) or readings.nvidia_unread or NUMBERED in readings.failed)
+    without_nvidia = not (readings.numbered or readings.nvidia_unread or NUMBERED in readings.failed)
     if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
-
-
-def _has_no_nodes(readings: GpuReadings) -> bool:
-    """Whether no GPU has a render node, of those that are read, those that were, and those that may be."""
-    return not readings.gone and WITH_NODES not in readings.failed and all(gpu.node is None for gpu in readings.gpus)
 
 
 def _in_full(name: str, readings: GpuReadings) -> str:
@@ -664,19 +675,15 @@ def _in_full(name: str, readings: GpuReadings) -> str:
     CUDA and NVIDIA's container runtime take the first few characters of a UUID for all of it.
     Source: https://docs.nvidia.com/deploy/topics/topic_5_2_1.html
     """
-    if not _UUID_BEGINS.match(name):
+    if name in readings.by_name or not _UUID_BEGINS.match(name):
         return name
     found = [gpu.uuid for gpu in readings.gpus if gpu.node is None and gpu.uuid.startswith(name)]
     return found[0] if len(found) == 1 else name
 
 
-def _nodes(names: Iterable[str]) -> frozenset[str]:
+@lru_cache(maxsize=REQUESTS_MAX)
+def _nodes(names: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
-
-
-def _numbered(readings: GpuReadings) -> frozenset[str]:
-    """The GPUs of NVIDIA's: those that go by an index."""
-    return frozenset(gpu.uuid for gpu in readings.gpus if gpu.node is None)
 
 
 def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> list[Gpu]:
@@ -684,15 +691,19 @@ def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReading
 
     `all` and indexes are NVIDIA's names. GPUs with a render node go by it, or by their UUID.
     """
-    every = _numbered(readings) if ALL in wanted else frozenset[str]()
-    return [
-        gpu
-        for gpu in readings.gpus
-        if gpu.uuid in every
-        or (gpu.node is not None and ALL_NODES in wanted)
-        or not wanted.isdisjoint(gpu.names)
-        or any(each.pid in pids for each in gpu.processes or ())
-    ]
+    every = readings.numbered if ALL in wanted else frozenset[str]()
+    if every or ALL_NODES in wanted:
+        return [
+            gpu
+            for gpu in readings.gpus
+            if gpu.uuid in every
+            or (gpu.node is not None and ALL_NODES in wanted)
+            or not wanted.isdisjoint(gpu.names)
+            or not gpu.by_pid.keys().isdisjoint(pids)
+        ]
+    places = {place for name in wanted for place in readings.by_name.get(name, ())}
+    places.update(place for pid in pids for place in readings.by_pid.get(pid, ()))
+    return [readings.gpus[place] for place in sorted(places)]
 
 
 def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
@@ -701,10 +712,10 @@ def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
     A container that has GPUs of NVIDIA's has their render nodes too, which are nowhere listed. So beside them a node
     is missed only where it was a GPU that is read, or where the source of those fails, and it may be one.
     """
-    names = {name for gpu in readings.gpus for name in gpu.names}
+    names = readings.by_name.keys()
     nodes, failed = _nodes(wanted), WITH_NODES in readings.failed
     missed = wanted - nodes - names - {ALL}
-    if ALL in wanted and not _numbered(readings):
+    if ALL in wanted and not readings.numbered:
         missed |= {ALL}
     if ALL_NODES in wanted:
         gone = {node for node, uuid in readings.gone.items() if uuid not in names}
@@ -723,23 +734,35 @@ def _why_missing(name: str, readings: GpuReadings) -> str:
     return f"assigned GPU {name} is not reported"
 
 
-def _share(gpu: Gpu, pids: frozenset[int]) -> GpuShare:
+def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool) -> tuple[GpuShare, Unknown | None]:
+    """The share that a container has by its processes, and why it cannot be told for sure.
+
+    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart.
+    """
+    ratio, size = _sums(gpu, pids)
+    reason = _why_unknown(gpu, ratio, thresholds)
+    attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
+    return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size, attributed=attributed), reason
+
+
+def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
+    """What these processes use of a GPU's time and hold of its memory; `None` is unknown."""
     if gpu.processes is None:
-        return GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None)
-    own = [process for process in gpu.processes if process.pid in pids]
-    ratios = [process.utilization_ratio for process in own]
-    sizes = [process.memory_bytes for process in own]
-    return GpuShare(
-        gpu=gpu.uuid,
-        utilization_ratio=None if None in ratios else min(1.0, round(sum(ratio or 0.0 for ratio in ratios), _DIGITS)),
-        memory_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-    )
+        return None, None
+    ratio: float | None = 0.0
+    size: int | None = 0
+    for pid in pids:
+        for process in gpu.by_pid.get(pid, ()):
+            used, held = process.utilization_ratio, process.memory_bytes
+            ratio = None if ratio is None or used is None else ratio + used
+            size = None if size is None or held is None else size + held
+    return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size
 
 
-def _why_unknown(gpu: Gpu, share: GpuShare, thresholds: Thresholds) -> Unknown | None:
+def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:
     if gpu.processes is None:
         return Unknown(reason="not_listed", because=f"{gpu.uuid}: {gpu.unknown or 'its processes cannot be listed'}")
-    if share.utilization_ratio is None:
+    if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
     beyond = unattributed_ratio(gpu)

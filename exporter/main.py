@@ -1,5 +1,6 @@
 """`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from exporter.sources.pods import Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
+from exporter.sources.work import allow_files
 from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
@@ -95,6 +97,7 @@ def serve(settings: Settings) -> None:
     }
     if settings.pods != "off":
         engines["kubernetes"] = pods_of(settings)
+    allow_files()
     servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
         host=host,
@@ -123,6 +126,8 @@ def serve(settings: Settings) -> None:
         source.tell()
     for engine in engines.values():
         engine.start()
+    gc.collect()
+    gc.freeze()  # what is there now stays: to look through all of it again would hold up a scrape for tens of ms
     sampler.start()
     log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__,
              web=door.describe())  # fmt: skip

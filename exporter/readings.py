@@ -32,6 +32,9 @@ class GpuProcess:
     memory_bytes: int | None
 
 
+RATIO_DIGITS: Final = 9
+"""Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
+
 THROTTLE_REASONS: Final = (
     "gpu_idle",
     "applications_clocks_setting",
@@ -125,7 +128,7 @@ class Gpu:
         """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""
         if self.node is not None:
@@ -134,6 +137,33 @@ class Gpu:
             return self.uuid, self.number
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
         return self.uuid, self.number, older
+
+    @cached_property
+    def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
+        """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
+        found: dict[int, list[GpuProcess]] = {}
+        for process in self.processes or ():
+            found.setdefault(process.pid, []).append(process)
+        return found
+
+    @cached_property
+    def listed_ratio(self) -> float | None:
+        """What the processes on its list do of it, together; `None` where that is unknown of any of them."""
+        known = [process.utilization_ratio for process in self.processes or ()]
+        return None if self.processes is None or None in known else sum(ratio or 0.0 for ratio in known)
+
+    @cached_property
+    def unattributed_ratio(self) -> float | None:
+        """What it does beyond the processes on its list; `None` when either is unknown."""
+        if self.utilization_ratio is None or self.listed_ratio is None:
+            return None
+        return max(0.0, round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS))
+
+    @cached_property
+    def listed_bytes(self) -> int | None:
+        """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
+        known = [process.memory_bytes for process in self.processes or ()]
+        return None if self.processes is None or None in known else sum(used or 0 for used in known)
 
 
 ALL_NODES: Final = "dri"
@@ -164,6 +194,34 @@ class GpuReadings:
     failed: tuple[str, ...] = ()
     gone: Mapping[str, str] = field(default_factory=dict)
     nvidia_unread: bool = False
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Sequence[int]]:
+        """By each of these names, the places of the GPUs in `gpus` that are given by it."""
+        found: dict[str, list[int]] = {}
+        for place, gpu in enumerate(self.gpus):
+            for name in gpu.names:
+                found.setdefault(name, []).append(place)
+        return found
+
+    @cached_property
+    def by_pid(self) -> Mapping[int, Sequence[int]]:
+        """By pid, the places of the GPUs in `gpus` that list it."""
+        found: dict[int, list[int]] = {}
+        for place, gpu in enumerate(self.gpus):
+            for pid in gpu.by_pid:
+                found.setdefault(pid, []).append(place)
+        return found
+
+    @cached_property
+    def nodes_are_known(self) -> bool:
+        """Whether a GPU with a render node is here, was read before, or may be there unread."""
+        return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
+
+    @cached_property
+    def numbered(self) -> frozenset[str]:
+        """The UUIDs of NVIDIA's: those that go by an index."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.node is None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from exporter.collectors import COLLECTORS
-from exporter.collectors.family import Counter, Gauge
+from exporter.collectors.family import Family
 from exporter.evidence import Thresholds
 from exporter.patience import STEPS_MIN
 from exporter.readings import GpuReadings, Snapshot, WorkerReadings
@@ -207,13 +207,12 @@ def settings_page() -> str:
 
 def _rows(families: Iterable[Metric]) -> Iterator[str]:
     for family in families:
-        if not isinstance(family, Gauge | Counter):
+        if not isinstance(family, Family):
             raise TypeError(f"{family.name} is made by neither gauge() nor counter() of exporter/collectors/family.py")
-        name = family.name + ("_total" if isinstance(family, Counter) else "")
+        name = family.sample_name
         if not family.source.strip():
             raise ValueError(f"{name} does not say where its figures come from: give it a source")
-        # The library keeps a family's label names nowhere else while it has no samples.
-        labels = ", ".join(f"`{label}`" for label in family._labelnames)  # noqa: SLF001
+        labels = ", ".join(f"`{label}`" for label in family.labels)
         word = family.name.rpartition("_")[2]
         unit = _UNITS.get(word) or _unit_of_flag(family) or "count"
         texts = _cell(family.documentation), _cell(family.source), ABSENT[name]

@@ -8,10 +8,12 @@ Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client.core import Metric
+
+from exporter.collectors.family import Family
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -22,11 +24,15 @@ _OPENMETRICS_VERSIONS: Final = ("", "0.0.1", "1.0.0")
 _NOT_FINITE: Final = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
+_Labels = dict[tuple[str, ...], dict[tuple[str, ...], str]]
+"""The text of labels, by their names and then their values."""
+
+
 class Renderer:
     """Renders scrape after scrape. Safe to ask from several threads: each leaves the labels that it has used."""
 
     def __init__(self) -> None:
-        self._labels: Mapping[tuple[str, ...], str] = {}
+        self._labels: _Labels = {}
 
     def render(self, families: Iterable[Metric], *, openmetrics: bool) -> bytes:
         """One page.
@@ -34,7 +40,7 @@ class Renderer:
         Raises:
             TypeError: a family is neither gauge nor counter.
         """
-        known, used = self._labels, dict[tuple[str, ...], str]()
+        known, used = self._labels, _Labels()
         lines: list[str] = []
         for family in families:
             if family.type not in ("gauge", "counter"):
@@ -43,21 +49,28 @@ class Renderer:
             lines.append(
                 f"# HELP {name} {_escaped(family.documentation, quotes=openmetrics)}\n# TYPE {name} {family.type}\n"
             )
-            for sample in family.samples:
-                labels = sample.labels
-                text = ""
-                if labels:
-                    key = (*labels, *labels.values())
-                    found = used.get(key)
-                    if found is None:
-                        found = used[key] = known.get(key) or _braced(labels)
-                    text = found
-                value = repr(float(sample.value))
-                lines.append(f"{sample.name}{text} {_NOT_FINITE.get(value, value)}\n")
+            if isinstance(family, Family):
+                lines += _lines(family.sample_name, family.labels, family.rows, known, used)
+            else:
+                for sample in family.samples:
+                    row = tuple(sample.labels.values()), sample.value
+                    lines += _lines(sample.name, tuple(sample.labels), [row], known, used)
         self._labels = used
         if openmetrics:
             lines.append("# EOF\n")
         return "".join(lines).encode()
+
+
+def _lines(
+    name: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]], known: _Labels, used: _Labels
+) -> Iterator[str]:
+    before, now = known.get(labels, {}), used.setdefault(labels, {})
+    for values, value in rows:
+        text = now.get(values)
+        if text is None:
+            text = now[values] = before.get(values) or _braced(labels, values)
+        number = repr(float(value))
+        yield f"{name}{text} {_NOT_FINITE.get(number, number)}\n"
 
 
 def wants_openmetrics(accept: str) -> bool:
@@ -91,8 +104,11 @@ def _quality(given: str) -> float:
         return 0.0
 
 
-def _braced(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value, quotes=True)}"' for name, value in sorted(labels.items())) + "}"
+def _braced(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    pairs = sorted(zip(names, values, strict=True))
+    return "{" + ",".join(f'{name}="{_escaped(value, quotes=True)}"' for name, value in pairs) + "}"
 
 
 def _escaped(text: str, *, quotes: bool = False) -> str:

@@ -171,7 +171,7 @@ class Sampler:
         self._places.keep(running)
         self._attributed = set()
         found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
-        self._work.let_go()
+        self._work.let_go(self._attributed)
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
         if found_workers is not None:
@@ -316,9 +316,12 @@ class Sampler:
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
         pids, ram = self._places.look(container)
         self._attributed.update(pids or ())
-        work = self._work_of(pids)
-        history = self._histories.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        history = self._histories.get(container.incarnation)
+        if history is None:
+            history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus)
+        wanted = pids is None or history.wants_work(use, now_s=now.boottime_s)
+        work = self._work_of(pids) if wanted else evidence.AS_IT_WAS
         found = history.observe(container, use, ram, work, now_s=now.boottime_s)
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:

@@ -4,10 +4,12 @@ Works on cgroup v1, v2 and the hybrid of both. `proc` and `root` can point at di
 Sources: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel.
 """
 
+import contextlib
 import errno
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +19,24 @@ ROOT: Final = Path("/sys/fs/cgroup")
 GROUPS_MAX: Final = 20_000
 """Groups of a host that are looked through for containers."""
 
+PARTS_READS: Final = 5
+"""For how many readings in a row the parts of a charge that does not change are believed: the kernel adds them up over
+all groups below each time, which costs more than all else that is read of a container."""
+
+_OWNERS_MAX: Final = 512
+"""Lists of cgroups of which is remembered whose they are."""
+
 UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
 """A service of systemd's by its whole name (systemd.unit(5)). What systemd escapes in a cgroup's name is none here."""
 
 _READ_BYTES: Final = 16384
 """Bytes asked of the kernel at a time: most of its files are shorter, and long lists of pids come by the page."""
+
+_LINKS_ALONE: Final = 2
+"""Links of a directory with none below it: its name, and its own `.`."""
+
+_SHORT_BYTES: Final = 2048
+"""What is shorter than this, half of the smallest page, is no page of a longer file's."""
 
 # Not of its conmon (libpod-conmon-ID, crio-conmon-ID), which watches a container and is outside of it.
 _CONTAINER_ID = re.compile(r"(?:^|[/:]|(?<!conmon)-)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
@@ -70,7 +85,13 @@ def owner(pid: int, *, proc: Path = PROC) -> tuple[str, str | None] | None:
     Raises:
         OSError: the process is gone, or may not be looked at.
     """
-    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+    return _owner(read(f"{proc}/{pid}/cgroup"))
+
+
+@lru_cache(maxsize=_OWNERS_MAX)
+def _owner(said: bytes) -> tuple[str, str | None] | None:
+    """Who owns what is in these cgroups: hundreds of processes are in the same few, look after look."""
+    for line in said.decode("utf-8").splitlines():
         path = line.split(":", 2)[2]
         found = _CONTAINER_ID.search(path)
         if found:
@@ -162,28 +183,98 @@ def memory(directory: Path) -> Memory:
         OSError: the cgroup is gone.
         ValueError: its files hold something else than numbers.
     """
-    try:
-        usage_bytes, version_2 = int(read(f"{directory}/memory.current")), True
-    except FileNotFoundError:
-        usage_bytes, version_2 = int(read(f"{directory}/memory.usage_in_bytes")), False
-    stat = _figures(read(f"{directory}/memory.stat"))
-    anon = stat.get(b"anon" if version_2 else b"total_rss")
-    inactive = stat.get(b"inactive_file" if version_2 else b"total_inactive_file")
-    try:
-        events = _figures(read(f"{directory}/{'memory.events' if version_2 else 'memory.oom_control'}"))
-    except FileNotFoundError:
-        events = {}
-    kills = events.get(b"oom_kill")
-    return Memory(
-        usage_bytes=usage_bytes,
-        anon_bytes=None if anon is None else int(anon),
-        working_set_bytes=None if inactive is None else max(0, usage_bytes - int(inactive)),
-        oom_kills=None if kills is None else int(kills),
-    )
+    return MemoryFiles(directory).read()
 
 
-def _figures(text: bytes) -> dict[bytes, bytes]:
-    return dict(line.split(b" ") for line in text.splitlines())
+class File:
+    """A file of the kernel's that stays open: to read it again costs a fraction of opening it again.
+
+    It stays with what it was opened of: once that cgroup or process is gone it tells nothing more (ENODEV, ESRCH),
+    whatever is at its path by then. It is closed with the object.
+
+    Raises:
+        OSError: it is not there, or may not be looked at.
+    """
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def read(self) -> bytes:
+        """What it says now, whole.
+
+        Raises:
+            OSError: what it tells of is gone.
+        """
+        found = os.pread(self._descriptor, _READ_BYTES, 0)
+        # A short answer is the end of most; of those that come by the page only an empty one is.
+        if len(found) < _SHORT_BYTES:
+            return found
+        while more := os.pread(self._descriptor, _READ_BYTES, len(found)):
+            found += more
+        return found
+
+
+class MemoryFiles:
+    """The files of a memory cgroup of either version, open.
+
+    Raises:
+        OSError: the cgroup is gone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            self._usage, self._version_2 = File(f"{directory}/memory.current"), True
+        except FileNotFoundError:
+            self._usage, self._version_2 = File(f"{directory}/memory.usage_in_bytes"), False
+        self._stat = File(f"{directory}/memory.stat")
+        self._told: Memory | None = None
+        self._stands = 0
+        self._events: File | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._events = File(f"{directory}/{'memory.events' if self._version_2 else 'memory.oom_control'}")
+
+    def read(self) -> Memory:
+        """What they say now; of a charge that is the same to the byte, what its parts were within `PARTS_READS`.
+
+        Raises:
+            OSError: the cgroup is gone.
+            ValueError: its files hold something else than numbers.
+        """
+        usage_bytes = int(self._usage.read())
+        if self._told is None or self._told.usage_bytes != usage_bytes or self._stands == PARTS_READS - 1:
+            self._told, self._stands = self._parts(usage_bytes), 0
+        else:
+            self._stands += 1
+        return self._told
+
+    def _parts(self, usage_bytes: int) -> Memory:
+        stat = self._stat.read()
+        inactive = _figure(stat, b"inactive_file" if self._version_2 else b"total_inactive_file")
+        return Memory(
+            usage_bytes=usage_bytes,
+            anon_bytes=_figure(stat, b"anon" if self._version_2 else b"total_rss"),
+            working_set_bytes=None if inactive is None else max(0, usage_bytes - inactive),
+            oom_kills=None if self._events is None else _figure(self._events.read(), b"oom_kill"),
+        )
+
+
+def _figure(text: bytes, name: bytes) -> int | None:
+    """The number after a name at the begin of a line; `None` where there is no such line. Of some forty, one is asked.
+
+    Raises:
+        ValueError: there is a line, and no number.
+    """
+    _, there, rest = b"\n".join((b"", text, b"")).partition(b"\n" + name)
+    while there and rest[:1] not in (b" ", b"\n"):  # a longer name that begins so
+        _, there, rest = rest.partition(b"\n" + name)
+    return int(rest.partition(b"\n")[0]) if there else None
 
 
 def place(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Place:
@@ -244,13 +335,45 @@ def processes(group: Path) -> frozenset[int]:
     return frozenset(pids)
 
 
+class Group:
+    """The list of a cgroup's processes, open, and read whole only where it says something else than before.
+
+    Raises:
+        OSError: the cgroup is gone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = str(directory)
+        self._inode = os.stat(self._path).st_ino  # noqa: PTH116 - as below
+        self._list = File(f"{self._path}/cgroup.procs")
+        self._said: bytes | None = None
+        self._pids = frozenset[int]()
+
+    def processes(self) -> frozenset[int]:
+        """The pids in it and in the cgroups below it, as `processes` tells them; empty once another is in its place.
+
+        Raises:
+            OSError: it is gone, or cannot be read.
+        """
+        status = os.stat(self._path)  # noqa: PTH116 - hundreds of times a second
+        if status.st_ino != self._inode:
+            return frozenset()
+        if status.st_nlink != _LINKS_ALONE:
+            return processes(self._directory)
+        said = self._list.read()
+        if said != self._said:
+            self._said, self._pids = said, frozenset(map(int, said.split()))
+        return self._pids
+
+
 def _has_groups_below(folder: str) -> bool:
     """Whether a group need be listed: its links are two, and one for each group below it.
 
     Where a file system counts none there is one (btrfs, for a directory shaped like the kernel's).
     """
     try:
-        return os.stat(folder).st_nlink != 2  # noqa: PTH116 - hundreds of times a second
+        return os.stat(folder).st_nlink != _LINKS_ALONE  # noqa: PTH116 - hundreds of times a second
     except OSError:
         return False
 
@@ -264,6 +387,8 @@ def read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.read(descriptor, _READ_BYTES)
+        if len(found) < _SHORT_BYTES:
+            return found
         while more := os.read(descriptor, _READ_BYTES):
             found += more
     finally:
@@ -298,7 +423,8 @@ def start_ticks(pid: int, *, proc: Path = PROC) -> int:
     Raises:
         OSError: the process is gone.
     """
-    return int(stat(pid, proc=proc)[19])
+    # Hundreds of times a second: what comes after it is not taken apart.
+    return int(read(f"{proc}/{pid}/stat").rpartition(b")")[2].split(None, 20)[19])
 
 
 def stat(pid: int, *, proc: Path = PROC) -> list[str]:

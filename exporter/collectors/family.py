@@ -1,44 +1,50 @@
 """One small way to build a family: samples that are `None` are left out, for unknown is absent.
 
-Each family says where its figures come from. That stands in docs/metrics.md and is not sent with every scrape.
+A family says where its figures come from, which stands in docs/metrics.md and is not sent with every scrape. It keeps
+its rows as they are: what renders a scrape reads these; the samples of Prometheus' own library, an object and a
+dictionary each, are made only for who asks for them.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 Row = tuple[Sequence[str], float | None]
 
 
-class Gauge(GaugeMetricFamily):
-    """A gauge family, and the `source` of its figures: who is asked, by which call or file."""
+class Family(Metric):
+    """A gauge, or a counter, whose name is without `_total`: label names, and rows of label values and a value.
 
-    def __init__(self, name: str, help_text: str, labels: Sequence[str], *, source: str) -> None:
-        super().__init__(name, help_text, labels=labels)
+    `source` is where its figures come from: who is asked, by which call or file.
+    """
+
+    def __init__(
+        self, name: str, help_text: str, kind: str, labels: Sequence[str], rows: Iterable[Row], *, source: str
+    ) -> None:
+        super().__init__(name, help_text, kind)
+        del self.samples  # so that they are made, by `__getattr__`, once they are asked for
+        self.sample_name = f"{name}_total" if kind == "counter" else name
+        self.labels = tuple(labels)
+        self.rows = [(tuple(values), value) for values, value in rows if value is not None]
         self.source = source
 
+    def __getattr__(self, name: str) -> Any:
+        """The rows as samples of Prometheus' library."""
+        if name != "samples":
+            raise AttributeError(name)
+        self.samples = [
+            Sample(self.sample_name, dict(zip(self.labels, values, strict=True)), value) for values, value in self.rows
+        ]
+        return self.samples
 
-class Counter(CounterMetricFamily):
-    """A counter family, and the `source` of its figures: who is asked, by which call or file."""
 
-    def __init__(self, name: str, help_text: str, labels: Sequence[str], *, source: str) -> None:
-        super().__init__(name, help_text, labels=labels)
-        self.source = source
-
-
-def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Gauge:
+def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Family:
     """A gauge family of the rows whose value is known."""
-    family = Gauge(name, help_text, labels, source=source)
-    for values, value in rows:
-        if value is not None:
-            family.add_metric(values, value)
-    return family
+    return Family(name, help_text, "gauge", labels, rows, source=source)
 
 
-def counter(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Counter:
+def counter(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Family:
     """A counter family, its name without `_total`, of the rows whose value is known."""
-    family = Counter(name, help_text, labels, source=source)
-    for values, value in rows:
-        if value is not None:
-            family.add_metric(values, value)
-    return family
+    return Family(name, help_text, "counter", labels, rows, source=source)

@@ -15,6 +15,7 @@ from exporter.evidence import RamUse
 from exporter.readings import Container, Unknown
 from exporter.sources import processes
 from exporter.sources.listener import Listing
+from exporter.sources.work import files_max
 from gpuwarden import cgroup
 
 OWNER_S: Final = 5.0
@@ -22,12 +23,18 @@ OWNER_S: Final = 5.0
 
 
 class Places:
-    """Where the running containers are accounted: looked for once in each incarnation, and again when it is gone."""
+    """Where the running containers are accounted: looked for once in each incarnation, and again when it is gone.
 
-    def __init__(self, *, proc: Path = cgroup.PROC, root: Path = cgroup.ROOT) -> None:
+    The files of `kept_max` containers stay open at most, for a fifth of the files that this process may open; those of
+    more are opened with each look.
+    """
+
+    def __init__(self, *, proc: Path = cgroup.PROC, root: Path = cgroup.ROOT, kept_max: int | None = None) -> None:
         self._proc = proc
         self._root = root
+        self._kept_max = files_max() // 20 if kept_max is None else kept_max
         self._known: dict[str, cgroup.Place] = {}
+        self._kept: dict[str, _Kept] = {}
 
     def look(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
         """A container's processes and its RAM; `None` for processes that are unknown."""
@@ -35,17 +42,38 @@ class Places:
             if container.kind == "process":
                 pids = processes.tree(container.pid, proc=self._proc)
                 return pids, RamUse(usage_bytes=processes.resident_bytes(pids, proc=self._proc))
-            place = self._known.get(container.incarnation)
-            found = None if place is None or place.group is None else cgroup.processes(place.group)
-            # One that runs has a process: none means that its group is not there, or went while it was looked at.
-            if place is None or not found:
-                place = self._place(container)
-                found = None if place.group is None else cgroup.processes(place.group)
-                self._known[container.incarnation] = place
-            return found or None, _ram(place)
+            return self._read_again(container.incarnation) or self._read(container)
         except (OSError, ValueError) as error:
             self._known.pop(container.incarnation, None)
+            self._kept.pop(container.incarnation, None)
             return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+
+    def _read_again(self, incarnation: str) -> tuple[frozenset[int], RamUse] | None:
+        """By the files that are open; `None` where there are none, or they tell of nothing any more."""
+        kept = self._kept.get(incarnation)
+        if kept is None:
+            return None
+        try:
+            if pids := kept.group.processes():
+                return pids, _ram(kept.memory)
+        except OSError:  # it is gone, and another may be in its place
+            pass
+        del self._kept[incarnation]
+        return None
+
+    def _read(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
+        place = self._known.get(container.incarnation)
+        found = None if place is None or place.group is None else cgroup.processes(place.group)
+        # One that runs has a process: none means that its group is not there, or went while it was looked at.
+        if place is None or not found:
+            place = self._place(container)
+            found = None if place.group is None else cgroup.processes(place.group)
+            self._known[container.incarnation] = place
+        memory = None if place.memory is None else cgroup.MemoryFiles(place.memory)
+        ram = _ram(memory)
+        if found and place.group is not None and len(self._kept) < self._kept_max:
+            self._kept[container.incarnation] = _Kept(group=cgroup.Group(place.group), memory=memory)
+        return found or None, ram
 
     def _place(self, container: Container) -> cgroup.Place:
         if container.group is not None:
@@ -55,13 +83,22 @@ class Places:
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget all others."""
         self._known = {each: place for each, place in self._known.items() if each in incarnations}
+        self._kept = {each: kept for each, kept in self._kept.items() if each in incarnations}
 
 
-def _ram(place: cgroup.Place) -> RamUse:
-    if place.memory is None:
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The files of one container, open; no `memory` where nothing accounts for it."""
+
+    group: cgroup.Group
+    memory: cgroup.MemoryFiles | None
+
+
+def _ram(files: cgroup.MemoryFiles | None) -> RamUse:
+    if files is None:
         because = "no memory controller accounts for the container"
         return RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
-    memory = cgroup.memory(place.memory)
+    memory = files.read()
     return RamUse(
         usage_bytes=memory.usage_bytes,
         anon_bytes=memory.anon_bytes,

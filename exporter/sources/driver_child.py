@@ -6,6 +6,7 @@ the thread that started it: then also in the middle of a call, unless the kernel
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -43,6 +44,8 @@ def serve(parent: int, driver: Callable[[Tell], Read]) -> int:
         return 1
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what a driver's library prints is no answer
+        gc.collect()
+        gc.freeze()  # the package's thousands of constants stay
         tell = partial(_tell, answers)
         read = driver(tell)
         for _ in sys.stdin:

@@ -57,7 +57,12 @@ _KEYS: Final[dict[type, str]] = {GpuReadings: "gpus", Failed: "failed", Xid: "xi
 
 def line(told: Told) -> bytes:
     """One line."""
-    return json.dumps({_KEYS[type(told)]: told}, default=vars, separators=(",", ":")).encode() + b"\n"
+    return json.dumps({_KEYS[type(told)]: told}, default=_by_field, separators=(",", ":")).encode() + b"\n"
+
+
+def _by_field(part: Any) -> dict[str, Any]:
+    """What is told of it: its fields, and not what has been worked out of them meanwhile and is kept beside them."""
+    return {name: getattr(part, name) for name in part.__dataclass_fields__}
 
 
 def parse(text: bytes) -> Told:

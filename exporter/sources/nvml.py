@@ -18,7 +18,7 @@ import pynvml
 from exporter.readings import UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
 from exporter.sources.driver_wire import DriverError
-from exporter.sources.nvml_calls import NOT_THERE, SESSION_OVER, ask, said
+from exporter.sources.nvml_calls import NOT_AVAILABLE, NOT_THERE, SESSION_OVER, Entry, ask, running, said, utilizations
 from exporter.sources.nvml_events import Report, XidWatch
 from exporter.sources.nvml_figures import Figures
 from exporter.sources.samples import Cursor, Listed, Sample
@@ -33,8 +33,11 @@ INSTANCES_MAX: Final = 64
 NO_INSTANCE: Final = 2**32 - 1
 """How a list says that it does not tell the instance."""
 
+_LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
+"""The lists of running processes, as NVML's functions name them and as we do."""
+
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
-"""nvidia-ml-py raises its answer to the call for the size, also when that was a success with nothing to tell."""
+"""The answer to the call for the size, also where that was a success with nothing to tell."""
 
 
 class NvmlGpus:
@@ -224,12 +227,10 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
     )
 
 
-def _belongs(process: Any, mig: MigInstance | None) -> bool:
+def _belongs(process: Entry, mig: MigInstance) -> bool:
     """Whether a process is on this instance: a list may be of all that share a GPU instance."""
-    if mig is None:
-        return True
     own = (mig.gpu_instance, mig.compute_instance)
-    told = (process.gpuInstanceId, process.computeInstanceId)
+    told = (process.gpu_instance, process.compute_instance)
     return all(each in (mine, NO_INSTANCE) for each, mine in zip(told, own, strict=True))
 
 
@@ -245,35 +246,25 @@ def _utilization(handle: Any) -> tuple[float | None, str | None]:
 def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, str | None]:
     """The compute, graphics and MPS lists as one, or why they cannot be had."""
     entries: list[Listed] = []
-    for name, call, mps in (
-        ("compute", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, False),
-        ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, False),
-        ("MPS", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, True),
-    ):
-        found, because = ask(call, handle, absent=frozenset() if name == "compute" else NOT_THERE)
+    for name in _LISTS:
+        function = f"nvmlDeviceGet{name}RunningProcesses_v3"
+        absent = frozenset[int]() if name == "Compute" else NOT_THERE
+        found, because = ask(running, function, handle, absent=absent)
         if because is not None:
-            return None, f"list of {name} processes: {because}"
+            return None, f"list of {_LISTS[name]} processes: {because}"
         entries += (
-            Listed(pid=each.pid, memory_bytes=each.usedGpuMemory, mps=mps)
+            Listed(
+                pid=each.pid,
+                memory_bytes=None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes,
+                mps=name == "MPSCompute",
+            )
             for each in found or ()
-            if _belongs(each, mig)
+            if mig is None or _belongs(each, mig)
         )
     merged = samples.merged(entries)
     return merged, "its lists name processes that cannot be: update the driver" if merged is None else None
 
 
 def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None]:
-    found, because = ask(pynvml.nvmlDeviceGetProcessUtilization, handle, seen_us, absent=_NO_NEW_SAMPLES)
-    if because is not None:
-        return None, f"utilisation of processes: {because}"
-    return [
-        Sample(
-            pid=each.pid,
-            timestamp_us=each.timeStamp,
-            sm_percent=each.smUtil,
-            memory_percent=each.memUtil,
-            encoder_percent=each.encUtil,
-            decoder_percent=each.decUtil,
-        )
-        for each in found or ()
-    ], None
+    found, because = ask(utilizations, handle, seen_us, absent=_NO_NEW_SAMPLES)
+    return (found or [], None) if because is None else (None, f"utilisation of processes: {because}")

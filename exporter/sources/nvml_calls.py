@@ -4,9 +4,22 @@ Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from ctypes import byref, c_uint, c_ulonglong, create_string_buffer
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 import pynvml
+
+from exporter.sources.samples import Sample
+
+_PROCESS: Final = Struct("I4xQII")
+"""nvmlProcessInfo_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId."""
+
+_SAMPLE: Final = Struct("I4xQIIII")
+"""nvmlProcessUtilizationSample_t: pid, timeStamp, smUtil, memUtil, encUtil, decUtil."""
+
+NOT_AVAILABLE: Final = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE, of 64 bits."""
 
 TRIES_MAX: Final = 3
 """How often a list is asked for that grew between the call for its size and the one for its content."""
@@ -61,6 +74,59 @@ def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = froz
             if error.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
     return None, because
+
+
+class Entry(NamedTuple):
+    """One process of a list of NVML's (nvmlProcessInfo_t), as it stands there: bytes of memory, or `NOT_AVAILABLE`."""
+
+    pid: int
+    memory_bytes: int
+    gpu_instance: int
+    compute_instance: int
+
+
+def running(function: str, handle: Any) -> list[Entry]:
+    """A list of running processes, by the name of the function that tells it, its version 3.
+
+    The package makes an object of each entry, field by field, which costs ten times as much as to ask the driver.
+
+    Raises:
+        NVMLError: the driver gives none, or it grew between the two calls.
+    """
+    call, count = pynvml._nvmlGetFunctionPointer(function), c_uint(0)  # noqa: SLF001 - it has loaded the library
+    code = call(handle, byref(count), None)
+    if code == pynvml.NVML_SUCCESS:
+        return []
+    if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        raise pynvml.NVMLError(code)
+    count.value = count.value * 2 + 5  # as the package has it: more may come before the second call
+    into = create_string_buffer(count.value * _PROCESS.size)
+    code = call(handle, byref(count), into)
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return [Entry._make(each) for each in _PROCESS.iter_unpack(into.raw[: count.value * _PROCESS.size])]
+
+
+def utilizations(handle: Any, seen_us: int) -> list[Sample]:
+    """What each process did, newer than a timestamp of the driver's.
+
+    Raises:
+        NVMLError: the driver tells none, or has none; also with its code for success, as the package has it.
+    """
+    call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization"), c_uint(0)  # noqa: SLF001 - as above
+    code = call(handle, None, byref(count), c_ulonglong(seen_us))
+    if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        raise pynvml.NVMLError(code)
+    into = create_string_buffer(max(1, count.value) * _SAMPLE.size)
+    code = call(handle, into, byref(count), c_ulonglong(seen_us))
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return [
+        Sample(
+            pid=pid, timestamp_us=at_us, sm_percent=sm, memory_percent=memory, encoder_percent=enc, decoder_percent=dec
+        )
+        for pid, at_us, sm, memory, enc, dec in _SAMPLE.iter_unpack(into.raw[: count.value * _SAMPLE.size])
+    ]
 
 
 def said(error: pynvml.NVMLError) -> str:

@@ -46,7 +46,9 @@ def gpu_request(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None
         OSError: the process is gone, or is not ours to look at.
     """
     environment = _environment(pid, proc)
-    devices = environment.get("NVIDIA_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    devices = _variable(environment, b"NVIDIA_VISIBLE_DEVICES")
+    if devices is None:
+        devices = _variable(environment, b"CUDA_VISIBLE_DEVICES")
     if devices is not None and devices.strip() == "-1":
         devices = "none"  # how CUDA is told to see no GPU
     return ("all",) if devices is None else visible_devices(devices)
@@ -58,13 +60,18 @@ def gpus_of_container(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] 
     Raises:
         OSError: the process is gone, or is not ours to look at.
     """
-    devices = _environment(pid, proc).get("NVIDIA_VISIBLE_DEVICES")
+    devices = _variable(_environment(pid, proc), b"NVIDIA_VISIBLE_DEVICES")
     return None if devices is None else visible_devices(devices)
 
 
-def _environment(pid: int, proc: Path) -> dict[str, str]:
-    text = (proc / str(pid) / "environ").read_bytes().decode("utf-8", "replace")
-    return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+def _environment(pid: int, proc: Path) -> bytes:
+    return b"\0" + cgroup.read(f"{proc}/{pid}/environ")
+
+
+def _variable(environment: bytes, name: bytes) -> str | None:
+    """The value of a variable, of one that is there twice the last; the others are not looked at."""
+    _, there, rest = environment.rpartition(b"\0" + name + b"=")
+    return rest.partition(b"\0")[0].decode("utf-8", "replace") if there else None
 
 
 def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
@@ -89,9 +96,14 @@ def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
         if parent in found:
             continue
         found.add(parent)
-        for listing in (proc / str(parent) / "task").glob("*/children"):
+        threads = f"{proc}/{parent}/task"
+        try:
+            numbers = os.listdir(threads)  # noqa: PTH208 - hundreds of times a second, as is what follows
+        except OSError:
+            continue
+        for number in numbers:
             try:
-                waiting.extend(int(child) for child in listing.read_text(encoding="ascii").split())
+                waiting.extend(map(int, cgroup.read(f"{threads}/{number}/children").split()))
             except OSError:
                 continue
     return frozenset(found)
@@ -106,7 +118,7 @@ def resident_bytes(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> int:
     sizes = []
     for pid in pids:
         try:
-            sizes.append(int((proc / str(pid) / "statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES)
+            sizes.append(int(cgroup.read(f"{proc}/{pid}/statm").split()[1]) * PAGE_BYTES)
         except OSError:
             continue
     if not sizes:

@@ -63,7 +63,10 @@ def merged(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
     for entry in listed:
         if not 0 < entry.pid <= PID_MAX:
             return None
-        before = found.get(entry.pid, entry)
+        before = found.get(entry.pid)
+        if before is None:
+            found[entry.pid] = entry
+            continue
         sizes = [size for size in (before.memory_bytes, entry.memory_bytes) if size is not None]
         found[entry.pid] = Listed(pid=entry.pid, memory_bytes=max(sizes, default=None), mps=before.mps or entry.mps)
     return found
@@ -71,10 +74,14 @@ def merged(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
 
 def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cursor: Cursor) -> tuple[GpuProcess, ...]:
     """Each listed process with its figures; `samples` is `None` where the driver told none for a reason of its own."""
+    new: dict[int, list[Sample]] = {}
+    for each in samples or ():
+        if _is_new(each, cursor):
+            new.setdefault(each.pid, []).append(each)
     return tuple(
         GpuProcess(
             pid=entry.pid,
-            utilization_ratio=None if samples is None else _ratio(entry, samples, cursor),
+            utilization_ratio=None if samples is None else _ratio(entry, new.get(entry.pid), cursor),
             memory_bytes=entry.memory_bytes,
         )
         for entry in listed.values()
@@ -95,8 +102,7 @@ def read_on(
     return Cursor(seen_us=max(trusted, default=cursor.seen_us))
 
 
-def _ratio(entry: Listed, samples: Sequence[Sample], cursor: Cursor) -> float | None:
-    own = [each for each in samples if each.pid == entry.pid and _is_new(each, cursor)]
+def _ratio(entry: Listed, own: Sequence[Sample] | None, cursor: Cursor) -> float | None:
     if not own:
         return None if entry.mps else 0.0
     real = [each for each in own if _is_real(each)]

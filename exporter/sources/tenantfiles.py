@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuwarden.statefile import SIZE_MAX_BYTES, StateFileError
 
 
-def open_plain(path: Path) -> int:
+def open_plain(path: Path | str) -> int:
     """A descriptor of a plain file, never through a link and never waiting.
 
     Raises:
@@ -21,15 +21,20 @@ def open_plain(path: Path) -> int:
     return descriptor
 
 
-def text(path: Path) -> str:
+def text(path: Path | str) -> str:
     """What a file holds; at most one byte more than is valid is read.
 
     Raises:
         OSError: it cannot be read.
         StateFileError: it is no plain file, too long, or no text.
     """
-    with os.fdopen(open_plain(path), "rb") as file:
-        data = file.read(SIZE_MAX_BYTES + 1)
+    descriptor = open_plain(path)
+    try:
+        data = os.read(descriptor, SIZE_MAX_BYTES + 1)
+        while len(data) <= SIZE_MAX_BYTES and (more := os.read(descriptor, SIZE_MAX_BYTES + 1 - len(data))):
+            data += more
+    finally:
+        os.close(descriptor)
     if len(data) > SIZE_MAX_BYTES:
         raise StateFileError("oversized", f"{path} is over {SIZE_MAX_BYTES} bytes")
     try:

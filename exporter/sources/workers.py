@@ -6,11 +6,11 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from exporter.readings import WorkerReadings, WorkerSighting
 from exporter.sources import tenantfiles
@@ -22,6 +22,8 @@ FILES_MAX: Final = 64
 
 ENTRIES_MAX: Final = 4096
 """Entries looked at in one folder."""
+
+T = TypeVar("T")
 
 # struct flock of Linux with 64-bit offsets: l_type, l_whence, l_start, l_len, l_pid (fcntl(2)).
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -40,18 +42,20 @@ def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
     kept: dict[str, WorkerSighting] = {}
     duplicates = 0
     unread: set[str] = set()
-    for path in _worker_files(directory, errors, unread):
+    _WORKER_FILES.begin()
+    _JOB_FILES.begin()
+    for folder, base in _worker_files(directory, errors, unread):
         try:
-            sighting = _sight(path, proc, errors)
+            sighting = _sight(directory, folder, base, proc, errors)
         except StateFileError as error:
             errors[error.reason] += 1
-            unread.add(path.parent.name)
+            unread.add(folder)
             continue
         except FileNotFoundError:
             continue  # the worker ended, cleanly, since the folder was listed
         except (OSError, ValueError):
             errors["unreadable"] += 1
-            unread.add(path.parent.name)
+            unread.add(folder)
             continue
         name = sighting.worker.worker
         if name in kept:
@@ -65,28 +69,60 @@ def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
     return WorkerReadings(workers=found, errors=errors, duplicates=duplicates, unread=frozenset(unread))
 
 
-def _worker_files(directory: Path, errors: Counter[str], unread: set[str]) -> Iterator[Path]:
-    for folder in sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.is_symlink()):
+def _worker_files(directory: Path, errors: Counter[str], unread: set[str]) -> Iterator[tuple[str, str]]:
+    """The folder and the name of each worker that a file says is there."""
+    with os.scandir(directory) as entries:
+        folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for folder in folders:
         try:
-            with os.scandir(folder) as entries:
+            with os.scandir(f"{directory}/{folder}") as entries:
                 names = [entry.name for entry in islice(entries, ENTRIES_MAX)]
         except OSError:
             errors["unreadable"] += 1
-            unread.add(folder.name)
+            unread.add(folder)
             continue
         found = sorted(name for name in names if name.endswith(statefile.WORKER_SUFFIX) and not name.startswith("."))
         if len(found) > FILES_MAX or len(names) == ENTRIES_MAX:
             errors["too_many"] += 1
-            unread.add(folder.name)
-        yield from (folder / name for name in found[:FILES_MAX])
+            unread.add(folder)
+        yield from ((folder, name.removesuffix(statefile.WORKER_SUFFIX)) for name in found[:FILES_MAX])
 
 
-def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
-    worker = statefile.parse_worker(tenantfiles.text(path))
-    base = path.name.removesuffix(statefile.WORKER_SUFFIX)
+class _Parsed(Generic[T]):
+    """What the files of the last look and of this one hold, by their text: from look to look hardly any is written.
+
+    Every file is read at every look all the same. What a text says it says for ever, so that nothing here goes stale.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, T] = {}
+        self._now: dict[str, T] = {}
+
+    def begin(self) -> None:
+        """Another look begins: what the last one did not come by is forgotten."""
+        self._before, self._now = self._now, {}
+
+    def read(self, text: str, parse: Callable[[str], T]) -> T:
+        """What a text says, by the one function that is given for it.
+
+        Raises:
+            StateFileError: it cannot be trusted.
+        """
+        found = self._now.get(text) or self._before.get(text) or parse(text)
+        self._now[text] = found
+        return found
+
+
+_WORKER_FILES: Final[_Parsed[WorkerFile]] = _Parsed()
+_JOB_FILES: Final[_Parsed[JobFile]] = _Parsed()
+
+
+def _sight(directory: Path, folder: str, base: str, proc: Path, errors: Counter[str]) -> WorkerSighting:
+    stem = f"{directory}/{folder}/{base}"
+    worker = _WORKER_FILES.read(tenantfiles.text(stem + statefile.WORKER_SUFFIX), statefile.parse_worker)
     if worker.worker != base:
-        raise StateFileError("name", f"{path} says it is of worker {worker.worker!r}")
-    alive, pid = _lock(path.with_name(base + statefile.LOCK_SUFFIX), errors)
+        raise StateFileError("name", f"{stem}{statefile.WORKER_SUFFIX} says it is of worker {worker.worker!r}")
+    alive, pid = _lock(stem + statefile.LOCK_SUFFIX, errors)
     container_id = None
     if pid is not None:
         try:
@@ -97,11 +133,11 @@ def _sight(path: Path, proc: Path, errors: Counter[str]) -> WorkerSighting:
             pid = None  # it died between the two looks; the lock will say so at the next
     return WorkerSighting(
         worker=worker,
-        job=_job(path.with_name(base + statefile.JOB_SUFFIX), worker, errors),
+        job=_job(stem + statefile.JOB_SUFFIX, worker, errors),
         alive=alive,
         pid=pid,
         container_id=container_id,
-        folder=path.parent.name,
+        folder=folder,
     )
 
 
@@ -111,9 +147,9 @@ def own_container() -> str | None:
     return cgroup.container_id(os.getpid())
 
 
-def _job(path: Path, worker: WorkerFile, errors: Counter[str]) -> JobFile | None:
+def _job(path: str, worker: WorkerFile, errors: Counter[str]) -> JobFile | None:
     try:
-        job = statefile.parse_job(tenantfiles.text(path))
+        job = _JOB_FILES.read(tenantfiles.text(path), statefile.parse_job)
     except FileNotFoundError:
         return None
     except StateFileError as error:
@@ -128,7 +164,7 @@ def _job(path: Path, worker: WorkerFile, errors: Counter[str]) -> JobFile | None
     return job
 
 
-def _lock(path: Path, errors: Counter[str]) -> tuple[bool | None, int | None]:
+def _lock(path: str, errors: Counter[str]) -> tuple[bool | None, int | None]:
     """Whether the lock is held, and by which pid of this namespace; `None` for what cannot be told.
 
     A worker never takes its lock file away: where it is missing somebody else did, and its holder may live.

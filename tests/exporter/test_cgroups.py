@@ -1,5 +1,6 @@
 """Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
 
+import errno
 import os
 import shutil
 import signal
@@ -179,6 +180,104 @@ def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_
     assert (before, processes_in(places, container())) == (None, {41})
 
 
+def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    before = [places.look(container()) for _ in range(3)][-1]
+    host.process(42, scope())
+    (host.top / scope() / host.usage).write_text("3000\n")
+    (host.top / scope() / "memory.stat").write_text("anon 300\ntotal_rss 300\n")
+
+    after = places.look(container())
+
+    assert (before[0], before[1].usage_bytes, before[1].anon_bytes) == (frozenset({41}), 1000, None)
+    assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
+
+
+def test_the_parts_of_a_charge_that_stays_the_same_are_read_anew_in_the_end_and_at_once_when_it_moves(
+    host: Host,
+) -> None:
+    host.process(41, scope())
+    files = {each: host.top / scope() / each for each in (host.usage, "memory.stat")}
+    files["memory.stat"].write_text("anon 1\ntotal_rss 1\n")
+    places = host.places()
+
+    def anon(said: int, usage: int) -> int | None:
+        files["memory.stat"].write_text(f"anon {said}\ntotal_rss {said}\n")
+        files[host.usage].write_text(f"{usage}\n")
+        return places.look(container())[1].anon_bytes
+
+    first = anon(1, 1000)
+    same = [anon(2, 1000) for _ in range(cgroup.PARTS_READS)]
+
+    assert (first, same) == (1, [1] * (cgroup.PARTS_READS - 1) + [2])
+    assert anon(3, 1001) == 3
+    assert anon(4, 1001) == 3
+
+
+def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    (host.top / scope()).rename(host.top / "kept")  # with its files, which stay as they are
+    host.where.clear()
+    host.process(42, scope())
+    (host.top / scope() / host.usage).write_text("3000\n")
+    moved = replace(container(), pid=42)
+
+    pids, ram = places.look(moved)
+
+    assert (pids, ram.usage_bytes) == (frozenset({42}), 3000)
+
+
+def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.process(42, f"{scope()}/inside")
+
+    assert processes_in(places, container()) == {41, 42}
+
+
+def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_is_forgotten(host: Host) -> None:
+    running = [container(), container(51, OTHER)]
+    for each in running:
+        host.process(each.pid, scope(each.id))
+    open_before = descriptors()
+    places = Places(proc=host.proc, root=host.root, kept_max=1)
+
+    found = [[processes_in(places, each) for each in running] for _ in range(2)]
+    kept = len(descriptors() - open_before)
+    places.keep([running[1].incarnation])
+
+    assert found == [[{41}, {51}]] * 2
+    assert (kept, descriptors()) == (3, open_before)  # the processes, the usage and its parts
+
+
+def test_where_open_files_tell_nothing_any_more_the_group_is_looked_for_in_the_same_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    read, refusals = cgroup.File.read, iter([OSError(errno.ENODEV, "the kernel has removed it")])
+
+    def refuse_once(file: cgroup.File) -> bytes:
+        for each in refusals:
+            raise each
+        return read(file)
+
+    monkeypatch.setattr(cgroup.File, "read", refuse_once)
+
+    assert processes_in(places, container()) == {41}
+
+
+def descriptors() -> set[str]:
+    """The files of the directories shaped like the kernel's that are open."""
+    found = (Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 - one lists them
+    return {f"{each}" for each in found if each.is_symlink() and "/cgroup/" in str(each.readlink())}
+
+
 def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host) -> None:
     places, unlisted = host.places(), host.unlisted()
     for round_ in range(20):
@@ -197,7 +296,13 @@ def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host
     places.keep(())
 
     assert unlisted.find((), {}) == []
-    assert (places._known, unlisted._owners, unlisted._first_seen_s, unlisted._found) == ({}, {}, {}, {})
+    assert (places._known, places._kept, unlisted._owners, unlisted._first_seen_s, unlisted._found) == (
+        {},
+        {},
+        {},
+        {},
+        {},
+    )
 
 
 # --- who is listed by nobody

@@ -951,6 +951,85 @@ def test_work_is_still_for_as_long_as_its_rate_was_seen_to_be_kept(
     assert still(*looks) == found
 
 
+# Whose turn it is to have its work read
+
+
+def wanted(*looks: tuple[float, GpuUse], paused: bool = False) -> list[bool]:
+    """Whether each look reads the work: seconds since the one before, and the GPU's use."""
+    history, now_s, turns = ContainerHistory(RATES), 1000.0, []
+    for gap_s, gpu in looks:
+        now_s += gap_s
+        turns.append(history.wants_work(gpu, now_s=now_s))
+        work = WorkUse(processes={1: worked()}) if turns[-1] else evidence.AS_IT_WAS
+        history.observe(build.container(paused=paused), gpu, ram(1), work, now_s=now_s)
+    return turns
+
+
+NO_GPU_USE = GpuUse(gpus=(), shares=(), utilization_ratio=None, unknown=Unknown(reason=evidence.NO_GPU, because="none"))
+
+
+@pytest.mark.parametrize(
+    ("looks", "turns"),
+    [
+        pytest.param([(1.0, use(0.05))] * 5, [True] * 5, id="each look while the GPU is idle"),
+        pytest.param([(1.0, NO_GPU_USE)] * 5, [True] * 5, id="or there is none"),
+        pytest.param([(1.0, use(0.06))] * 7, [True, False, False, True, False, False, True], id="each third: busy"),
+        pytest.param([(1.0, use(None))] * 5, [True, False, False, True, False], id="or nobody knows"),
+        pytest.param([(1.0, use(0.9))] * 2 + [(1.0, use(0.0))] * 2, [True, False, True, True],
+                     id="at once when it goes idle"),
+        pytest.param([(5.0, use(0.9))] * 3, [True] * 3, id="each look where looks are further apart"),
+        pytest.param([(1.0, use(0.9)), (-50.0, use(0.9))], [True, True], id="a clock that ran backwards"),
+    ],
+)  # fmt: skip
+def test_work_is_read_at_each_look_while_it_counts(looks: list[tuple[float, GpuUse]], turns: list[bool]) -> None:
+    assert wanted(*looks) == turns
+
+
+def test_what_could_not_be_read_is_tried_again_at_the_next_look() -> None:
+    history = ContainerHistory(RATES)
+    turns = []
+    for number, work in enumerate([WorkUse(processes={1: worked()}), evidence.NOT_LOOKED_AT] * 2):
+        turns.append(history.wants_work(use(0.9), now_s=1000.0 + 4 * number))
+        history.observe(build.container(), use(0.9), ram(1), work, now_s=1000.0 + 4 * number)
+
+    assert turns == [True] * 4
+    assert history.wants_work(use(0.9), now_s=1013.0)
+
+
+def test_between_two_looks_at_the_work_of_a_busy_container_what_was_told_stands_and_does_not_grow() -> None:
+    history, told = ContainerHistory(RATES), []
+    for number in range(8):
+        gpu = use(0.9) if number < 7 else use(0.0)
+        turn = history.wants_work(gpu, now_s=1000.0 + number)
+        work = WorkUse(processes={1: worked()}) if turn else evidence.AS_IT_WAS
+        told.append(history.observe(build.container(), gpu, ram(1), work, now_s=1000.0 + number).work_still_s)
+
+    assert told == [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0, 7.0]
+
+
+def test_what_was_done_between_two_looks_at_the_work_is_seen_at_the_later_one() -> None:
+    history = ContainerHistory(RATES)
+    for number in range(13):  # the whole of it within the three seconds that nobody looked
+        gpu, now_s = use(0.9 if number < 12 else 0.0), 1000.0 + number
+        done = worked(10**6, faults=10**4, cpu_s=3.0) if number > 9 else worked()
+        work = WorkUse(processes={1: done}) if history.wants_work(gpu, now_s=now_s) else evidence.AS_IT_WAS
+        last = history.observe(build.container(), gpu, ram(1), work, now_s=now_s)
+
+    assert (last.io_still_s, last.fault_still_s, last.cpu_still_s) == (0.0, 0.0, 0.0)
+
+
+def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:
+    history, why = ContainerHistory(RATES), Unknown(reason="io_unreadable", because="not for us")
+    history.observe(build.container(), use(0.9), ram(1), WorkUse(processes={1: worked(None)}, unknown=why), now_s=1.0)
+
+    between = history.observe(build.container(), use(0.9), ram(1), evidence.AS_IT_WAS, now_s=2.0)
+    paused = history.observe(build.container(paused=True), use(0.9), ram(1), evidence.AS_IT_WAS, now_s=3.0)
+
+    assert (between.io_still_s, between.fault_still_s, between.work_unknown) == (None, 0.0, why)
+    assert (paused.fault_still_s, paused.work_unknown) == (None, evidence.PAUSED)
+    assert history.wants_work(use(0.9), now_s=3.5)
+
+
 def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
     down = without_figures(build.container())
 

@@ -1,8 +1,12 @@
 """GPUs from the NVIDIA driver: the real nvidia-ml-py on a library that answers NVML's own functions."""
 
+import ctypes
+
+import pynvml
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.sources import nvml_calls
 from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
@@ -655,3 +659,14 @@ def test_a_driver_that_is_not_there_yet_is_asked_again_at_each_look(driver_here:
     driver_here.answer(Card())
 
     assert only(source.read()).uuid == "GPU-0"
+
+
+def test_what_is_read_of_the_drivers_lists_is_laid_out_as_the_package_has_it() -> None:
+    for ours, theirs in (
+        (nvml_calls._PROCESS, pynvml.c_nvmlProcessInfo_v3_t),
+        (nvml_calls._SAMPLE, pynvml.c_nvmlProcessUtilizationSample_t),
+    ):
+        whole = theirs(*range(1, 1 + len(theirs._fields_)))
+
+        assert ours.size == ctypes.sizeof(theirs)
+        assert ours.unpack(bytes(whole)) == tuple(range(1, 1 + len(theirs._fields_)))

@@ -13,6 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.registry import Collector
 
+from exporter.collectors.family import counter as family_counter
+from exporter.collectors.family import gauge
 from exporter.evidence import Thresholds
 from exporter.rendering import Renderer, accepts_gzip, wants_openmetrics
 from exporter.scrape import SnapshotCollector
@@ -119,7 +121,7 @@ def test_the_labels_of_what_is_gone_are_not_kept() -> None:
     for count in (1000, 3):
         renderer.render([counter(count)], openmetrics=True)
 
-    assert len(renderer._labels) == 3
+    assert sum(map(len, renderer._labels.values())) == 3
 
 
 def test_families_with_the_same_values_and_other_names_are_told_apart() -> None:
@@ -171,3 +173,24 @@ def test_openmetrics_is_for_who_asks_for_it(accept: str, wanted: bool) -> None:
 )
 def test_gzip_is_for_who_takes_it(accept_encoding: str, accepted: bool) -> None:
     assert accepts_gzip(accept_encoding) is accepted
+
+
+@given(st.lists(st.tuples(anything, anything, values | st.none()), max_size=5, unique_by=lambda row: row[:2]), anything)
+def test_our_own_families_are_rendered_as_the_samples_that_they_tell(
+    rows: list[tuple[str, str, float | None]], about: str
+) -> None:
+    for make in (gauge, family_counter):
+        ours = make("a_name", about, ("zebra", "ape"), ((row[:2], row[2]) for row in rows), source="nobody")
+        plain = Metric(ours.name, ours.documentation, ours.type)
+        plain.samples = ours.samples
+
+        for openmetrics in (False, True):
+            assert Renderer().render([ours], openmetrics=openmetrics) == Renderer().render(
+                [plain], openmetrics=openmetrics
+            )
+        assert len(ours.samples) == sum(value is not None for _, _, value in rows)
+
+
+def test_a_family_with_another_number_of_values_than_labels_is_refused() -> None:
+    with pytest.raises(ValueError, match="argument"):
+        Renderer().render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="nobody")], openmetrics=True)

@@ -152,9 +152,11 @@ def test_a_service_that_cannot_be_read_is_counted_as_unknown(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (host.invocations / f"invocation:{UNIT}").unlink()
+    pid = os.getpid()  # whose CPU time is there to be read
+    host.process(pid, f"/system.slice/{UNIT}")
     units = host.units("w@*.service")
     look = Sampler(host="box-1", directory=tmp_path, containers={}, gpus=None, thresholds=Thresholds(), units=units)
-    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=(sighting(),)))
+    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=(sighting(pid),)))
 
     snapshot = look.sample()
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, 
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.listener import Listing
-from exporter.sources.work import Work
+from exporter.sources.work import FILES_WANTED, Work
 from gpuwarden import cgroup
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
@@ -117,6 +118,26 @@ def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_pa
     assert found[0] == found[1] == Work(proc=tmp_path).read([41, 42, 43])
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed"), [(1024, None, FILES_WANTED), (1024, 2048, 2048), (9000, None, 9000)]
+)
+def test_the_exporter_may_open_more_files_than_it_is_given_as_far_as_the_kernel_lets_it(
+    soft: int, hard: int | None, allowed: int
+) -> None:
+    program = (
+        "import resource, sys; from exporter.sources.work import allow_files; soft, hard = map(int, sys.argv[1:]);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); allow_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    hard = hard or max(9000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(soft), str(hard)], capture_output=True, check=True, text=True
+    )
+
+    assert told.stdout.strip() == f"({allowed}, {hard})"
+
+
 def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
     folder = kernel(tmp_path, 41)
     work = Work(proc=tmp_path)
@@ -124,6 +145,34 @@ def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
     (folder / "io").write_text(IO.replace("rchar: 100", "rchar: 1000"))
 
     assert (before, work.read([41])[41].io_bytes) == (127, 1027)
+
+
+def test_what_is_told_of_a_process_that_says_the_same_again_is_the_same_and_else_read_anew(tmp_path: Path) -> None:
+    folder = kernel(tmp_path, 41)
+    work = Work(proc=tmp_path)
+    first, again = work.read([41])[41], work.read([41])[41]
+    (folder / "stat").write_text((folder / "stat").read_text().replace(" 14 15 ", " 1400 15 "))
+    ran = work.read([41])[41]
+    (folder / "io").write_text(IO.replace("wchar: 20", "wchar: 21"))
+    wrote = work.read([41])[41]
+
+    assert again is first
+    assert ran.cpu_s - first.cpu_s == pytest.approx((1400 - 14) / TICKS)
+    assert ((ran.io_bytes or 0), (wrote.io_bytes or 0)) == (127, 128)
+
+
+def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there_still(tmp_path: Path) -> None:
+    for pid in (41, 42, 43):
+        kernel(tmp_path, pid)
+    open_before = descriptors()
+    work = Work(proc=tmp_path)
+    work.read([41, 42, 43])
+    work.let_go()
+    work.read([41])
+
+    work.let_go({42})
+
+    assert len(descriptors() - open_before) == 4
 
 
 def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
@@ -443,11 +492,29 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
     assert snapshot.containers[0].ram_bytes is not None
 
 
+def test_the_work_of_a_container_of_unknown_processes_is_unknown_at_once(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    found = sampler(house)
+    before = found.sample().containers[0].fault_still_s
+    monkeypatch.setattr(processes, "resident_bytes", failing)
+
+    after = found.sample().containers[0]
+
+    assert before is not None
+    assert (after.fault_still_s, after.gpu_unknown is not None) == (None, True)
+
+
+def failing(*_: object, **__: object) -> int:
+    raise OSError("none can be read")
+
+
 def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
     house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker("w0")
-    monkeypatch.setattr(Work, "_io_bytes", lambda *_: None)
+    monkeypatch.setattr(Work, "_io", lambda *_: None)
     snapshot = sampler(house).sample()
 
     assert (snapshot.containers[0].io_still_s, snapshot.containers[0].fault_still_s) == (None, 0.0)

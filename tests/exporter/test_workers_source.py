@@ -436,6 +436,36 @@ def test_a_worker_that_ends_cleanly_while_it_is_looked_at_is_no_error(
     assert dict(found.errors) == {}
 
 
+def test_what_a_file_holds_is_parsed_once_and_read_at_each_look(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(house, "w0", folder="slot")
+    before = read(house).workers[0].worker
+    path = house / "slot" / f"w0{statefile.WORKER_SUFFIX}"
+    monkeypatch.setattr(statefile, "parse_worker", lambda _: pytest.fail("it was parsed again"))
+    again = read(house).workers[0].worker
+    monkeypatch.undo()
+    path.write_text(path.read_text().replace('"queue": "', '"queue": "another-'))  # in place, within the same moment
+    after = read(house).workers[0].worker
+    path.write_text("{")
+    broken = read(house)
+
+    assert again is before
+    assert after.queue == f"another-{before.queue}"
+    assert (broken.workers, dict(broken.errors)) == ((), {"not_json": 1})
+
+
+def test_of_files_that_are_gone_nothing_is_remembered(house: Path) -> None:
+    path = leave(house, "w0", folder="slot")
+    seen = read(house).workers
+    path.unlink()
+
+    for _ in range(2):
+        read(house)
+
+    assert len(seen) == 1
+
+    assert (workers._WORKER_FILES._now, workers._WORKER_FILES._before) == ({}, {})
+
+
 def test_the_container_is_the_cgroup_of_the_locks_holder(
     house: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
