@@ -54,6 +54,9 @@ _HELP: Final[Mapping[str, str]] = {
 _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
 """The extra that brings what a package needs, where it is not called like the package."""
 
+_OURS: Final = frozenset({"gpuwarden", "exporter", "remediator", "deploy"})
+"""Packages whose commands do without what `loading` leaves out; somebody else's may need it."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -75,8 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        with loading():
-            command = _load(commands[chosen.command])
+        command = _load(commands[chosen.command])
         return command(chosen.arguments)
     except GpuwardenError as error:
         print(f"gpuwarden {chosen.command}: {error}", file=sys.stderr)
@@ -97,8 +99,10 @@ def _commands() -> dict[str, str]:
 
 def _load(target: str) -> Command:
     module, _, function = target.partition(":")
+    ours = module.partition(".")[0] in _OURS
     try:
-        command: Command = getattr(importlib.import_module(module), function)
+        with loading(ours=ours):
+            command: Command = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         extra = _EXTRAS.get(package, package)

@@ -77,7 +77,7 @@ async def asking(*, within_s: float, max_bytes: int) -> AsyncIterator[Asking]:
         AnswerError: it does not answer, or not in time.
     """
     client = httpx.AsyncClient(
-        timeout=within_s, trust_env=False, verify=_authorities(), headers={"Accept-Encoding": "identity"}
+        timeout=within_s, trust_env=False, verify=authorities(), headers={"Accept-Encoding": "identity"}
     )
     try:
         async with asyncio.timeout(within_s), client:
@@ -115,7 +115,7 @@ class Loop:
 
 
 @cache
-def _authorities() -> ssl.SSLContext:
+def authorities() -> ssl.SSLContext:
     """Whose certificates are believed: read once, for that takes longer than an answer does (20 ms)."""
     return httpx.create_ssl_context(trust_env=False)
 

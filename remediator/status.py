@@ -24,7 +24,7 @@ from gpuwarden.database import DatabaseError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore, Quarantine
 from gpuwarden.text import ago, plain, when
-from remediator import witness
+from remediator import answers, witness
 from remediator.ledger import Executing, Held, Ledger
 from remediator.orders import span
 from remediator.plan import Outcome
@@ -343,7 +343,7 @@ def _asked(name: str, url: str, ask: Callable[[httpx.Client, str], Part], opened
 
 
 def _client() -> httpx.Client:
-    return httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+    return httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=answers.authorities())
 
 
 def _exporters_client(wanted: argparse.Namespace) -> httpx.Client:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from deploy.chain import CHECKOUT, PARTS, PORTS
+from tests.asking import PLAIN
 from tests.waiting import eventually
 
 READY = "ready; Ctrl-C"
@@ -51,11 +52,11 @@ class Run:
         return f"http://127.0.0.1:{self.ports[part]}{path}"
 
     def get(self, part: str, path: str) -> str:
-        return httpx.get(self.url(part, path), trust_env=False).text
+        return httpx.get(self.url(part, path), trust_env=False, verify=PLAIN).text
 
     def answers(self, part: str) -> bool:
         try:
-            return httpx.get(self.url(part, "/-/ready"), trust_env=False, timeout=1).status_code == 200
+            return httpx.get(self.url(part, "/-/ready"), trust_env=False, verify=PLAIN, timeout=1).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -63,12 +64,17 @@ class Run:
         """Tell Alertmanager of a wedge, as Prometheus would."""
         texts = {"summary": "wedged", "description": "d", "runbook": "r"}
         alerts = [{"labels": WEDGE | {"worker": worker}, "annotations": texts}]
-        return httpx.post(self.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False).status_code == 200
+        return (
+            httpx.post(
+                self.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False, verify=PLAIN
+            ).status_code
+            == 200
+        )
 
     def sample(self, at_s: float) -> float | None:
         """The time of the newest sample of `up` that Prometheus has for that time."""
         asked = {"query": 'timestamp(up{job="gpuwarden-exporter"})', "time": str(at_s)}
-        answer = httpx.get(self.url("prometheus", "/api/v1/query"), params=asked, trust_env=False).json()
+        answer = httpx.get(self.url("prometheus", "/api/v1/query"), params=asked, trust_env=False, verify=PLAIN).json()
         found = answer["data"]["result"]
         return float(found[0]["value"][1]) if found else None
 

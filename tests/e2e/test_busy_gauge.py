@@ -12,6 +12,7 @@ from deploy.engine import NoEngine
 from deploy.simulator import Slot
 from deploy.stage import stage
 from gpuwarden.job import FRESH_S, State
+from tests.asking import PLAIN
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
@@ -22,7 +23,7 @@ SERIES = "gpuwarden_queue_workers_busy{"
 
 def busy(url: str) -> float | None:
     """What the gauge says, of all queues together; `None` while it is absent."""
-    page = httpx.get(f"{url}/metrics", trust_env=False, timeout=10).text
+    page = httpx.get(f"{url}/metrics", trust_env=False, verify=PLAIN, timeout=10).text
     found = [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(SERIES)]
     return sum(found) if found else None
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from deploy import init, parts
+from tests.asking import PLAIN
 from tests.e2e.running import WEDGE, ask, free_ports
 from tests.waiting import eventually
 
@@ -28,14 +29,18 @@ def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
 
     def asks(part: str, path: str, **query: str) -> httpx.Response | None:
         try:
-            answer = httpx.get(f"http://127.0.0.1:{ports[part]}{path}", params=query, trust_env=False, timeout=2)
+            answer = httpx.get(
+                f"http://127.0.0.1:{ports[part]}{path}", params=query, trust_env=False, verify=PLAIN, timeout=2
+            )
         except httpx.HTTPError:
             return None
         return answer if answer.is_success else None
 
     def wedge_arrives() -> bool:
         alert = {"labels": WEDGE, "annotations": {"summary": "wedged", "description": "d", "runbook": "r"}}
-        httpx.post(f"http://127.0.0.1:{ports['alertmanager']}/api/v2/alerts", json=[alert], trust_env=False)
+        httpx.post(
+            f"http://127.0.0.1:{ports['alertmanager']}/api/v2/alerts", json=[alert], trust_env=False, verify=PLAIN
+        )
         return '"w1"' in ask("ledger", "--ledger", f"sqlite:///{tmp_path}/state/ledger/ledger.db", "list", "--json")
 
     def both_are_scraped() -> bool:

@@ -18,6 +18,7 @@ from structlog.testing import LogCapture
 import exporter.doorkeeper
 from deploy import parts
 from exporter.doorkeeper import BusyError, Doorkeeper, WebConfigError
+from tests.asking import PLAIN
 from tests.certificates import Authority, authority, openssl
 from tests.exporter import builders as build
 from tests.exporter.test_web import Answer, get, live, served
@@ -510,7 +511,9 @@ def test_prometheus_scrapes_by_tls_with_a_certificate_and_a_password_and_in_open
     ):
 
         def seen() -> list[str]:
-            answer = httpx.get(f"{url}/api/v1/query", params={"query": "gpuwarden_worker_alive"}, trust_env=False)
+            answer = httpx.get(
+                f"{url}/api/v1/query", params={"query": "gpuwarden_worker_alive"}, trust_env=False, verify=PLAIN
+            )
             return [each["metric"]["worker"] for each in answer.json()["data"]["result"]]
 
         assert eventually(seen, "its series are there") == ["w0"]

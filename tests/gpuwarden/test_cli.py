@@ -16,6 +16,12 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.loading import UNTIL_COLLECTED
 from gpuwarden.queue import JobStore
 
+NOWHERE = [
+    *("--dir", "/nowhere", "--ledger", "sqlite:////nowhere/ledger.db"),
+    *("--queue", "sqlite:////nowhere/queue.db", "--exporter", "http://127.0.0.1:9"),
+]
+"""Enough for a program to be loaded, and to end at once for want of a host's key."""
+
 
 @pytest.fixture
 def url(database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -67,6 +73,60 @@ def test_what_a_command_loads_is_hardly_looked_through_for_garbage(
     code, _, _ = run(capsys, "look")
 
     assert (code, gc.get_threshold()) == (UNTIL_COLLECTED, before), "what runs afterwards is looked through as ever"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "loads"),
+    [
+        pytest.param(["worker", "--help"], "gpuwarden.queue", id="a worker"),
+        pytest.param(["status", "--help"], "remediator.ledger", id="the status"),
+        pytest.param(["exporter", "--help"], "exporter.settings", id="an exporter"),
+        pytest.param(["remediator", "execute", *NOWHERE], "remediator.executing", id="an executor"),
+        pytest.param(
+            ["remediator", "serve", *NOWHERE[:4], "--token-file", "/nowhere/token"],
+            "remediator.serving",
+            id="a webhook",
+        ),
+    ],
+)
+def test_what_would_only_colour_tracebacks_is_not_loaded(
+    arguments: list[str], loads: str, loaded_by_others: set[str]
+) -> None:
+    assert {"rich.text", "structlog.dev", "httpx._main"} <= loaded_by_others
+
+    found = loaded("-m", "gpuwarden", *arguments)
+
+    assert {loads, "structlog.dev"} <= found
+    assert "rich.text" not in found
+
+
+@pytest.fixture(scope="module")
+def loaded_by_others() -> set[str]:
+    """What the same libraries bring where nobody keeps them from it."""
+    return loaded("-c", "import httpx, structlog")
+
+
+def loaded(*arguments: str) -> set[str]:
+    """The modules that Python loads with these arguments; it says so itself (`-X importtime`)."""
+    said = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    return {line.rpartition("|")[2].strip() for line in said.stderr.splitlines() if line.startswith("import time:")}
+
+
+def test_a_job_and_a_command_of_somebody_elses_find_all_that_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text("import rich.console\ncommand = len\n")
+    look = "import sys; from gpuwarden import cli; from gpuwarden.loading import loading\n"
+    look += "assert not [name for name in sys.modules if name.startswith('rich')]\n"
+    look += "assert cli._load('gpuwarden.jobs:command')\n"
+    after = "import rich.console; assert rich.console.Console\n"
+
+    for then in (after, "assert cli._load('elsewhere:command')([]) == 0\n"):
+        done = subprocess.run(
+            [sys.executable, "-c", look + then], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:

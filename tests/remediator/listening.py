@@ -10,6 +10,7 @@ from typing import Final
 import httpx
 
 from deploy import parts
+from tests.asking import PLAIN
 from tests.waiting import eventually
 
 _LISTENS: Final = re.compile(r'"address":"(127\.0\.0\.1:[1-9]\d*)"')
@@ -23,7 +24,11 @@ def listening(command: Sequence[str], log: Path) -> Iterator[str]:
     try:
         found = eventually(lambda: _LISTENS.search(log.read_text()), "it listens", log=log.read_text)
         url = f"http://{found[1]}"
-        eventually(lambda: httpx.get(f"{url}/-/ready", trust_env=False).is_success, "it is ready", log=log.read_text)
+        eventually(
+            lambda: httpx.get(f"{url}/-/ready", trust_env=False, verify=PLAIN).is_success,
+            "it is ready",
+            log=log.read_text,
+        )
         yield url
     finally:
         process.kill()

@@ -33,6 +33,7 @@ from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
 from remediator.safety import Act, Order
+from tests.asking import PLAIN
 from tests.remediator.builders import HOST, payload, sent
 from tests.waiting import eventually, together
 
@@ -58,10 +59,12 @@ class Served:
         content = json.dumps(body).encode() if content is None else content
         raw = {name: value if isinstance(value, bytes) else value.encode() for name, value in headers.items()}
         sent_headers = [(name.encode(), value) for name, value in raw.items()]
-        return httpx.post(f"{self.url}{ALERTS}", content=content, headers=sent_headers, timeout=20, trust_env=False)
+        return httpx.post(
+            f"{self.url}{ALERTS}", content=content, headers=sent_headers, timeout=20, trust_env=False, verify=PLAIN
+        )
 
     def count(self, series: str, **labels: str) -> float | None:
-        page = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        page = httpx.get(f"{self.url}/metrics", trust_env=False, verify=PLAIN).text
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if sample.name == f"gpuwarden_remediator_{series}" and sample.labels == labels:
@@ -69,7 +72,7 @@ class Served:
         return None
 
     def asked(self, probe: str) -> tuple[int, str]:
-        answer = httpx.get(f"{self.url}/-/{probe}", timeout=20, trust_env=False)
+        answer = httpx.get(f"{self.url}/-/{probe}", timeout=20, trust_env=False, verify=PLAIN)
         return answer.status_code, answer.text
 
     def kept(self) -> int:
@@ -330,7 +333,12 @@ def test_a_token_written_beside_the_old_one_is_accepted_by_the_running_process_a
         eventually(lambda: served.post(payload(), headers=new).status_code == 202, "the new token is accepted")
         assert served.post(payload()).status_code == 202
         answer = httpx.post(
-            served.url + ALERTS, json=payload(), auth=("ann", "0123456789abcdef"), timeout=20, trust_env=False
+            served.url + ALERTS,
+            json=payload(),
+            auth=("ann", "0123456789abcdef"),
+            timeout=20,
+            trust_env=False,
+            verify=PLAIN,
         )
         assert answer.status_code == 202
         assert TOKEN not in served.log.read_text()
@@ -408,11 +416,15 @@ def test_what_is_no_payload_is_refused_with_400(webhook: Served, body: bytes) ->
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_the_webhook_takes_posts_only(served: Served, method: str) -> None:
-    assert httpx.request(method, served.url + ALERTS, headers=AUTHORIZED, trust_env=False).status_code == 405
+    assert (
+        httpx.request(method, served.url + ALERTS, headers=AUTHORIZED, trust_env=False, verify=PLAIN).status_code == 405
+    )
 
 
 def test_no_documentation_pages_are_served(served: Served) -> None:
-    assert [httpx.get(served.url + page, trust_env=False).status_code for page in ("/docs", "/redoc")] == [404, 404]
+    assert [
+        httpx.get(served.url + page, trust_env=False, verify=PLAIN).status_code for page in ("/docs", "/redoc")
+    ] == [404, 404]
 
 
 def test_a_caller_that_hangs_up_in_the_middle_is_counted_and_costs_nothing(served: Served) -> None:
@@ -467,7 +479,7 @@ def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None
     served.ledger.take_new(HOST, now=1.0)
     served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
     served.ledger.would_act(1, "would", now=3.0)
-    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
+    page = httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text
 
     checked = subprocess.run(
         [parts.find("promtool"), "check", "metrics"],

@@ -21,6 +21,7 @@ from deploy.postgres import NoPostgres, Postgres
 from deploy.postgres import postgres as postgres_server
 from remediator.ledger import Ledger
 from remediator.serving import END_S
+from tests.asking import PLAIN
 from tests.e2e.faulty import Disk, small_disk
 from tests.remediator.alertmanager import alertmanager, tell
 from tests.remediator.builders import HOST, LABELS, payload, sent
@@ -170,7 +171,7 @@ def silent(postgres: Postgres) -> Iterator[None]:
 
 def scrape(served: Served) -> None:
     with suppress(httpx.HTTPError):
-        httpx.get(f"{served.url}/metrics", timeout=20, trust_env=False)
+        httpx.get(f"{served.url}/metrics", timeout=20, trust_env=False, verify=PLAIN)
 
 
 def deliver(served: Served) -> None:

@@ -18,6 +18,7 @@ from gpuwarden import logs
 from gpuwarden.cli import main
 from remediator.execute import ExecutorLock
 from remediator.ledger import Ledger
+from tests.asking import PLAIN
 from tests.remediator.builders import HOST
 from tests.waiting import eventually
 
@@ -92,7 +93,7 @@ def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., 
 
     def answers() -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/-/ready", trust_env=False).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{port}/-/ready", trust_env=False, verify=PLAIN).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -21,6 +21,7 @@ from gpuwarden.schema import DISPATCH_EVENTS, QUEUE
 from gpuwarden.stores import existing
 from remediator import queue_metrics
 from remediator.queue_metrics import SERIES, QueueCollector, Spread
+from tests.asking import PLAIN
 from tests.remediator.builders import HOST
 from tests.remediator.test_app import serving
 from tests.waiting import eventually
@@ -418,9 +419,9 @@ def test_a_value_on_a_bound_is_within_it() -> None:
 def test_the_webhooks_process_tells_of_the_queue_it_is_given(store: JobStore, queue_url: str, tmp_path: Any) -> None:
     submit(store)
     with serving(tmp_path / "serve", "--queue", queue_url) as (served, _):
-        found = read(httpx.get(f"{served.url}/metrics", trust_env=False).text)
+        found = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)
     with serving(tmp_path / "without") as (served, _):
-        without = read(httpx.get(f"{served.url}/metrics", trust_env=False).text)
+        without = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)
 
     assert of(found, "jobs", queue="gpu", state="queued") == 1
     assert of(without, "up") is None

@@ -23,6 +23,7 @@ from remediator.ledger import Ledger
 from remediator.remedies.restart_worker import decide
 from remediator.safety import Act, Order
 from remediator.silences import Silences
+from tests.asking import PLAIN
 from tests.remediator.alertmanager import alertmanager, expire, silence, tell
 from tests.remediator.builders import HOST, LABELS, alert
 from tests.remediator.test_execute import BOUNDLESS, PACE, executor, running, story, to_the_end, told, turn
@@ -44,7 +45,7 @@ def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def its(one_for_all: str) -> Iterator[str]:
     """A real Alertmanager; no test leaves it a silence."""
     yield one_for_all
-    for each in httpx.get(f"{one_for_all}/api/v2/silences", trust_env=False).json():
+    for each in httpx.get(f"{one_for_all}/api/v2/silences", trust_env=False, verify=PLAIN).json():
         expire(one_for_all, each["id"])
 
 
@@ -84,7 +85,7 @@ def told_of(url: str, **labels: Any) -> str:
     names = {**LABELS, **labels}
 
     def found() -> Any:
-        alerts = httpx.get(f"{url}/api/v2/alerts", trust_env=False).json()
+        alerts = httpx.get(f"{url}/api/v2/alerts", trust_env=False, verify=PLAIN).json()
         return next((each["fingerprint"] for each in alerts if each["labels"] == names), None)
 
     return str(eventually(found, "it has the alert"))
