@@ -94,6 +94,7 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "gpu_simulated": None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
         "gpu_idle_s": place.gpu_idle_s if place else None,
         "gpu_unknown": _because(place.gpu_unknown) if place else None,
+        "gpu_lost_s": place.gpu_lost_s if place else None,
         "ram_bytes": place.ram_bytes if place else None,
         "ram_still_s": place.ram_still_s if place else None,
         "ram_unknown": _because(place.ram_unknown) if place else None,
@@ -102,6 +103,7 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "container_cpu_still_s": place.cpu_still_s if place else None,
         "work_unknown": _because(place.work_unknown) if place else None,
         "gpu_pids": _driver_pids(snapshot),
+        "lost_gpus": list(snapshot.lost_gpus),
     }
 
 

@@ -37,6 +37,11 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
             "gpu_idle_s",
         ),
+        (
+            "gpu_lost_seconds",
+            "For how long a GPU of the container has been lost and each other one was lost or idle; absent if unknown.",
+            "gpu_lost_s",
+        ),
         ("io_still_seconds", "For how long its processes have read and written no more than the threshold.",
          "io_still_s"),
         ("fault_still_seconds", "For how long its processes have had no more page faults than the threshold.",

@@ -92,6 +92,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
     )
+    yield gauge(
+        "gpuwarden_gpu_lost_seconds",
+        "For how long the GPU's driver has called it lost, or not listed it any more; 0 while it is there.",
+        _GPU,
+        (((uuid,), lost_s) for uuid, lost_s in snapshot.gpu_lost_s.items()),
+    )
     yield from _counted(snapshot.gpu_totals)
     yield from _sensors(gpus)
     yield from _errors(gpus)

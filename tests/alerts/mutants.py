@@ -18,10 +18,13 @@ NODE: Final = "node.rules.yaml"
 ATTRIBUTION: Final = "attribution.rules.yaml"
 VRAM: Final = "vram.rules.yaml"
 WRANGLING: Final = "wrangling.rules.yaml"
+GPU_LOST: Final = "gpu.rules.yaml"
 RULES: Final = {
     name: (ALERTS / name).read_text()
-    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING)
-}
+    for name in (
+        STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING, GPU_LOST,
+    )
+}  # fmt: skip
 
 FIRST: Final = {
     STALL: (
@@ -63,6 +66,11 @@ FIRST: Final = {
     ),
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
     ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
+    GPU_LOST: (
+        "fires when one leg after another",
+        "does not fire where a second exporter",
+        "does not fire when a figure is absent",
+    ),
     WRANGLING: ("fires at the sixth", "hosts that share a queue", "fires for each worker"),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
@@ -1232,7 +1240,82 @@ WRANGLING_MUTANTS: Final = [
     *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
 ]  # fmt: skip
 
+# The rule about jobs of which a GPU is lost. It is nearly made of the parts of the others.
+
+LOST = "gpuwarden_container_gpu_lost_seconds"
+LOST_LEG = f"""\
+            (
+              max by {SLOT} ({WINDOW})
+                <= on (host, container) group_left ()
+              min by (host, container) ({LOST})
+            )
+"""
+CONTRADICTED = f"            unless on (host, container) {GPU_IDLE}\n"
+BEATS = f"""\
+            unless on {SLOT} (
+              min by {SLOT} (gpuwarden_job_beat_age_seconds)
+                <
+              max by {SLOT} ({WINDOW})
+            )
+"""
+
+GPU_LOST_MUTANTS: Final = [
+    *of(
+        GPU_LOST,
+        LOST_LEG,
+        ("an idle GPU will do", LOST, GPU_IDLE),
+        ("a loss must be longer than the window", "<=", "<"),
+        ("a loss is compared the wrong way round", "<=", ">="),
+        ("the longer of two losses counts", "min by", "max by"),
+        ("a loss is measured by the shortest window", "max by", "min by"),
+        ("a loss is compared with 300 s whatever is set", f"({WINDOW})", f"({WINDOW} * 0 + 300)"),
+        ("a loss remembers its longest", LOST, f"max_over_time({LOST}[5m])"),
+        ("a loss is believed after it has vanished", LOST, f"last_over_time({LOST}[5m])"),
+        ("a loss is not aggregated", f"min by (host, container) ({LOST})", LOST),
+    ),
+    *of(
+        GPU_LOST,
+        CONTRADICTED,
+        ("nobody may contradict", CONTRADICTED, ""),
+        ("another host contradicts", "(host, container)", "(container)"),
+        ("only a busy GPU contradicts", GPU_IDLE, f"({GPU_IDLE} == 0)"),
+    ),
+    *of(
+        GPU_LOST,
+        BEATS,
+        ("a beat is no sign of life", BEATS, ""),
+        ("a beat as old as the window is one", "<", "<="),
+        ("a beat is compared the wrong way round", "<", ">"),
+        ("the older of two beats counts", "min by", "max by"),
+        ("any other worker's beat counts", f"on {SLOT}", "on (host)"),
+    ),
+    *of(
+        GPU_LOST,
+        ONE_PHASE,
+        ("the phase's age is not looked at", ONE_PHASE, ""),
+        ("the phase's age accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
+        ("the phase must be older than the window", ">=", ">"),
+        ("the phase is compared the wrong way round", ">=", "<="),
+        ("the older of two phases counts", "min by", "max by"),
+        ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
+    ),
+    *of(
+        GPU_LOST,
+        HEALTH_RAM,
+        ("the RAM is not looked at", HEALTH_RAM, ""),
+        ("the RAM accuses by itself", "and on", "or on"),
+        ("the RAM must be still for longer than the window", "<=", "<"),
+        ("the RAM that moved less counts", "min by", "max by"),
+        ("the RAM is believed after it has vanished", RAM_STILL, f"last_over_time({RAM_STILL}[5m])"),
+    ),
+    *of_identity(GPU_LOST, "the window"),
+    *of_file(GPU_LOST, WINDOW),
+    *of_outcome(GPU_LOST, LABELS.replace("stall", "health"), "health"),
+    *of(GPU_LOST, "      - alert: GpuwardenJobGpuLost", ("it goes by another name", "JobGpuLost", "GpuLost")),
+]
+
 MUTANTS: Final = [
+    *GPU_LOST_MUTANTS,
     *STALL_MUTANTS,
     *WORKER_MUTANTS,
     *GONE_MUTANTS,
