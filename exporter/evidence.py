@@ -8,7 +8,7 @@ seconds.
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -381,6 +381,7 @@ class ContainerHistory:
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
+        self._lost_s: tuple[float, float] | None = None
         self._work: Mapping[int, ProcessWork] | None = None
         self._work_looked_s: float | None = None
         self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (
@@ -402,9 +403,16 @@ class ContainerHistory:
         return still or none or last_s is None or not 0 <= now_s - last_s < WORK_APART_S
 
     def observe(
-        self, container: Container, gpu: GpuUse, ram: RamUse, work: WorkUse = NOT_LOOKED_AT, *, now_s: float
+        self,
+        container: Container,
+        gpu: GpuUse,
+        ram: RamUse,
+        work: WorkUse = NOT_LOOKED_AT,
+        *,
+        now_s: float,
+        lost: Collection[str] = (),
     ) -> ContainerEvidence:
-        """Take in one sample and return the evidence as it stands now."""
+        """Take in one sample and return the evidence as it stands now. `lost` are the host's GPUs that are."""
         self.gpus = gpu.gpus or self.gpus
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -449,7 +457,28 @@ class ContainerHistory:
             work_unknown=work_unknown or unknown,
             peak_bytes=dict(self._peak_bytes),
             oom_kills=ram.oom_kills,
+            lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost),
+            gpu_lost_s=self._lost(container, gpu, lost, now_s),
         )
+
+    def _lost(self, container: Container, gpu: GpuUse, lost: Collection[str], now_s: float) -> float | None:
+        """For how long one of its GPUs has been lost and each other one idle or lost.
+
+        A look that cannot tell breaks it off no sooner than a gap does.
+        """
+        others = [share for share in gpu.shares if share.gpu not in lost]
+        told = set(gpu.gpus) - set(lost) <= {share.gpu for share in others if share.attributed}
+        busy = any((share.utilization_ratio or 0.0) > self._thresholds.idle_ratio for share in others)
+        if container.paused or busy or gpu.unknown is None:
+            self._lost_s = None
+        if container.paused or not told or set(lost).isdisjoint(gpu.gpus):
+            return None
+        if busy:
+            return 0.0
+        if self._lost_s is None or now_s - self._lost_s[1] > self._thresholds.gap_max_s:
+            self._lost_s = now_s, now_s
+        self._lost_s = self._lost_s[0], now_s
+        return now_s - self._lost_s[0]
 
     def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:
         """For how long I/O, page faults and CPU time have been still."""

@@ -122,6 +122,8 @@ class Gpu:
     xids_watched: bool = False
     """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
     mig: MigInstance | None = None
+    lost: bool | None = False
+    """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
 
     @property
     def number(self) -> str:
@@ -165,6 +167,9 @@ class Gpu:
         known = [process.memory_bytes for process in self.processes or ()]
         return None if self.processes is None or None in known else sum(used or 0 for used in known)
 
+
+UNIDENTIFIED: Final = "unidentified-"
+"""How the name of a GPU begins that has not told its UUID; its index follows."""
 
 ALL_NODES: Final = "dri"
 """How a container asks for every GPU that has a render node: by the folder of all nodes."""
@@ -416,6 +421,11 @@ class ContainerEvidence:
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     oom_kills: int | None = None
     """How many of its processes the kernel has killed for want of memory, in this incarnation."""
+    lost_gpus: tuple[str, ...] = ()
+    """Which of the GPUs that it was given are lost."""
+    gpu_lost_s: float | None = None
+    """For how long one of its GPUs has been lost and each other one idle or lost too, seconds; `None` while none is
+    lost, or another is unknown."""
 
     @property
     def work_still_s(self) -> float | None:
@@ -516,6 +526,10 @@ class Snapshot:
     """How often each container was restarted that has ended and is about to be started again, by name."""
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers."""
+    gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
+    """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
+    lost_gpus: tuple[str, ...] = ()
+    """The GPUs that are lost, by UUID; without those that have not told theirs."""
     unseen: tuple[str, ...] = ()
     """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)

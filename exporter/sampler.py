@@ -23,6 +23,7 @@ from exporter.evidence import (
     Thresholds,
     WorkUse,
 )
+from exporter.lost import Losses, LossHistory
 from exporter.readings import (
     NUMBERED,
     WITH_NODES,
@@ -114,6 +115,8 @@ class Sampler:
         self._histories: dict[str, ContainerHistory] = {}
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
         self._gpu_history = GpuHistory(thresholds)
+        self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
+        self._losses = Losses()
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
@@ -163,6 +166,7 @@ class Sampler:
         found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
+        self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
         running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         self._histories = {
@@ -206,6 +210,8 @@ class Sampler:
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             restarting=_restarting(listings, running),
             unplaced=tuple(evidence.unplaced(gpu, self._attributed) for gpu in (found_gpus.gpus if found_gpus else ())),
+            gpu_lost_s=self._losses.seconds,
+            lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),
             unknown=dict(self._unknown),
         )
@@ -322,7 +328,7 @@ class Sampler:
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus)
         wanted = pids is None or history.wants_work(use, now_s=now.boottime_s)
         work = self._work_of(pids) if wanted else evidence.AS_IT_WAS
-        found = history.observe(container, use, ram, work, now_s=now.boottime_s)
+        found = history.observe(container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named)
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1

@@ -98,6 +98,7 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "gpu_pegged_s": place.gpu_pegged_s if place else None,
         "gpu_not_seen_busy_s": place.gpu_not_seen_busy_s if place else None,
         "gpu_unknown": _because(place.gpu_unknown) if place else None,
+        "gpu_lost_s": place.gpu_lost_s if place else None,
         "ram_bytes": place.ram_bytes if place else None,
         "ram_still_s": place.ram_still_s if place else None,
         "ram_unknown": _because(place.ram_unknown) if place else None,
@@ -106,6 +107,7 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "container_cpu_still_s": place.cpu_still_s if place else None,
         "work_unknown": _because(place.work_unknown) if place else None,
         "gpu_pids": _driver_pids(snapshot),
+        "lost_gpus": list(snapshot.lost_gpus),
     }
 
 

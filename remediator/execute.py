@@ -955,8 +955,8 @@ class Executor:
                 self._settle(episode, step)
             case plan.Stop() | plan.Start():
                 self._free(episode, step)
-            case plan.Quarantine(because=because):
-                self._quarantine(episode, because)
+            case plan.Quarantine():
+                self._quarantine(episode, step)
             case plan.Wait() | plan.Lose() | plan.Return() | plan.LockWorker() | plan.Migrate() | plan.BlockRun():
                 raise AssertionError("it is not performed here")
 
@@ -1047,18 +1047,19 @@ class Executor:
         done = {"warned": {**decided["warned"], "done": True, "before": act == "failed"}}
         self._advance(episode, intent, intent.stage, "warn", because, act=act, data=done)
 
-    def _quarantine(self, episode: Episode, because: str) -> None:
-        intent = episode.free
+    def _quarantine(self, episode: Episode, step: plan.Quarantine) -> None:
+        intent, because = episode.free, step.because
         if intent is None:
             raise AssertionError("a quarantine without a free was decided")
         if not self._ledger.hold(intent, for_s=self._act_s(Kind.FREE)):
             return
-        gpus: list[str] = intent.data["gpus"]
+        gpus: list[str] = list(step.lost) or intent.data["gpus"]
         queue = self._hands.queue
         slot = episode.worker if episode.subject is Subject.WORKER else ""
         queue.quarantine(gpus, host=self._host, worker=slot, because=because, now=queue.now())
         log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
-        self._advance(episode, intent, intent.stage, "quarantine", because, data={"quarantined": True})
+        data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
+        self._advance(episode, intent, intent.stage, "quarantine", because, data=data)
 
     def _move_jobs(self, episode: Episode, step: plan.Lose | plan.Return) -> None:
         """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""

@@ -212,12 +212,33 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     return lingers
 
 
+def take_lost(facts: Facts, free: Intent) -> Step | None:
+    """Once its container is being freed: those of its GPUs that are lost go out of use, until a person releases them.
+
+    Before its job is settled and its worker starts: neither they nor anybody else get the next job onto one.
+    """
+    if free.stage in (Stage.PLANNED, Stage.ABANDONED) or not _fresh(facts) or not facts.armed:
+        return None
+    taken = free.data.get("lost", [])
+    lost = tuple(gpu for gpu in _lost(facts) if gpu in free.data.get("gpus", []) and gpu not in taken)
+    if not lost:
+        return None
+    return Quarantine(because=f"{', '.join(lost)} is lost, and out of use until a person releases it", lost=lost)
+
+
+def _lost(facts: Facts) -> list[str]:
+    return (facts.place.lost_gpus if facts.place else None) or []
+
+
 def on_gpus(facts: Facts, free: Intent) -> Wait | None:
-    """The wait for a process of the free's that the driver lists still, or may, by evidence that is there."""
+    """The wait for a process of the free's that the driver lists still, or may, by evidence that is there.
+
+    A lost GPU runs nothing, and its list is not to be had any more: what holds it is still in the cgroup.
+    """
     gpu_pids = (facts.place.gpu_pids if facts.place else None) or {}
     listed = {gpu: gpu_pids.get(gpu) for gpu in free.data.get("gpus", [])}
     held = sorted(_had(free).intersection(pid for pids in listed.values() for pid in pids or ()))
-    silent = [gpu for gpu, pids in listed.items() if pids is None]
+    silent = [gpu for gpu, pids in listed.items() if pids is None and gpu not in _lost(facts)]
     if held:
         return Wait(reason="dying", because=f"the driver still lists its processes {held}")
     if silent:

@@ -71,9 +71,10 @@ class Intent:
     """One thing that was promised: written before anything is done, and kept to its end.
 
     `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle,
-    GPUs, pids and cgroup, how many tries its stage has had, whether its GPUs were put in quarantine, and how its worker
-    was warned: the signal, how often that was decided, whether it is known to be done, and whether it was under a
-    promise that was taken back since. That of a settle holds the worker incarnation that held the job.
+    GPUs, pids and cgroup, how many tries its stage has had, whether its GPUs were put in quarantine, which of them were
+    because they are lost, and how its worker was warned: the signal, how often that was decided, whether it is known to
+    be done, and whether it was under a promise that was taken back since. That of a settle holds the worker incarnation
+    that held the job.
     """
 
     intent_id: int
@@ -372,9 +373,10 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
-    """Take the free's GPUs out of use: a process on them cannot be killed."""
+    """Take GPUs out of use: those of the free that are `lost`; else all, for a process on them cannot be killed."""
 
     because: str
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

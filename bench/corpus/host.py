@@ -18,6 +18,7 @@ from exporter.answering import Asking
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import gauge
 from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, RamUse, Thresholds, WorkUse
+from exporter.lost import LossHistory
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -224,6 +225,7 @@ class Host:
         self._cpu: dict[int, CpuHistory] = {}
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
+        self._losses = LossHistory(gap_max_s=self._thresholds.gap_max_s)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -269,10 +271,11 @@ class Host:
         }
 
     def _look(self, second: int, now: Stamp) -> Snapshot:
-        gpus = GpuReadings(source="nvml", gpus=tuple(self._gpu(number, second) for number in self._gpus))
+        told = self._gpu_readings(second)
+        losses, gpus = self._losses.observe(told, now_s=now.boottime_s)
         running = {each.incarnation: each for each in self._listed()}
         self._containers = {key: found for key, found in self._containers.items() if key in running}
-        found = {each.id: self._evidence(each, gpus, second, now) for each in running.values()}
+        found = {each.id: self._evidence(each, gpus, losses.named, second, now) for each in running.values()}
         sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
         for life in self.lives:
             if life.worker is None:
@@ -309,8 +312,16 @@ class Host:
             health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s, patience=limits.patience,
             vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
-            servers=tuple(self._servers(running, second, now)),
+            servers=tuple(self._servers(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
         )  # fmt: skip
+
+    def _gpu_readings(self, second: int) -> GpuReadings | None:
+        """What the driver tells; nothing while it does not answer, for one GPU or another."""
+        states = {number: at(self._scenario.gpus.get(number, ()), second, "works") for number in self._gpus}
+        if "unanswered" in states.values():
+            return None
+        told = tuple(self._gpu(number, second) for number, state in states.items() if state != "vanished")
+        return GpuReadings(source="nvml", gpus=told)
 
     def _gpu(self, number: int, second: int) -> Gpu:
         """As its driver tells it."""
@@ -335,6 +346,7 @@ class Host:
                 for each, ratio in zip(lives, ratios, strict=True)
             ),
             unknown="the GPU is lost" if state == "lost" else None,
+            lost=state == "lost",
         )
 
     def _ratio(self, life: _Life, number: int) -> float | None:
@@ -360,7 +372,9 @@ class Host:
                 paused=life.doing.process is Process.PAUSED,
             )  # fmt: skip
 
-    def _evidence(self, container: Container, gpus: GpuReadings, second: int, now: Stamp) -> ContainerEvidence:
+    def _evidence(
+        self, container: Container, gpus: GpuReadings | None, lost: Sequence[str], second: int, now: Stamp
+    ) -> ContainerEvidence:
         inside = [each for each in self.lives if each.program.container == container.name and each.runs]
         pids = frozenset(each.pid for each in inside)
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
@@ -371,6 +385,7 @@ class Host:
             ram,
             WorkUse(processes={each.pid: each.work for each in inside}),
             now_s=now.boottime_s,
+            lost=lost,
         )
 
     def _servers(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:

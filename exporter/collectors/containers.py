@@ -61,6 +61,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "`gpuwarden_container_gpu_utilization_ratio`, compared at each look with `--idle-ratio`",
         ),
         (
+            "gpu_lost_seconds",
+            "For how long a GPU of the container has been lost and each other one was lost or idle; absent if unknown.",
+            "gpu_lost_s",
+            "the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
+        ),
+        (
             "gpu_pegged_seconds",
             "For how long it has kept the same GPUs fully busy without a pause, the others idle; absent if unknown.",
             "gpu_pegged_s",

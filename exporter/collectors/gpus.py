@@ -10,9 +10,10 @@ from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Sn
 
 _GPU = ("gpu",)
 
-_XIDS = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120)
+_XIDS = (13, 31, 43, 45, 46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143)
 """NVIDIA's numbers for errors that are told from the first look on, as 0: `increase()` does not see the first increase
-of a counter that is born with it. 13 to 45 are mostly the program's; then memory, NVLink, the bus and the firmware."""
+of a counter that is born with it. 13 to 45 are mostly the program's; then the GPU, its memory, NVLink, the bus and the
+firmware. All that GpuwardenGpuXid names are among them."""
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -117,6 +118,13 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((share.gpu,), share.memory_bytes) for share in snapshot.unplaced),
         source="as `gpuwarden_container_gpu_memory_bytes`, of the pids in none of their cgroups and trees",
+    )
+    yield gauge(
+        "gpuwarden_gpu_lost_seconds",
+        "For how long the GPU's driver has called it lost, or not listed it any more; 0 while it is there.",
+        _GPU,
+        (((uuid,), lost_s) for uuid, lost_s in snapshot.gpu_lost_s.items()),
+        source="the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
     )
     yield from _counted(snapshot.gpu_totals)
     yield from _sensors(gpus)

@@ -15,10 +15,20 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
+from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
 from exporter.sources.driver_wire import DriverError
-from exporter.sources.nvml_calls import NOT_AVAILABLE, NOT_THERE, SESSION_OVER, Entry, ask, running, said, utilizations
+from exporter.sources.nvml_calls import (
+    GPU_LOST,
+    NOT_AVAILABLE,
+    NOT_THERE,
+    SESSION_OVER,
+    Entry,
+    ask,
+    running,
+    said,
+    utilizations,
+)
 from exporter.sources.nvml_events import Report, XidWatch
 from exporter.sources.nvml_figures import Figures
 from exporter.sources.samples import Cursor, Listed, Sample
@@ -107,11 +117,12 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             if error.value in SESSION_OVER:
                 raise
-            return [self._lost(index, said(error))]
+            # What the driver will not say for another reason it may say at the next look.
+            return [self._unreachable(index, said(error), lost=error.value in GPU_LOST or None)]
 
-    def _lost(self, index: int, because: str) -> Gpu:
+    def _unreachable(self, index: int, because: str, *, lost: bool | None) -> Gpu:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
-        uuid, name = self._identities.get(index, (f"unidentified-{index}", ""))
+        uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
         self._cursors.pop(uuid, None)
         self._figures.pop(uuid, None)
         if self._xids:
@@ -125,6 +136,7 @@ class NvmlGpus:
             memory_size_bytes=None,
             processes=None,
             unknown=because,
+            lost=lost,
         )
 
     def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:

@@ -51,6 +51,8 @@ def decide(facts: Facts) -> Step:
     free, settle = facts.episode.free, facts.episode.settle
     if free is None:
         return _consider(facts)
+    if (step := freeing.take_lost(facts, free)) is not None:
+        return step
     if settle is not None and not settle.over:
         step = _settle(facts, free, settle)
         if step is not None:
@@ -172,6 +174,8 @@ def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
     The window lies within one phase: what counted as life in the phase before is not told any more. A job that has
     never beaten, or did before a reboot, owes no beat.
     """
+    if evidence.gpu_lost_s is not None and evidence.gpu_idle_s is None:
+        return _on_a_lost_gpu(evidence)
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
     if not window_s or grace_s is None:
         return False, "GPU health does not watch it: its class uses no GPU, or it says that it is idle"
@@ -190,17 +194,40 @@ def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
     return min(silent_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
 
 
-def _container_quiet(evidence: WorkerFacts) -> tuple[float | None, str]:
+def _on_a_lost_gpu(evidence: WorkerFacts) -> tuple[bool, str]:
+    """A GPU job of which a GPU is lost, and that has shown no sign of life for a whole window, no beat either (A7).
+
+    It has no grace: there is nothing to load any more. The window lies within one phase, as above.
+    """
+    window_s = evidence.health_window_s
+    if not window_s:
+        return False, "the job's class uses no GPU"
+    if evidence.phase_age_s is None:
+        return False, "for how long the attempt has been in its phase is unknown"
+    quiet_s, signs = _container_quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
+    if quiet_s is None:
+        return False, signs
+    beat_age_s = evidence.phase_age_s if evidence.beat_age_s is None else evidence.beat_age_s
+    figures = (
+        f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, its last beat "
+        f"{'never' if evidence.beat_age_s is None else f'{beat_age_s:.1f} s ago'}, {_where(evidence)}"
+    )
+    return min(quiet_s, evidence.phase_age_s, beat_age_s) >= window_s, figures
+
+
+def _container_quiet(evidence: WorkerFacts, gpu: tuple[str, float | None] | None = None) -> tuple[float | None, str]:
     """For how long a container has shown none of the signs of life that count in its job's phase (A5).
 
-    `None` where any of them is unknown; with it the sentence that says so, or names each.
+    `gpu` is what its GPUs are, and for how long: idle, where nothing is said. `None` where any of them is unknown; with
+    it the sentence that says so, or names each.
     """
-    if evidence.gpu_idle_s is None:
+    state, gpu_s = gpu or ("idle", evidence.gpu_idle_s)
+    if gpu_s is None:
         return None, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}"
     if evidence.ram_still_s is None:
         return None, f"RAM unknown: {evidence.ram_unknown or 'not measured'}"
-    quiet_s = min(evidence.gpu_idle_s, evidence.ram_still_s)
-    figures = f"GPU idle {evidence.gpu_idle_s:.1f} s, RAM still {evidence.ram_still_s:.1f} s"
+    quiet_s = min(gpu_s, evidence.ram_still_s)
+    figures = f"GPU {state} {gpu_s:.1f} s, RAM still {evidence.ram_still_s:.1f} s"
     if evidence.phase not in _WORK_COUNTS:
         return quiet_s, figures
     work = (evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)

@@ -19,6 +19,8 @@ NODE: Final = "node.rules.yaml"
 ATTRIBUTION: Final = "attribution.rules.yaml"
 VRAM: Final = "vram.rules.yaml"
 WRANGLING: Final = "wrangling.rules.yaml"
+GPU_LOST: Final = "gpu.rules.yaml"
+FAULTS: Final = "faults.rules.yaml"
 RULES: Final = {
     name: (ALERTS / name).read_text()
     for name in (
@@ -35,6 +37,8 @@ RULES: Final = {
         VRAM,
         ATTRIBUTION,
         WRANGLING,
+        GPU_LOST,
+        FAULTS,
     )
 }
 
@@ -83,6 +87,12 @@ FIRST: Final = {
     ),
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
     ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
+    GPU_LOST: (
+        "fires when one leg after another",
+        "does not fire where a second exporter",
+        "does not fire when a figure is absent",
+    ),
+    FAULTS: ("fires for each number", "fires for a series that is born", "fires for every way"),
     WRANGLING: ("fires at the sixth", "hosts that share a queue", "fires for each worker"),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
@@ -1426,7 +1436,235 @@ WRANGLING_MUTANTS: Final = [
     *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
 ]  # fmt: skip
 
+# The rule about jobs of which a GPU is lost. It is nearly made of the parts of the others.
+
+LOST = "gpuwarden_container_gpu_lost_seconds"
+LOST_LEG = f"""\
+            (
+              max by {SLOT} ({WINDOW})
+                <= on (host, container) group_left ()
+              min by (host, container) ({LOST})
+            )
+"""
+CONTRADICTED = f"            unless on (host, container) {GPU_IDLE}\n"
+BEATS = f"""\
+            unless on {SLOT} (
+              min by {SLOT} (gpuwarden_job_beat_age_seconds)
+                <
+              max by {SLOT} ({WINDOW})
+            )
+"""
+
+GPU_LOST_MUTANTS: Final = [
+    *of(
+        GPU_LOST,
+        LOST_LEG,
+        ("an idle GPU will do", LOST, GPU_IDLE),
+        ("a loss must be longer than the window", "<=", "<"),
+        ("a loss is compared the wrong way round", "<=", ">="),
+        ("the longer of two losses counts", "min by", "max by"),
+        ("a loss is measured by the shortest window", "max by", "min by"),
+        ("a loss is compared with 300 s whatever is set", f"({WINDOW})", f"({WINDOW} * 0 + 300)"),
+        ("a loss remembers its longest", LOST, f"max_over_time({LOST}[5m])"),
+        ("a loss is believed after it has vanished", LOST, f"last_over_time({LOST}[5m])"),
+        ("a loss is not aggregated", f"min by (host, container) ({LOST})", LOST),
+    ),
+    *of(
+        GPU_LOST,
+        CONTRADICTED,
+        ("nobody may contradict", CONTRADICTED, ""),
+        ("another host contradicts", "(host, container)", "(container)"),
+        ("only a busy GPU contradicts", GPU_IDLE, f"({GPU_IDLE} == 0)"),
+    ),
+    *of(
+        GPU_LOST,
+        BEATS,
+        ("a beat is no sign of life", BEATS, ""),
+        ("a beat as old as the window is one", "<", "<="),
+        ("a beat is compared the wrong way round", "<", ">"),
+        ("the older of two beats counts", "min by", "max by"),
+        ("any other worker's beat counts", f"on {SLOT}", "on (host)"),
+    ),
+    *of(
+        GPU_LOST,
+        ONE_PHASE,
+        ("the phase's age is not looked at", ONE_PHASE, ""),
+        ("the phase's age accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
+        ("the phase must be older than the window", ">=", ">"),
+        ("the phase is compared the wrong way round", ">=", "<="),
+        ("the older of two phases counts", "min by", "max by"),
+        ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
+    ),
+    *of(
+        GPU_LOST,
+        HEALTH_RAM,
+        ("the RAM is not looked at", HEALTH_RAM, ""),
+        ("the RAM accuses by itself", "and on", "or on"),
+        ("the RAM must be still for longer than the window", "<=", "<"),
+        ("the RAM that moved less counts", "min by", "max by"),
+        ("the RAM is believed after it has vanished", RAM_STILL, f"last_over_time({RAM_STILL}[5m])"),
+    ),
+    *of_identity(GPU_LOST, "the window"),
+    *of_file(GPU_LOST, WINDOW),
+    *of_outcome(GPU_LOST, LABELS.replace("stall", "health"), "health"),
+    *of(GPU_LOST, "      - alert: GpuwardenJobGpuLost", ("it goes by another name", "JobGpuLost", "GpuLost")),
+]
+
+# The rules about GPUs and their driver, for people.
+
+
+def _alert(name: str) -> str:
+    """One alert of the rules for people, letter for letter."""
+    text = RULES[FAULTS]
+    begins = text.index(f"      - alert: Gpuwarden{name}\n")
+    ends = text.find("      - alert:", begins + 1)
+    return text[begins:] if ends == -1 else text[begins:ends]
+
+
+NAMED = 'gpuwarden_gpu_info{gpu!~"unidentified-.*"}'
+MISSING, THROTTLED, BLIND = (_alert(each) for each in ("GpuMissing", "GpuThrottled", "GpuTelemetryDown"))
+
+FAULTS_MUTANTS: Final = [
+    *of(
+        FAULTS,
+        "        expr: min by (host, gpu) (gpuwarden_gpu_lost_seconds) >= 60\n",
+        ("lost: one of two exporters suffices", "min by", "max by"),
+        ("lost: it must be lost for longer than a minute", ">=", ">"),
+        ("lost: it is told at once", ">= 60", ">= 0"),
+        ("lost: hosts are not told apart", "(host, gpu)", "(gpu)"),
+        ("lost: GPUs are not told apart", "(host, gpu)", "(host)"),
+        ("lost: it is believed after its target has vanished", "(gpuwarden_gpu_lost_seconds)",
+         "(last_over_time(gpuwarden_gpu_lost_seconds[5m]))"),
+    ),
+    *of(
+        FAULTS,
+        MISSING,
+        ("missing: ten minutes ago is not looked at", f"{NAMED} offset 10m\n            or ", ""),
+        ("missing: an hour ago is not looked at", f"            or {NAMED} offset 1h\n", ""),
+        ("missing: three hours ago are not looked at", f"            or {NAMED} offset 3h\n", ""),
+        ("missing: what has no name is missed", NAMED, "gpuwarden_gpu_info"),
+        ("missing: what is there is missed", "          unless on (host, gpu) gpuwarden_gpu_info\n", ""),
+        ("missing: a vanished target is told", "          and on (host) gpuwarden_exporter_info\n", ""),
+        ("missing: a source that fails is none", "== 0)", "== 2)"),
+        ("missing: GPUs are not told apart", "unless on (host, gpu) gpuwarden_gpu_info\n",
+         "unless on (host) gpuwarden_gpu_info\n"),
+        ("missing: it is told at once", "        for: 5m\n", ""),
+    ),
+    *of(
+        FAULTS,
+        "          unless on (host, gpu) (gpuwarden_gpu_mig_info offset 10m",
+        ("missing: instances are missed", "gpuwarden_gpu_mig_info offset 10m", "vector(0) > 1"),
+    ),
+    *[
+        mutant
+        for what, by, series in (
+            ("XID", "(host, gpu, xid)", "gpuwarden_gpu_xid_errors_total"),
+            ("ECC", "(host, gpu)", 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'),
+            ("calls", "(host)", "gpuwarden_driver_processes_killed_total"),
+        )
+        for mutant in of(
+            FAULTS,
+            f"          unless on {by} (\n            max by {by} ({series})\n              ==\n"
+            f"            max by {by} ({series} offset 1h)\n          )\n",
+            (f"{what}: what was is told for ever", "unless on", "or on"),
+            (f"{what}: a restart of the exporter hides what follows", "              ==", "              <="),
+            (f"{what}: it is told for another time", "offset ", "offset 1"),
+        )
+    ],
+    *of(
+        FAULTS,
+        'max by (host, gpu, xid) (gpuwarden_gpu_xid_errors_total{xid=~"46|48|62|64|74|79|95|119|120|140|143"}) > 0',
+        *((f"XID: {each} is left out", f"{each}", "1000") for each in
+          (46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143)),
+        *((f"XID: {each} is told too", "46|", f"{each}|46|") for each in (0, 13, 31, 43, 45, 63, 92, 94, 154)),
+        ("XID: every number is told", "=~", "!~"),
+        ("XID: none at all is told", "> 0", ">= 0"),
+        ("XID: GPUs are not told apart", "(host, gpu, xid)", "(host, xid)"),
+    ),
+    *of(
+        FAULTS,
+        '          max by (host, gpu) (gpuwarden_gpu_ecc_errors_total{error="uncorrected"}) > 0\n',
+        ("ECC: what was corrected is told", 'error="uncorrected"', 'error="corrected"'),
+        ("ECC: none at all is told", "> 0", ">= 0"),
+        ("ECC: the GPU's whole life counts", "ecc_errors", "ecc_lifetime_errors"),
+        ("ECC: it is believed after its target has vanished", '{error="uncorrected"})',
+         '{error="uncorrected"} or last_over_time(gpuwarden_gpu_ecc_errors_total{error="uncorrected"}[30m]))'),
+    ),
+    *of(
+        FAULTS,
+        "max by (host, gpu) (gpuwarden_gpu_row_remap_failed) == 1",
+        ("rows: one that waits has failed", "failed", "pending"),
+        ("rows: none has failed", "== 1", "== 0"),
+        ("rows: hosts that failed are not told apart", "(host, gpu)", "(gpu)"),
+    ),
+    *of(
+        FAULTS,
+        "max by (host, gpu) (gpuwarden_gpu_row_remap_pending) == 1",
+        ("rows: one that failed waits", "pending", "failed"),
+        ("rows: none waits", "== 1", "== 0"),
+        ("rows: hosts that wait are not told apart", "(host, gpu)", "(gpu)"),
+    ),
+    *of(
+        FAULTS,
+        THROTTLED,
+        *((f"heat: {each} is left out", each, "none") for each in
+          ("hw_slowdown|", "hw_thermal", "hw_power_brake", "sw_thermal")),
+        *((f"heat: {each} counts too", '=~"', f'=~"{each}|') for each in
+          ("gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost", "display_clock_setting")),
+        ("heat: the newest sample decides", "avg_over_time", "last_over_time"),
+        ("heat: any sample suffices", "avg_over_time", "max_over_time"),
+        ("heat: it must be all of the time", ">= 0.5", ">= 0.99"),
+        ("heat: a fifth of the time suffices", ">= 0.5", ">= 0.2"),
+        ("heat: it is told at once", "        for: 5m\n", ""),
+        ("heat: hosts are not told apart", "(host, gpu)", "(gpu)"),
+    ),
+    *of(
+        FAULTS,
+        BLIND,
+        *((f"telemetry: {each} is left out", each, "none") for each in
+          ("source_gpu", "source_drm", "gpus|", "sampler")),
+        ("telemetry: every source counts", '{collector=~"source_gpu|source_drm|gpus|sampler"}', ""),
+        ("telemetry: the worse of two exporters counts", "max by", "min by"),
+        ("telemetry: the newest sample decides", "avg_over_time", "last_over_time"),
+        ("telemetry: one answer in ten minutes suffices", "avg_over_time", "max_over_time"),
+        ("telemetry: one failure in ten minutes suffices", "< 0.5", "< 0.9"),
+        ("telemetry: it is told at once", "        for: 5m\n", ""),
+        ("telemetry: hosts are not told apart", "(host, collector)", "(collector)"),
+        ("telemetry: it does not say what fails", "(host, collector)", "(host)"),
+    ),
+    *of(
+        FAULTS,
+        "        expr: max by (host) (gpuwarden_driver_processes_abandoned) > 0\n        for: 1m\n",
+        ("hangs: none is told", "> 0", ">= 0"),
+        ("hangs: it takes two", "> 0", "> 1"),
+        ("hangs: it is told at once", "        for: 1m\n", ""),
+        ("hangs: hosts are not told apart", " by (host)", ""),
+        ("hangs: what was killed hangs", "abandoned", "killed_total"),
+    ),
+    *of(FAULTS, "          max by (host) (gpuwarden_driver_processes_killed_total) > 0\n",
+        ("calls: none is told", "> 0", ">= 0"),
+        ("calls: hosts are not told apart", " by (host)", "")),
+    *[
+        mutant
+        for name, severity in (
+            ("GpuLost", "critical"), ("GpuMissing", "warning"), ("GpuXid", "critical"),
+            ("GpuEccUncorrected", "critical"), ("GpuRowRemapFailed", "critical"), ("GpuRowRemapPending", "warning"),
+            ("GpuThrottled", "warning"), ("GpuTelemetryDown", "critical"), ("DriverHung", "critical"),
+            ("DriverCallKilled", "warning"),
+        )
+        for mutant in of(
+            FAULTS,
+            _alert(name),
+            (f"{name} goes by another name", f"- alert: Gpuwarden{name}\n", f"- alert: Gpuwarden{name}s\n"),
+            (f"{name} has another severity", f"severity: {severity}", "severity: none"),
+            (f"{name} has no runbook", "runbook:", "page:"),
+        )
+    ],
+]  # fmt: skip
+
 MUTANTS: Final = [
+    *FAULTS_MUTANTS,
+    *GPU_LOST_MUTANTS,
     *STALL_MUTANTS,
     *WORKER_MUTANTS,
     *GONE_MUTANTS,

@@ -102,7 +102,7 @@ def a_snapshot() -> Snapshot:
     evidence = ContainerEvidence(
         container=container, gpus=("GPU-0",),
         shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True),),
-        gpu_idle_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
+        gpu_idle_s=1.0, gpu_lost_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
         gpu_pegged_s=1.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11}, oom_kills=1,
     )  # fmt: skip
@@ -128,6 +128,7 @@ def a_snapshot() -> Snapshot:
         tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
         unknown={("c1", "gpu", "source_failed"): 1},
         unplaced=(GpuShare(gpu="GPU-0", utilization_ratio=0.1, memory_bytes=1),),
+        gpu_lost_s={"GPU-0": 0.0},
         dead_after_s=30.0,
         dead_s={"w2": 1.0},
         cpu_still_s={42: 1.0},

@@ -59,7 +59,8 @@ SNAPSHOT = build.snapshot(
     gpus=build.gpus(
         build.gpu(0, build.process(4001, 0.0, 2048 * build.MIB), utilization_ratio=0.03,
                   memory_free_bytes=14000 * build.MIB, figures=FIGURES, xids_watched=True),
-        build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost"),
+        build.gpu(1, processes=None, utilization_ratio=None, memory_used_bytes=None, unknown="GPU is lost",
+                  lost=True),
         build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB, attribution="none",
                   mig=MigInstance(parent="GPU-2", number=0, gpu_instance=1, compute_instance=0)),
         # Who computes on it is known, and not how much.
@@ -126,6 +127,8 @@ SNAPSHOT = build.snapshot(
             gpu_idle_s=None,
             gpu_not_seen_busy_s=90.0,
             gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
+            lost_gpus=("GPU-1",),
+            gpu_lost_s=42.0,
             busy_s={"GPU-0": 0.0},
             ram_still_s=0.0,
         ),
@@ -197,6 +200,8 @@ SNAPSHOT = build.snapshot(
         "gpu": DriverHealth(killed=2, abandoned=1, xids={("GPU-0", 31): 2, ("GPU-1", 79): 1, ("GPU-0", 154): 1}),
         "drm": DriverHealth(),
     },
+    gpu_lost_s={"GPU-0": 0.0, "GPU-1": 60.0, "GPU-amd": 0.0},
+    lost_gpus=("GPU-1",),
     gpu_totals={
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),

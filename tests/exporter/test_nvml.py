@@ -567,16 +567,16 @@ def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(d
 
 
 @pytest.mark.parametrize(
-    ("failing", "because"),
+    ("failing", "lost", "because"),
     [
-        pytest.param("* 15", "GPU is lost", id="fallen off the bus"),
-        pytest.param("nvmlDeviceGetHandleByIndex 999", "Unknown Error", id="it does not answer"),
-        pytest.param(f"{RATES} 15", "GPU is lost", id="in the middle of a look"),
-        pytest.param(f"{SAMPLES} 16", "GPU requires restart", id="it needs a reset"),
+        pytest.param("* 15", True, "GPU is lost", id="fallen off the bus"),
+        pytest.param("nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", id="it does not answer"),
+        pytest.param(f"{RATES} 15", True, "GPU is lost", id="in the middle of a look"),
+        pytest.param(f"{SAMPLES} 16", True, "GPU requires restart", id="it needs a reset"),
     ],
 )
 def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
-    failing: str, because: str, gpus: NvmlGpus, driver_here: Driver
+    failing: str, lost: bool | None, because: str, gpus: NvmlGpus, driver_here: Driver
 ) -> None:
     both = (Card(uuid="GPU-0", name="First", compute={7: GIB}), Card(uuid="GPU-1", utilization=30))
     driver_here.answer(*both)
@@ -594,8 +594,9 @@ def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
         memory_size_bytes=None,
         processes=None,
         unknown=because,
+        lost=lost,
     )
-    assert (second.utilization_ratio, second.processes, second.unknown) == (0.3, (), None)
+    assert (second.utilization_ratio, second.processes, second.unknown, second.lost) == (0.3, (), None, False)
 
 
 def test_a_gpu_that_was_lost_from_the_beginning_is_on_the_list_all_the_same(driver_here: Driver) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -376,6 +377,42 @@ def test_a_lost_gpu_makes_its_own_worker_unknown_and_not_the_other(
     assert lost("unknown_samples_total", container="w1", what="gpu", reason="not_listed")
     assert lost("unknown_samples_total", container="w0", reason="not_listed") is None
     assert lost("collector_success", collector="source_gpu") == 1
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("listed", [True, False], ids=["the driver calls it lost", "the driver does not list it"])
+def test_how_long_a_gpu_is_lost_is_told_of_it_and_of_its_own_container(
+    program: Exporter, driver: Driver, two_workers: tuple[int, int], *, listed: bool
+) -> None:
+    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+    lost_for = partial(program.until, lambda at: (at("container_gpu_lost_seconds", container="w1") or 0) >= 2)
+
+    driver.answer(*(both if listed else both[:1]), but=("error 1 * 15",) if listed else ())
+    lost = lost_for()
+    driver.answer(*both)
+    back = program.until(lambda at: idle_workers(at) == ["w0", "w1"])
+
+    assert (lost("gpu_lost_seconds", gpu="GPU-1") or 0) >= 2
+    assert lost("gpu_lost_seconds", gpu="GPU-0") == 0
+    assert lost("gpu_info", gpu="GPU-1", name="Test GPU") == 1
+    assert lost("container_gpu_lost_seconds", container="w0") is None
+    assert lost("container_gpu_idle_seconds", container="w1") is None
+    assert back("gpu_lost_seconds", gpu="GPU-1") == 0
+    assert back("container_gpu_lost_seconds", container="w1") is None
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("code", ["- * 9", "1 * 999"], ids=["no driver is loaded", "it has another error"])
+def test_what_a_driver_will_not_tell_just_now_is_no_loss(
+    program: Exporter, driver: Driver, two_workers: tuple[int, int], code: str
+) -> None:
+    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
+
+    driver.answer(*both, but=(f"error {code}",))
+    unknown = program.until(lambda at: "w1" not in idle_workers(at))
+
+    assert unknown("gpu_lost_seconds", gpu="GPU-1") is None
+    assert unknown("container_gpu_lost_seconds", container="w1") is None
 
 
 @pytest.mark.needs_compiler

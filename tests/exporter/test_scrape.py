@@ -1,5 +1,6 @@
 """What Prometheus is given: the golden scrape, what is absent, and collectors that fail alone."""
 
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
 
 from deploy import parts
+from deploy.check import CHECKOUT
 from exporter import scrape
 from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import Thresholds
@@ -66,6 +68,16 @@ def test_the_golden_scrape_holds_every_family_with_a_sample() -> None:
 
     assert published <= families.keys()
     assert [name for name, family in families.items() if not family.samples] == []
+
+
+def test_every_xid_that_an_alert_names_is_told_from_the_first_look_on() -> None:
+    rules = (CHECKOUT / "alerts" / "faults.rules.yaml").read_text(encoding="utf-8")
+    (named,) = re.findall(r'gpuwarden_gpu_xid_errors_total\{xid=~"([0-9|]+)"\}', rules)
+
+    text = golden.PATH.read_text(encoding="utf-8")
+    told = {xid: values(text, "gpuwarden_gpu_xid_errors_total", gpu="GPU-0", xid=xid) for xid in named.split("|")}
+
+    assert told == {xid: [0.0] for xid in told}
 
 
 @pytest.mark.needs_parts

@@ -578,6 +578,29 @@ def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_els
     assert claims(store, "w3", gpu="GPU-1") == 1
 
 
+def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is_started(
+    ledger: Ledger, store: JobStore
+) -> None:
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    account = told(ledger)
+    assert account.index("decided stop") < account.index("did quarantine") < account.index("did requeue")
+    assert account.index("did requeue") < account.index("decided start")
+    assert account.count("did quarantine") == 1
+    assert story(ledger).outcome == "mended"
+    (out_of_use,) = store.quarantined()
+    assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
+    assert out_of_use.because == "GPU-0 is lost, and out of use until a person releases it"
+    assert claims(store, "w1", incarnation="i2") is None, "the slot itself"
+    assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
+    assert claims(store, "w3", gpu="GPU-1") == 1
+
+
 def claims(store: JobStore, worker: str, *, incarnation: str = "new", gpu: str = "", host: str = HOST) -> int | None:
     """The job that a worker of queue w1 gets, if any."""
     store.register("w1", host=host, worker=worker, incarnation=incarnation, now=store.now(), gpus=[gpu] if gpu else [])

@@ -317,6 +317,109 @@ def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], wedged:
     assert says in because
 
 
+OFF_BUS = {**IDLE, "gpu_idle_s": None, "gpu_unknown": "GPU-0: GPU is lost", "gpu_lost_s": 300.0, "beat_age_s": 300.0}
+
+CONFIRM_LOST: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "silent for the window on a GPU that is lost": (
+        {},
+        True,
+        "GPU lost 300.0 s, RAM still 300.0 s of 300.0 s allowed, 300.0 s in its phase, its last beat 300.0 s ago,",
+    ),
+    "within the grace for a load: there is nothing to load": ({"elapsed_s": 300.0}, True, "GPU lost 300.0 s"),
+    "it never beat": ({"beat_age_s": None}, True, "its last beat never"),
+    "lost for less than the window, or busy on another GPU within it": ({"gpu_lost_s": 299.9}, False, "lost 299.9 s"),
+    "the RAM moved within the window": ({"ram_still_s": 299.9}, False, "RAM still 299.9 s"),
+    "it beat within the window": ({"beat_age_s": 299.9}, False, "its last beat 299.9 s ago"),
+    "not for the whole window in this phase": ({"phase_age_s": 299.9}, False, "299.9 s in its phase"),
+    "its phase's age is unknown": ({"phase_age_s": None}, False, "in its phase is unknown"),
+    "another window is set": ({"health_window_s": 600.0}, False, "of 600.0 s allowed"),
+    "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, False, "uses no GPU"),
+    "another GPU is unknown": ({"gpu_lost_s": None}, False, "GPU unknown: GPU-0: GPU is lost"),
+    "the RAM is unknown": ({"ram_still_s": None}, False, "RAM unknown: not measured"),
+    "a load that hangs": ({"phase": "load", **STILL}, True, "I/O, page faults and CPU still 300.0 s"),
+    "a checkpoint that is written": ({"phase": "checkpoint", **STILL, "io_still_s": 0.0}, False, "CPU still 0.0 s"),
+    "what is told as lost and as measured idle is judged as idle": (
+        {"gpu_idle_s": 300.0, "elapsed_s": 659.9},
+        False,
+        "GPU idle 300.0 s",
+    ),
+    "its process holds no lock": ({"alive": False, "dead_s": 900.0}, False, "does not hold its lock"),
+}
+
+
+@pytest.mark.parametrize(("seen", "wedged", "says"), CONFIRM_LOST.values(), ids=CONFIRM_LOST)
+def test_what_confirms_that_a_job_hangs_on_a_lost_gpu(seen: dict[str, Any], wedged: bool, says: str) -> None:
+    confirmed, because = confirm(evidence(**{**OFF_BUS, **seen}), Trip.HEALTH)
+
+    assert confirmed is wedged
+    assert says in because
+
+
+def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
+    assert confirm(evidence(**OFF_BUS), Trip.STALL) == (False, "GPU unknown: GPU-0: GPU is lost")
+
+
+ON_A_LOST_GPU = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus": ["GPU-0"]}
+TAKEN = Quarantine(because="GPU-0 is lost, and out of use until a person releases it", lost=("GPU-0",))
+WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
+    "only promised: nothing is taken from anybody yet": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), evidence=evidence(**ON_A_LOST_GPU)), Fence,
+    ),
+    "once it is stopped, before its job is settled": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        TAKEN,
+    ),
+    "before its worker starts": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), evidence=evidence(**ON_A_LOST_GPU)), TAKEN,
+    ),
+    "once: then it is seen dead without that GPU's list": (
+        facts(free(Stage.STOPPING, lost=["GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container does not run, its cgroup is empty, no GPU of its lists its pids"),
+    ),
+    "not while another of its GPUs may list one of its pids": (
+        facts(free(Stage.STOPPING, lost=["GPU-0"], gpus=["GPU-0", "GPU-1"]), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus=["GPU-0"])),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-1"),
+    ),
+    "only the lost one of its two": (
+        facts(free(Stage.STOPPING, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        TAKEN,
+    ),
+    "a GPU that another container lost is none of its own": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), evidence=evidence(lost_gpus=["GPU-9"])), Start,
+    ),
+    "not by an old look": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),
+              evidence=evidence(**ON_A_LOST_GPU, sample_age_s=60.0)),
+        Start,
+    ),
+    "not disarmed": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(), armed=False,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Requeue,
+    ),
+    "what cannot be killed has the rest of its GPUs taken out of use too": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX, lost=["GPU-0"]), settle(Stage.DONE), free_for_s=120,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Quarantine(because=f"it cannot be stopped, after {TRIES_MAX} tries: "
+                   "its GPUs are out of use until a person releases them"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "wanted"), WITH_LOST.values(), ids=WITH_LOST)
+def test_a_lost_gpu_is_taken_out_of_use_once_its_container_is_being_freed(
+    known: Facts, wanted: type[Step] | Step
+) -> None:
+    step = decide(known)
+
+    assert isinstance(step, wanted) if isinstance(wanted, type) else step == wanted
+
+
 @pytest.mark.parametrize("phase", ["load", "eval", "save", "checkpoint"])
 @pytest.mark.parametrize("working", [False, True])
 def test_a_stall_where_work_counts_is_one_without_work_alone(phase: str, working: bool) -> None:

@@ -1,0 +1,148 @@
+"""A GPU is lost under a running job: the driver's stand-in, a real exporter, Prometheus, Alertmanager and remediator.
+
+What jobs launch is written for the simulated driver. Here it is handed on to the stand-in of NVIDIA's library, which is
+what the exporter reads.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from deploy import parts
+from deploy.demo.body import Script
+from deploy.engine import NoEngine
+from deploy.simulator import Slot
+from deploy.stage import Stage, stage
+from gpuwarden.job import State
+from tests.nvml.driver import Card, Driver, Sample, build
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_parts]
+
+LOSER, OTHER = "gpuwarden-lost-a", "gpuwarden-lost-b"
+LOST, THERE = "GPU-0a0a0a0a-0000-0000-0000-000000000001", "GPU-0b0b0b0b-0000-0000-0000-000000000002"
+WINDOW_S: Final = 8.0
+NEVER_S: Final = 3600.0
+GPU_IS_LOST: Final = 15
+HANGS: Final = Script(
+    picture="hangs", load_s=0.3, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2,
+    wedge_with_gil=False,
+)  # fmt: skip
+GOES_ON: Final = Script(picture="goes-on", load_s=0.3, load_mib=4, steps=120, step_s=0.2)
+
+
+class Relay:
+    """Hands on to the stand-in what is written for the simulated driver, but for the GPUs that it has lost."""
+
+    def __init__(self, simulation: Path, driver: Driver) -> None:
+        self.lost: frozenset[str] = frozenset()
+        self._simulation = simulation
+        self._driver = driver
+
+    def hand_on(self) -> None:
+        gpus: list[dict[str, Any]] = json.loads(self._simulation.read_text(encoding="ascii"))["gpus"]
+        lost = [f"error {gpu['index']} * {GPU_IS_LOST}" for gpu in gpus if gpu["uuid"] in self.lost]
+        self._driver.answer(*map(_card, gpus), but=tuple(lost))
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        closing = threading.Event()
+
+        def go_on() -> None:
+            while not closing.wait(0.1):
+                with suppress(OSError, ValueError):
+                    self.hand_on()
+
+        thread = threading.Thread(target=go_on, name="relay", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            closing.set()
+            thread.join(timeout=5)
+
+
+def _card(gpu: dict[str, Any]) -> Card:
+    processes = gpu["processes"]
+    busy = {each["pid"]: round(100 * each["utilization_ratio"]) for each in processes}
+    return Card(
+        uuid=gpu["uuid"],
+        utilization=max(busy.values(), default=0),
+        used_bytes=sum(each["memory_bytes"] for each in processes),
+        compute={each["pid"]: each["memory_bytes"] for each in processes},
+        samples=tuple(
+            Sample(pid=pid, timestamp_us=time.time_ns() // 1000, sm=percent) for pid, percent in busy.items()
+        ),
+    )
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Relay:
+    try:
+        library = build(tmp_path)
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+    return Relay(tmp_path / "stage" / "gpus.json", Driver(library, tmp_path / "nvml.script"))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
+    slots = [Slot(worker=LOSER, gpus=(LOST,)), Slot(worker=OTHER, gpus=(THERE,))]
+    work = tmp_path / "stage"
+    work.mkdir()
+    with stage(work, NoEngine(because="a test"), slots, armed=True, stop_grace_s=1.0) as scene, relay.going_on():
+        scene.chain.stop("exporter")
+        scene.chain.plan = replace(scene.chain.plan, simulate_gpu=None)
+        with pytest.MonkeyPatch.context() as of_exporter:
+            for name, value in relay._driver.environment.items():
+                of_exporter.setenv(name, value)
+            scene.chain.start_exporter()
+        eventually(lambda: gpus_read(scene) == {LOST, THERE}, "the stand-in is read", within_s=30)
+        yield scene
+
+
+def gpus_read(scene: Stage) -> set[str]:
+    return {each["metric"]["gpu"] for each in scene.chain.query('gpuwarden_gpu_info{source="nvml"}')}
+
+
+@pytest.mark.behaviour("A7")
+def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_is_left_alone(
+    scene: Stage, relay: Relay
+) -> None:
+    def until(holds: Any, what: str) -> None:
+        eventually(holds, what, within_s=90, log=lambda: scene.chain.log_tail("execute"))
+
+    lost_job = scene.submit(HANGS, now=time.time(), stall_timeout_s=NEVER_S)
+    scene.fleet.start(LOSER)
+    until(lambda: scene.store.job(lost_job).state is State.RUNNING and scene.armed(LOSER), "it steps")
+    other_job = scene.submit(GOES_ON, now=time.time(), stall_timeout_s=NEVER_S)
+    scene.fleet.start(OTHER)
+    until(lambda: scene.armed(OTHER), "the other one steps")
+    loser, other = scene.fleet.incarnation(LOSER), scene.fleet.incarnation(OTHER)
+
+    relay.lost = frozenset({LOST})
+
+    until(lambda: scene.store.job(lost_job).state is State.COMPLETED, "its job is done")
+    until(lambda: not scene.ledger.open_episodes(), "all is settled")
+    fired = scene.chain.query('max_over_time(ALERTS{alertstate="firing", remedy!=""}[10m])')
+    assert {(each["metric"]["alertname"], each["metric"]["worker"]) for each in fired} == {
+        ("GpuwardenJobGpuLost", LOSER)
+    }
+    (story,) = scene.ledger.stories()
+    assert (story.worker, story.outcome) == (LOSER, "mended")
+    told = {entry.step: entry.because for entry in scene.account(LOSER)}
+    assert told["begin"].startswith("GPU lost ")
+    assert told["quarantine"] == f"{LOST} is lost, and out of use until a person releases it"
+    assert [each.gpu for each in scene.store.quarantined()] == [LOST]
+    assert (scene.store.job(lost_job).attempt, scene.store.job(other_job).attempt) == (2, 1)
+    assert scene.store.job(other_job).state is State.COMPLETED
+    assert scene.fleet.incarnation(LOSER) != loser
+    assert scene.fleet.incarnation(OTHER) == other

@@ -1,0 +1,226 @@
+"""Which GPUs count as lost, for how long, and what that makes of the containers that were given them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds, gpu_use
+from exporter.lost import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
+from exporter.readings import Gpu, GpuReadings, MigInstance
+from tests.exporter import builders as build
+
+THRESHOLDS = Thresholds()
+FIRST, SECOND = build.gpu(0, build.process(1)), build.gpu(1, build.process(2))
+NO_FIGURE: dict[str, Any] = {
+    "utilization_ratio": None, "memory_used_bytes": None, "memory_size_bytes": None, "memory_free_bytes": None,
+    "processes": None,
+}  # fmt: skip
+LOST = replace(SECOND, **NO_FIGURE, unknown="GPU is lost", lost=True)
+REFUSED = replace(SECOND, **NO_FIGURE, unknown="Unknown Error", lost=None)
+NAMELESS = replace(LOST, uuid="unidentified-1", name="")
+NAMELESS_REFUSED = replace(REFUSED, uuid="unidentified-1", name="")
+CARD = build.gpu(1)
+INSTANCE = build.gpu(1, uuid="MIG-a", mig=MigInstance(parent=CARD.uuid, number=0, gpu_instance=1, compute_instance=0))
+AMD = build.gpu(0, uuid="GPU-amd", node="renderD128")
+
+Look = tuple[Gpu, ...] | GpuReadings | None
+
+
+def play(looks: Sequence[Look], *, every_s: float = 1.0) -> list[tuple[Losses, GpuReadings | None]]:
+    """What is told at each look; `None` is one in which no source answered."""
+    history = LossHistory(gap_max_s=5.0)
+    return [
+        history.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=number * every_s)
+        for number, look in enumerate(looks)
+    ]
+
+
+def last(*looks: Look, every_s: float = 1.0) -> dict[str, float]:
+    """For how long each GPU has been lost by the last look."""
+    return dict(play(looks, every_s=every_s)[-1][0].seconds)
+
+
+BOTH = (FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        pytest.param([BOTH, BOTH], {"GPU-0": 0.0, "GPU-1": 0.0}, id="both are there"),
+        pytest.param([BOTH, (FIRST, LOST)], {"GPU-0": 0.0, "GPU-1": 0.0}, id="just seen lost"),
+        pytest.param([BOTH, *[(FIRST, LOST)] * 4], {"GPU-0": 0.0, "GPU-1": 3.0}, id="called lost"),
+        pytest.param([BOTH, *[(FIRST,)] * 4], {"GPU-0": 0.0, "GPU-1": 3.0}, id="listed no more"),
+        pytest.param([BOTH, *[()] * 3], {"GPU-0": 2.0, "GPU-1": 2.0}, id="an answer without any GPU"),
+        pytest.param([(FIRST,), (FIRST,)], {"GPU-0": 0.0}, id="never seen"),
+        pytest.param([(FIRST, LOST), (FIRST, LOST)], {"GPU-0": 0.0, "GPU-1": 1.0}, id="lost from the first look on"),
+        pytest.param([BOTH, (FIRST, LOST), BOTH], {"GPU-0": 0.0, "GPU-1": 0.0}, id="back"),
+        pytest.param(
+            [BOTH, (FIRST, LOST), BOTH, (FIRST, LOST), (FIRST, LOST)], {"GPU-0": 0.0, "GPU-1": 1.0}, id="lost again"
+        ),
+        pytest.param([BOTH, (FIRST, REFUSED)], {"GPU-0": 0.0}, id="not answering for another reason is unknown"),
+        pytest.param([BOTH, None], {}, id="no source answers"),
+        pytest.param(
+            [BOTH, GpuReadings(source="drm", gpus=(AMD,), failed=("gpu",))], {"GPU-amd": 0.0}, id="its source fails"
+        ),
+        pytest.param(
+            [BOTH, (FIRST, LOST), (FIRST, REFUSED), None, (FIRST, LOST)],
+            {"GPU-0": 0.0, "GPU-1": 3.0},
+            id="looks that cannot tell break nothing off",
+        ),
+        pytest.param(
+            [BOTH, (FIRST, LOST), *[None] * 4, (FIRST, LOST)],
+            {"GPU-0": 0.0, "GPU-1": 5.0},
+            id="nor do they for as long as a gap",
+        ),
+        pytest.param(
+            [BOTH, (FIRST, LOST), *[None] * 5, (FIRST, LOST)],
+            {"GPU-0": 0.0, "GPU-1": 0.0},
+            id="for longer they do",
+        ),
+        pytest.param(
+            [(AMD,), GpuReadings(source="drm", gpus=(), gone={"renderD128": "GPU-amd"})],
+            {"GPU-amd": 0.0},
+            id="a render node that went",
+        ),
+        pytest.param(
+            [(AMD,), GpuReadings(source="gpu", gpus=(), failed=("drm",))], {}, id="the source of its node fails"
+        ),
+        pytest.param(
+            [(AMD,), (replace(AMD, uuid="GPU-amd-otherwise"),)], {"GPU-amd-otherwise": 0.0}, id="its node is another's"
+        ),
+    ],
+)
+def test_it_is_told_for_how_long_a_gpu_is_lost(looks: list[Look], told: dict[str, float]) -> None:
+    assert last(*looks) == told
+
+
+def test_samples_further_apart_than_a_gap_prove_no_loss_in_between() -> None:
+    assert last(BOTH, (FIRST, LOST), (FIRST, LOST), every_s=6.0)["GPU-1"] == 0.0
+    assert last(BOTH, (FIRST, LOST), (FIRST, LOST), every_s=5.0)["GPU-1"] == 5.0
+
+
+def test_a_lost_gpu_that_has_not_told_its_uuid_is_lost_to_people_alone_and_not_once_it_is_back() -> None:
+    first, back = (found for found, _ in play([(FIRST, NAMELESS), BOTH]))
+
+    assert (first.seconds, first.named) == ({"GPU-0": 0.0, "unidentified-1": 0.0}, ())
+    assert back.seconds == {"GPU-0": 0.0, "GPU-1": 0.0}
+
+
+def test_one_that_stands_without_its_name_where_a_known_one_stood_is_that_one() -> None:
+    (*_, (found, readings)) = play([BOTH, (FIRST, NAMELESS), (FIRST, NAMELESS)])
+
+    assert found.seconds == {"GPU-0": 0.0, "GPU-1": 1.0}
+    assert found.named == ("GPU-1",)
+    assert readings is not None
+    assert [gpu.uuid for gpu in readings.gpus] == ["GPU-0", "unidentified-1", "GPU-1"]
+
+
+def test_a_gpu_that_is_listed_without_its_name_and_not_lost_may_be_any_that_is_missed() -> None:
+    assert last(BOTH, (FIRST, NAMELESS_REFUSED), (FIRST, NAMELESS_REFUSED)) == {"GPU-0": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        pytest.param([(CARD, INSTANCE), (LOST,), (LOST,)], {"GPU-1": 1.0, "MIG-a": 1.0}, id="called lost"),
+        pytest.param([(CARD, INSTANCE), (), ()], {"GPU-1": 1.0, "MIG-a": 1.0}, id="listed no more"),
+        pytest.param([(CARD, INSTANCE), (CARD,), (LOST,)], {"GPU-1": 0.0}, id="unmade before, and no loss"),
+        pytest.param([(CARD, INSTANCE), (REFUSED,)], {}, id="not told"),
+    ],
+)
+def test_a_lost_gpu_takes_the_instances_along_that_it_was_cut_into(looks: list[Look], told: dict[str, float]) -> None:
+    assert last(*looks) == told
+
+
+def test_what_the_driver_does_not_list_any_more_stays_on_the_list_without_a_figure() -> None:
+    (*_, (_, readings)) = play([BOTH, (FIRST,)])
+
+    assert readings is not None
+    assert readings.gpus == (FIRST, replace(SECOND, **NO_FIGURE, unknown=NOT_LISTED, lost=True))
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param([BOTH, (replace(SECOND, index=0),)], id="its index is another's now"),
+        pytest.param([(FIRST, AMD), (FIRST,)], id="it went by a render node"),
+    ],
+)
+def test_but_not_where_another_is_meant_by_its_name_or_the_readings_say_it_themselves(looks: list[Look]) -> None:
+    (*_, (found, readings)) = play(looks)
+
+    assert len(found.named) == 1
+    assert readings is not None
+    assert readings.gpus == looks[-1]
+
+
+def test_no_more_gpus_are_remembered_than_there_can_be() -> None:
+    many = tuple(build.gpu(index) for index in range(KNOWN_MAX + 1))
+
+    (*_, (found, _)) = play([many, ()])
+
+    assert len(found.named) == KNOWN_MAX
+    assert "GPU-0" not in found.named
+
+
+# --- what that makes of a container
+
+
+def seen(*looks: tuple[tuple[Gpu, ...], float], request: tuple[str, ...] = ("0", "1"), **container: Any) -> list[Any]:
+    """For how long a container with processes 1 and 2 counts as one that has lost a GPU, at each look and its time."""
+    place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
+    history = ContainerHistory(THRESHOLDS)
+    found = []
+    for gpus, now_s in looks:
+        lost, readings = losses.observe(build.gpus(*gpus), now_s=now_s)
+        use: GpuUse = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS)
+        evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named)
+        found.append((evidence.gpu_lost_s, evidence.lost_gpus))
+    return found
+
+
+BUSY = replace(FIRST, utilization_ratio=0.5, processes=(build.process(1, 0.5),))
+UNLISTED = replace(FIRST, processes=None, unknown="not listed")
+
+
+def test_a_container_with_a_lost_gpu_and_an_idle_one_counts_from_when_both_are_seen_so() -> None:
+    found = seen((BOTH, 0), ((BUSY, LOST), 1), ((FIRST, LOST), 2), ((FIRST, LOST), 5))
+
+    assert found == [(None, ()), (0.0, ("GPU-1",)), (0.0, ("GPU-1",)), (3.0, ("GPU-1",))]
+
+
+def test_it_counts_with_nothing_but_lost_gpus_whether_listed_or_not() -> None:
+    assert seen(((SECOND,), 0), ((LOST,), 1), ((LOST,), 3), request=("1",))[-1] == (2.0, ("GPU-1",))
+    assert seen((BOTH, 0), ((FIRST,), 1), ((FIRST,), 3), request=("1",))[-1] == (2.0, ("GPU-1",))
+
+
+def test_a_loss_of_another_containers_gpu_is_none_of_its_own() -> None:
+    others = build.gpu(1, build.process(9)), replace(LOST, processes=None)
+
+    assert seen(((FIRST, others[0]), 0), ((FIRST, others[1]), 1), request=("0",))[-1] == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("between", "lasts_s"),
+    [
+        pytest.param([((UNLISTED, LOST), 2)], 4.0, id="a look that cannot tell of the other does not"),
+        pytest.param([((BUSY, LOST), 2)], 0.0, id="work on the other does"),
+        pytest.param([(BOTH, 2)], 0.0, id="its coming back does"),
+    ],
+)
+def test_what_breaks_a_loss_off(between: list[tuple[tuple[Gpu, ...], float]], lasts_s: float) -> None:
+    found = seen((BOTH, 0), ((FIRST, LOST), 1), *between, ((FIRST, LOST), 5))
+
+    assert found[-1][0] == lasts_s
+
+
+def test_a_gap_between_two_looks_breaks_a_loss_off() -> None:
+    looks = [((FIRST, LOST), 1.0), ((FIRST, LOST), 6.0), ((FIRST, LOST), 11.5)]
+
+    assert [found for found, _ in seen((BOTH, 0), *looks)] == [None, 0.0, 5.0, 0.0]
+
+
+def test_a_paused_container_owes_no_sign_of_life() -> None:
+    assert seen((BOTH, 0), ((FIRST, LOST), 1), paused=True)[-1][0] is None
