@@ -319,6 +319,7 @@ class Chain:
             exporter=self.exporter_url.removeprefix("http://"),
             remediator=self.remediator_url.removeprefix("http://"),
             alertmanager=self.alertmanager_url.removeprefix("http://"),
+            prometheus=self.prometheus_url.removeprefix("http://"),
             rules=list(self.plan.rules),
             pace=self.plan.pace,
         )

@@ -24,9 +24,12 @@ WATCHDOG_S: Final = 60
 
 
 def prometheus_config(
-    *, host: str, exporter: str, remediator: str, alertmanager: str, rules: list[Path], pace: Pace
+    *, host: str, exporter: str, remediator: str, alertmanager: str, prometheus: str, rules: list[Path], pace: Pace
 ) -> str:
-    """prometheus.yml. Addresses are `host:port`; `host` outlives its targets because it is a label of theirs."""
+    """prometheus.yml. Addresses are `host:port`; `host` outlives its targets because it is a label of theirs.
+
+    It scrapes itself, at `prometheus`, so that a rule which cannot be evaluated is told of.
+    """
     return _yaml(
         {
             "global": {"scrape_interval": f"{pace.scrape_s}s", "evaluation_interval": f"{pace.evaluate_s}s"},
@@ -34,7 +37,11 @@ def prometheus_config(
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
             "scrape_configs": [
                 {"job_name": name, "static_configs": [{"targets": [address], "labels": {"host": host}}]}
-                for name, address in (("gpuwarden-exporter", exporter), ("gpuwarden-remediator", remediator))
+                for name, address in (
+                    ("gpuwarden-exporter", exporter),
+                    ("gpuwarden-remediator", remediator),
+                    ("prometheus", prometheus),
+                )
             ],
         }
     )

@@ -84,6 +84,7 @@ def files(site: Site) -> dict[str, str]:
         exporter=f"127.0.0.1:{site.exporter_port}",
         remediator=f"127.0.0.1:{site.remediator_port}",
         alertmanager=f"127.0.0.1:{site.alertmanager_port}",
+        prometheus=f"127.0.0.1:{site.prometheus_port}",
         rules=[etc / "rules" / "*.rules.yaml"],
         pace=Pace(),
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from deploy import check
+from tests.alerts.generated import Planted, planted
 
 ALERTS: Final = check.CHECKOUT / "alerts"
 STALL: Final = "stall.rules.yaml"
@@ -18,9 +19,17 @@ NODE: Final = "node.rules.yaml"
 ATTRIBUTION: Final = "attribution.rules.yaml"
 VRAM: Final = "vram.rules.yaml"
 WRANGLING: Final = "wrangling.rules.yaml"
+TELEMETRY: Final = "telemetry.rules.yaml"
+EVALUATION: Final = "evaluation.rules.yaml"
+STEPS: Final = "steps.rules.yaml"
+BY_WORD: Final = (EVALUATION,)
+"""The files whose mutants are the generated ones alone."""
 RULES: Final = {
     name: (ALERTS / name).read_text()
-    for name in (STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING)
+    for name in (
+        *(STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING),
+        *(TELEMETRY, EVALUATION, STEPS),
+    )
 }
 
 FIRST: Final = {
@@ -64,6 +73,13 @@ FIRST: Final = {
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
     ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
     WRANGLING: ("fires at the sixth", "hosts that share a queue", "fires for each worker"),
+    TELEMETRY: ("each kind of patience", "a scrape a minute is too sparse", "telemetry is stale where the first look"),
+    EVALUATION: ("fires with a scrape a minute, for each", "tells of late groups with a scrape a minute"),
+    STEPS: (
+        "fires once the last ten minutes",
+        "goes by the more that two exporters tell",
+        "does not fire beside another container",
+    ),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -1232,7 +1248,13 @@ WRANGLING_MUTANTS: Final = [
     *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
 ]  # fmt: skip
 
-MUTANTS: Final = [
+EQUIVALENT: Final[dict[str, str]] = {
+    "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
+    "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
+}
+"""Generated mutants that no test can tell from the rule, and why."""
+
+MUTANTS: Final[list[Mutant | Planted]] = [
     *STALL_MUTANTS,
     *WORKER_MUTANTS,
     *GONE_MUTANTS,
@@ -1245,4 +1267,5 @@ MUTANTS: Final = [
     *VRAM_MUTANTS,
     *ATTRIBUTION_MUTANTS,
     *WRANGLING_MUTANTS,
+    *(each for rules in BY_WORD for each in planted(ALERTS / rules) if each.name not in EQUIVALENT),
 ]
