@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import chain, corpus, exporter, queue, remediator, scrape, step, webhook
+from bench import chain, corpus, exporter, mutation, queue, remediator, scrape, step, versions, webhook
 from bench.chaos import measure as chaos
 from bench.figures import BenchError, Figure, Place, progress, table
 from deploy.chain import CHECKOUT, ChainError
@@ -34,13 +34,15 @@ def main(argv: list[str] | None = None) -> int:
         "remediator": remediator.measure,
         "queue": queue.measure,
         "corpus": lambda _: corpus.measure(),
+        "versions": lambda _: versions.measure(),
+        "mutation": lambda places: mutation.measure(places[-1]),
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),
         "chaos": lambda places: chaos.measure(places[0]),
     }
-    unless_asked = ",".join(name for name in parts if name != "chaos")
+    unless_asked = ",".join(name for name in parts if name not in ("chaos", "versions"))
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s, and chaos")
+    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s, chaos and versions")
     parser.add_argument("--rounds", type=int, default=20, help="wedges played through the chain (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
     arguments = parser.parse_args(argv)

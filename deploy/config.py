@@ -35,7 +35,7 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
         "target_matchers": ['trip=~"stall|health"'],
         "equal": ["host", "worker", "container"],
     },
-    # Of a GPU that failed, what follows from that. An alert says that it is the cause by its label `causes="gpu"`, and of
+    # Of a GPU that failed, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; of
     # two that say so neither is held back.
     {
         "source_matchers": ['causes="gpu"', 'gpu=~".+"'],
@@ -79,7 +79,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
     The watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for
     the receiver `people`, which is whoever is called where this is used: it has nobody in it.
     """
-    beat = {
+    beat: dict[str, object] = {
         "matchers": [f'alertname="{WATCHDOG}"'],
         "group_wait": "0s",
         "group_interval": f"{WATCHDOG_S // 2}s",

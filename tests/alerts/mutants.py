@@ -22,13 +22,13 @@ WRANGLING: Final = "wrangling.rules.yaml"
 TELEMETRY: Final = "telemetry.rules.yaml"
 EVALUATION: Final = "evaluation.rules.yaml"
 STEPS: Final = "steps.rules.yaml"
-BY_WORD: Final = (EVALUATION,)
+BY_WORD: Final = (TELEMETRY, EVALUATION, STEPS)
 """The files whose mutants are the generated ones alone."""
 RULES: Final = {
     name: (ALERTS / name).read_text()
     for name in (
         *(STALL, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING),
-        *(TELEMETRY, EVALUATION, STEPS),
+        *BY_WORD,
     )
 }
 
@@ -1248,9 +1248,41 @@ WRANGLING_MUTANTS: Final = [
     *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
 ]  # fmt: skip
 
+_INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
+_ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
+_NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
 EQUIVALENT: Final[dict[str, str]] = {
     "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
     "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
+    "telemetry: GpuwardenTelemetryStale: max -> min": _INFO_IS_1,
+    "telemetry: GpuwardenWorkerUnseen: max -> min": _INFO_IS_1,
+    "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
+    "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
+    **{
+        f"steps: GpuwardenJobSlowed: {change}": why
+        for change, why in (
+            ("count -> sum", _INFO_IS_1),
+            ("max -> min, at its place 3", _INFO_IS_1),
+            ("max -> min, at its place 4", _ONLY_THERE),
+            ("max -> min, at its place 5", _ONLY_THERE),
+            ("topk -> bottomk", _INFO_IS_1),
+            ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
+            ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
+            ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
+            ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
+            ("* -> /, at its place 2", "what is divided by is 1, or the container is let go either way"),
+            ("* -> /, at its place 3", _INFO_IS_1),
+            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m])", "the other of its two places still asks"),
+            (
+                "gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2",
+                "the other of its two places still asks",
+            ),
+            (
+                "by (host, worker, container) -> by (host, container), at its place 7",
+                "a container with two jobs is let go before",
+            ),
+        )
+    },
 }
 """Generated mutants that no test can tell from the rule, and why."""
 
