@@ -1253,6 +1253,32 @@ _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
 _ASKED_TWICE: Final = "it is asked for in another place of the rule, too, and what is absent there matches nothing"
 _NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
 EQUIVALENT: Final[dict[str, str]] = {
+    **{
+        f"{its}: {change}": _INFO_IS_1
+        for its in (
+            "stall: GpuwardenJobStalled",
+            "health: GpuwardenJobUnhealthy",
+            "budget: GpuwardenJobOverBudget",
+            "worker: GpuwardenWorkerDead",
+            "gone: GpuwardenWorkerGone",
+            "server: GpuwardenServerUnanswering",
+            "vram: GpuwardenVramVictim",
+        )
+        for change in ("* -> /", "topk -> bottomk")
+    },
+    **{
+        f"{its}: {limit} -> last_over_time({limit}[5m]){place}": _ASKED_TWICE
+        for its, limit, places in (
+            ("worker: GpuwardenWorkerDead", "gpuwarden_worker_dead_after_seconds", 2),
+            ("gone: GpuwardenWorkerGone", "gpuwarden_worker_dead_after_seconds", 2),
+            ("server: GpuwardenServerUnanswering", "gpuwarden_server_silence_allowed_seconds", 4),
+            ("stall: GpuwardenJobStalled", "gpuwarden_job_stall_timeout_seconds", 4),
+            ("health: GpuwardenJobUnhealthy", "gpuwarden_job_health_window_seconds", 5),
+        )
+        for place in ("", *(f", at its place {place}" for place in range(2, places + 1)))
+    },
+    "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",
+    "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
     "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
     "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
     "telemetry: GpuwardenTelemetryStale: max -> min": _INFO_IS_1,
