@@ -16,7 +16,9 @@ from tests.alerts.mutants import ALERTS, FIRST
 
 PROMTOOL_TIMEOUT_S = 300
 AT_ONCE = 200
-"""So many files are given to one call of promtool."""
+"""So many files are given to one call of promtool that checks them."""
+TESTED_AT_ONCE = 40
+"""So many to one that tests them: on a machine that is busy all of a file's mutants may take longer than a call may."""
 
 _VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)
 _CHECKED = re.compile(r"^Checking (\S+)\n(.*?)(?=^Checking|\Z)", re.MULTILINE | re.DOTALL)
@@ -64,7 +66,7 @@ def judge_all(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Iterat
 def judge(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Judged:
     """What promtool says of the mutants of one file: one group of its tests after another, on all that are left.
 
-    All in one process for each group: to start promtool takes longer than most groups. After those that catch the most
+    Many in one process for each group: to start promtool takes longer than most groups. After those that catch the most
     for their time come those with the most series.
     """
     left: dict[str, str] = {}
@@ -85,10 +87,12 @@ def judge(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Judged:
             Path(file).write_text(text)
         if not left:
             break
-        said = run(promtool, "test", "rules", *left, stderr=subprocess.STDOUT).stdout
-        for file, verdict in _VERDICT.findall(said):
-            if "FAILED" in verdict:
-                caught[left.pop(file)] = verdict
+        files = list(left)
+        for at in range(0, len(files), TESTED_AT_ONCE):
+            said = run(promtool, "test", "rules", *files[at : at + TESTED_AT_ONCE], stderr=subprocess.STDOUT).stdout
+            for file, verdict in _VERDICT.findall(said):
+                if "FAILED" in verdict:
+                    caught[left.pop(file)] = verdict
     return Judged(rules=rules, caught=caught, survived=list(left.values()))
 
 
