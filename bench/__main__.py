@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, webhook
+from bench import chain, corpus, exporter, mutation, queue, remediator, rules, scrape, step, versions, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, progress, table
@@ -43,16 +43,20 @@ def main(argv: list[str] | None = None) -> int:
         "queue": queue.measure,
         "corpus": lambda _: corpus.measure(),
         "rules": lambda places: rules.measure(places[0]),
+        "versions": lambda _: versions.measure(),
+        "mutation": lambda places: mutation.measure(places[-1]),
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),
         "chaos": lambda places: chaos.measure(places[0]),
         "soak": lambda places: soak.measure(places[0], scrapes=arguments.scrapes),
     }
-    unless_asked = ",".join(name for name in parts if name not in ("chaos", "soak"))
+    unless_asked = ",".join(name for name in parts if name not in ("chaos", "soak", "versions"))
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s; and chaos, soak")
+    parser.add_argument(
+        "--only", metavar="PARTS", default=unless_asked, help="of %(default)s; and chaos, soak, versions"
+    )
     parser.add_argument("--rounds", type=int, default=20, help="wedges played through the chain (default: %(default)s)")
     parser.add_argument("--scrapes", type=int, default=soak.SCRAPES, help="scrapes of the soak (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")

@@ -14,6 +14,7 @@ killed. Layout of the work folder:
 import argparse
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -68,7 +69,7 @@ class Plan:
     `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
     Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. `prometheus_policy` is what
     the second opinion of the chain's own Prometheus may do; with `None` it is not asked, nor for the curves around a
-    trip, which reach `curves_s` before and after it.
+    trip, which reach `curves_s` before and after it. The alert that always fires goes to `watchdog_url`, too, if any.
     """
 
     work: Path
@@ -78,6 +79,7 @@ class Plan:
     simulate_gpu: Path | None
     processes: Path | None = None
     systemd_units: tuple[str, ...] = ()
+    watchdog_url: str | None = None
     prometheus_policy: str | None = None
     armed: bool = False
     pace: Pace = field(default_factory=Pace)
@@ -113,6 +115,22 @@ def add_units(parser: argparse.ArgumentParser) -> None:
         help="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by commas "
         "or each with an option of its own; no other is ever touched (default: none)",
     )
+
+
+def add_watchdog(parser: argparse.ArgumentParser) -> None:
+    """Have a command take `--watchdog-url`."""
+    parser.add_argument(
+        "--watchdog-url",
+        type=_web_address,
+        help="the alert that always fires is sent there, too, about once a minute: a service that calls somebody when "
+        "it stays away (default: nowhere)",
+    )
+
+
+def _web_address(given: str) -> str:
+    if re.fullmatch(r"https?://[^\s/]+(/\S*)?", given):
+        return given
+    raise argparse.ArgumentTypeError(f"{given!r} is no address such as https://example.com/ping/1")
 
 
 def _units(given: str) -> list[str]:
@@ -299,7 +317,10 @@ class Chain:
     def _start_alertmanager(self) -> None:
         config = self.plan.work / "alertmanager.yml"
         text = alertmanager_config(
-            webhook=f"{self.remediator_url}/api/v1/alerts", token_file=self.token_file, pace=self.plan.pace
+            webhook=f"{self.remediator_url}/api/v1/alerts",
+            token_file=self.token_file,
+            pace=self.plan.pace,
+            outside=self.plan.watchdog_url,
         )
         replace(config, text, mode=0o644)
         self._start(
@@ -321,6 +342,7 @@ class Chain:
             exporter=self.exporter_url.removeprefix("http://"),
             remediator=self.remediator_url.removeprefix("http://"),
             alertmanager=self.alertmanager_url.removeprefix("http://"),
+            prometheus=self.prometheus_url.removeprefix("http://"),
             rules=list(self.plan.rules),
             pace=self.plan.pace,
         )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from deploy import config, parts
 from gpuwarden.job import Trip
+from remediator.remedies import REMEDIES
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 RULES_GLOB: Final = "alerts/*.rules.yaml"
@@ -25,6 +26,16 @@ RUN_TIMEOUT_S: Final = 120
 
 # In C where PyYAML has it: the tests are thousands of lines, and several checks read them.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FOREIGN_SERIES: Final = frozenset(
+    {"up", "prometheus_rule_evaluation_failures_total", "prometheus_rule_group_iterations_missed_total"}
+)
+"""What rules ask for that Prometheus itself publishes."""
+METRICS_PAGES: Final = ("metrics.md", "metrics-queue.md", "metrics-remediator.md")
+"""Pages of docs/ that are written from the code and list every series."""
+
+_PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
+_SERIES = re.compile(r"\b(?:gpuwarden[_:]|prometheus_|up\b)[a-z0-9_:]*")
+_BY_NAME = re.compile(r'__name__=~"([^"]*)"')
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
 _File = TypeVar("_File", bound=BaseModel)
 
@@ -37,6 +48,8 @@ class _Rule(BaseModel):
     """One rule; a recording rule has no `alert`. `wait` is its `for`."""
 
     alert: str | None = None
+    record: str | None = None
+    expr: str = ""
     wait: Any = Field(default=None, alias="for")
     keep_firing_for: Any = None
     labels: dict[str, str] = {}
@@ -120,7 +133,49 @@ def alerts_are_tested(checkout: Path) -> list[str]:
 def acting_alerts_are_complete(checkout: Path) -> list[str]:
     """Each alert that a remediator acts on (it has the label `remedy`) says what it must, and acts without delay."""
     acting = [(file, rule) for file, rule in _alerts(checkout) if "remedy" in rule.labels]
-    return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _lacks(rule, checkout)]
+    return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _lacks(rule)]
+
+
+def alerts_have_runbooks(checkout: Path) -> list[str]:
+    """Each alert says what it must and links a page of its own, and each page has its alert."""
+    found = _alerts(checkout)
+    problems = [f"{file.name}: {rule.alert}: {problem}" for file, rule in found for problem in _tells(rule, checkout)]
+    alerts = {rule.alert for _, rule in found}
+    pages = sorted((checkout / "docs" / "runbooks").glob("*.md"))
+    return problems + [f"docs/runbooks/{page.name}: no alert is called so" for page in pages if page.stem not in alerts]
+
+
+def rules_name_what_there_is(checkout: Path) -> list[str]:
+    """Each series that a rule asks for is published or recorded, and each remedy is one that there is."""
+    read = [(file, _read(file, _RuleFile)) for file in sorted(checkout.glob(RULES_GLOB))]
+    rules = [(file, rule) for file, found in read for group in found.groups for rule in group.rules]
+    known = {rule.record for _, rule in rules if rule.record} | FOREIGN_SERIES
+    for page in METRICS_PAGES:
+        known |= set(_PUBLISHED.findall((checkout / "docs" / page).read_text(encoding="utf-8")))
+    problems = []
+    for file, rule in rules:
+        where = f"{file.name}: {rule.alert or rule.record}"
+        problems += [f"{where}: {name} is published by nobody" for name in sorted(series_of(rule.expr) - known)]
+        if (remedy := rule.labels.get("remedy")) and remedy not in REMEDIES:
+            problems.append(f"{where}: remedy {remedy} is unknown; known are: {', '.join(REMEDIES)}")
+    return problems
+
+
+def series_of(expression: str) -> set[str]:
+    """The names of series in an expression, those that a pattern of `__name__` spells out among them."""
+    bare = re.sub(r"#[^\n]*", "", expression)
+    named: set[str] = set()
+    for pattern in _BY_NAME.findall(bare):
+        named |= set(_spelled_out(pattern))
+    return named | set(_SERIES.findall(re.sub(r'"[^"]*"', '""', bare)))
+
+
+def _spelled_out(pattern: str) -> list[str]:
+    """The names that a pattern of alternatives stands for, such as `up|a_(b|c)_d`."""
+    if group := re.search(r"\(([^()]*)\)", pattern):
+        before, after = pattern[: group.start()], pattern[group.end() :]
+        return [name for each in group[1].split("|") for name in _spelled_out(before + each + after)]
+    return pattern.split("|")
 
 
 def configuration_is_accepted(checkout: Path) -> list[str]:
@@ -134,7 +189,13 @@ def configuration_is_accepted(checkout: Path) -> list[str]:
         rules = sorted(checkout.glob(RULES_GLOB))
         prometheus.write_text(
             config.prometheus_config(
-                host="h", exporter=one, remediator=one, alertmanager=one, rules=rules, pace=config.Pace()
+                host="h",
+                exporter=one,
+                remediator=one,
+                alertmanager=one,
+                prometheus=one,
+                rules=rules,
+                pace=config.Pace(),
             )
         )
         alertmanager.write_text(
@@ -162,6 +223,8 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     rules_have_tests,
     alerts_are_tested,
     acting_alerts_are_complete,
+    alerts_have_runbooks,
+    rules_name_what_there_is,
     configuration_is_accepted,
     scripts_are_sound,
 )
@@ -176,16 +239,21 @@ def run_part(program: str, *arguments: str) -> list[str]:
     return [f"{done.stdout}{done.stderr}".strip() or f"exit status {done.returncode}"] if done.returncode else []
 
 
-def _lacks(rule: _Rule, checkout: Path) -> list[str]:
-    labels, annotations = ("severity", "remedy", "trip"), ("summary", "description", "runbook")
-    problems = [f"label {name} is missing or empty" for name in labels if not rule.labels.get(name)]
-    problems += [f"annotation {name} is missing or empty" for name in annotations if not rule.annotations.get(name)]
+def _lacks(rule: _Rule) -> list[str]:
+    problems = [f"label {name} is missing or empty" for name in ("remedy", "trip") if not rule.labels.get(name)]
     if (trip := rule.labels.get("trip")) and trip not in list(Trip):
         problems.append(f"trip {trip} is unknown; known are: {', '.join(Trip)}")
     held = [
         name for name, found in (("for", rule.wait), ("keep_firing_for", rule.keep_firing_for)) if found is not None
     ]
-    problems += [f"`{name}` is set; the durations that it compares are all its patience" for name in held]
+    return problems + [f"`{name}` is set; the durations that it compares are all its patience" for name in held]
+
+
+def _tells(rule: _Rule, checkout: Path) -> list[str]:
+    """What a person who is told misses."""
+    annotations = ("summary", "description", "runbook")
+    problems = [] if rule.labels.get("severity") else ["label severity is missing or empty"]
+    problems += [f"annotation {name} is missing or empty" for name in annotations if not rule.annotations.get(name)]
     wanted = f"docs/runbooks/{rule.alert}.md"
     if (runbook := rule.annotations.get("runbook")) and runbook != wanted:
         problems.append(f"its runbook is {runbook}; wanted: {wanted}")

@@ -22,11 +22,40 @@ class Pace:
 WATCHDOG_S: Final = 60
 """How often the alert that always fires is delivered, seconds."""
 
+INHIBITIONS: Final[list[dict[str, list[str]]]] = [
+    # Of a host that nobody hears of, what follows from that: all that people would be told about it besides.
+    {
+        "source_matchers": ['alertname="GpuwardenNodeLost"'],
+        "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
+        "equal": ["host"],
+    },
+    # One wedge, one kind of trip: of a worker that is dead, neither its silence nor its idle GPU is told.
+    {
+        "source_matchers": ['trip="dead_worker"'],
+        "target_matchers": ['trip=~"stall|health"'],
+        "equal": ["host", "worker", "container"],
+    },
+    # Of a GPU that failed, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; of
+    # two that say so neither is held back.
+    {
+        "source_matchers": ['causes="gpu"', 'gpu=~".+"'],
+        "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
+        "equal": ["host", "gpu"],
+    },
+]
+"""Which alerts are not sent while another fires.
+
+What is not sent is not acted on: one with a remedy is held back by one of the same remedy and worker alone, never by
+one for people."""
+
 
 def prometheus_config(
-    *, host: str, exporter: str, remediator: str, alertmanager: str, rules: list[Path], pace: Pace
+    *, host: str, exporter: str, remediator: str, alertmanager: str, prometheus: str, rules: list[Path], pace: Pace
 ) -> str:
-    """prometheus.yml. Addresses are `host:port`; `host` outlives its targets because it is a label of theirs."""
+    """prometheus.yml. Addresses are `host:port`; `host` outlives its targets because it is a label of theirs.
+
+    It scrapes itself, at `prometheus`, so that a rule which cannot be evaluated is told of.
+    """
     return _yaml(
         {
             "global": {"scrape_interval": f"{pace.scrape_s}s", "evaluation_interval": f"{pace.evaluate_s}s"},
@@ -34,49 +63,57 @@ def prometheus_config(
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
             "scrape_configs": [
                 {"job_name": name, "static_configs": [{"targets": [address], "labels": {"host": host}}]}
-                for name, address in (("gpuwarden-exporter", exporter), ("gpuwarden-remediator", remediator))
+                for name, address in (
+                    ("gpuwarden-exporter", exporter),
+                    ("gpuwarden-remediator", remediator),
+                    ("prometheus", prometheus),
+                )
             ],
         }
     )
 
 
-def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace) -> str:
-    """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog."""
+def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: str | None = None) -> str:
+    """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog.
+
+    The watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for
+    the receiver `people`, which is whoever is called where this is used: it has nobody in it.
+    """
+    beat: dict[str, object] = {
+        "matchers": [f'alertname="{WATCHDOG}"'],
+        "group_wait": "0s",
+        "group_interval": f"{WATCHDOG_S // 2}s",
+        "repeat_interval": f"{WATCHDOG_S - 10}s",  # of two intervals the second is past it for sure
+    }
+    acting = {
+        "receiver": "gpuwarden",
+        "matchers": ['remedy=~".+"'],
+        "group_by": ["alertname", "host", "worker", "container"],
+        "group_wait": "0s",
+        "group_interval": f"{pace.group_interval_s}s",
+        "repeat_interval": f"{pace.repeat_s}s",
+    }
+    authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
+    beats = [{"receiver": "gpuwarden", **beat}]
+    receivers: list[dict[str, object]] = [
+        {"name": "people"},
+        {"name": "gpuwarden", "webhook_configs": [{"url": webhook, "send_resolved": True, **authorization}]},
+    ]
+    if outside is not None:
+        beats.insert(0, {"receiver": "outside", "continue": True, **beat})
+        receivers.append({"name": "outside", "webhook_configs": [{"url": outside, "send_resolved": False}]})
     return _yaml(
         {
             "route": {
-                "receiver": "nobody",
-                "routes": [
-                    {
-                        "receiver": "gpuwarden",
-                        "matchers": [f'alertname="{WATCHDOG}"'],
-                        "group_wait": "0s",
-                        "group_interval": f"{WATCHDOG_S // 2}s",
-                        "repeat_interval": f"{WATCHDOG_S - 10}s",  # of two intervals the second is past it for sure
-                    },
-                    {
-                        "receiver": "gpuwarden",
-                        "matchers": ['remedy=~".+"'],
-                        "group_by": ["alertname", "host", "worker", "container"],
-                        "group_wait": "0s",
-                        "group_interval": f"{pace.group_interval_s}s",
-                        "repeat_interval": f"{pace.repeat_s}s",
-                    },
-                ],
+                "receiver": "people",
+                "group_by": ["alertname", "host"],
+                "group_wait": "30s",
+                "group_interval": "5m",
+                "repeat_interval": "12h",
+                "routes": [*beats, acting],
             },
-            "receivers": [
-                {"name": "nobody"},
-                {
-                    "name": "gpuwarden",
-                    "webhook_configs": [
-                        {
-                            "url": webhook,
-                            "send_resolved": True,
-                            "http_config": {"authorization": {"credentials_file": str(token_file)}},
-                        }
-                    ],
-                },
-            ],
+            "inhibit_rules": INHIBITIONS,
+            "receivers": receivers,
         }
     )
 

@@ -19,7 +19,7 @@ from string import Template
 from typing import Final
 
 from deploy import place, shipped
-from deploy.chain import PORTS, add_units, keep_token, replace
+from deploy.chain import PORTS, add_units, add_watchdog, keep_token, replace
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import check_name
@@ -59,6 +59,7 @@ class Site:
     remediator_port: int
     prometheus_port: int
     alertmanager_port: int
+    watchdog_url: str | None = None
 
 
 def files(site: Site) -> dict[str, str]:
@@ -84,6 +85,7 @@ def files(site: Site) -> dict[str, str]:
         exporter=f"127.0.0.1:{site.exporter_port}",
         remediator=f"127.0.0.1:{site.remediator_port}",
         alertmanager=f"127.0.0.1:{site.alertmanager_port}",
+        prometheus=f"127.0.0.1:{site.prometheus_port}",
         rules=[etc / "rules" / "*.rules.yaml"],
         pace=Pace(),
     )
@@ -92,7 +94,9 @@ def files(site: Site) -> dict[str, str]:
     return {
         "README.md": _filled("README.md", fill),
         "prometheus.yml": prometheus,
-        "alertmanager.yml": alertmanager_config(webhook=webhook, token_file=etc / "token", pace=Pace()),
+        "alertmanager.yml": alertmanager_config(
+            webhook=webhook, token_file=etc / "token", pace=Pace(), outside=site.watchdog_url
+        ),
         "gpuwarden/gpuwarden.env": _filled("gpuwarden.env", fill),
         **{f"gpuwarden/rules/{path.name}": path.read_text(encoding="utf-8") for path in shipped.rules()},
         **{f"gpuwarden/dashboards/{path.name}": path.read_text(encoding="utf-8") for path in shipped.dashboards()},
@@ -153,6 +157,7 @@ def command(argv: list[str]) -> int:
         command=arguments.command or _own_command(),
         **{name: getattr(arguments, name) for name in ("etc", "state", "run", "docker", "podman")},
         systemd_unit=",".join(arguments.systemd_unit),
+        watchdog_url=arguments.watchdog_url,
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
     wanted = files(site)
@@ -202,6 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")
     add_units(parser)
+    add_watchdog(parser)
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
     return parser

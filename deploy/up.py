@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Final
 
 from deploy import parts, place, shipped
-from deploy.chain import PARTS, PORTS, Chain, ChainError, Plan, add_units
+from deploy.chain import PARTS, PORTS, Chain, ChainError, Plan, add_units, add_watchdog
 from deploy.config import Pace
 from deploy.reachable import Engine, NoEngine, reachable_engine
 from deploy.rotation import rotate
@@ -175,6 +175,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         podman=None if arguments.podman == "none" else arguments.podman,
         processes=arguments.processes and arguments.processes.resolve(),
         systemd_units=tuple(arguments.systemd_unit),
+        watchdog_url=arguments.watchdog_url,
         free_bound_s=arguments.free_bound_s,
         prometheus_policy=arguments.prometheus_policy,
         armed=arguments.armed,
@@ -274,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Podman's socket, such as unix:///run/podman/podman.sock, or 'none' (default: %(default)s)",
     )
     add_units(parser)
+    add_watchdog(parser)
     parser.add_argument(
         "--free-bound-s",
         type=_free_bound_s,

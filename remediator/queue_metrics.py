@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import FAILING_MAX, Failing, Look, Outcome, Retries, Waiting
+from gpuwarden.queue.counts import FAILING_MAX, HOST_WORKERS_MAX, Failing, Look, Outcome, Retries, Waiting
 from remediator.series import Series
 
 log: Final = structlog.get_logger("remediator")
@@ -72,6 +72,10 @@ _Counted: TypeAlias = tuple[float, float, Count]
 """When a count was begun and ended, by a monotonic clock, and what it found."""
 
 
+_Seen: TypeAlias = tuple[Look, Sequence[tuple[str, str]]]
+"""The queue at one moment, and the workers of this host that are there, as (queue, worker)."""
+
+
 _UNREAD: Final = "the queue cannot be read"
 _NONE_YET: Final = f"{_UNREAD}, or none ended since this process started"
 _NO_COUNT: Final = "as `gpuwarden_queue_jobs` of state queued"
@@ -114,6 +118,14 @@ SERIES: Final[Mapping[str, Series]] = {
         unit="count",
         meaning=f"Workers that were seen within {FRESH_S:g} s and hold a model; falls at once when one is ended.",
         absent="as `gpuwarden_queue_workers`",
+    ),
+    "gpuwarden_queue_host_worker_info": Series(
+        kind="gauge",
+        labels=("queue", "worker"),
+        unit="1",
+        meaning=f"A worker of this remediator's own host that was seen within {FRESH_S:g} s and is not ended; always "
+        f"1, of {HOST_WORKERS_MAX} at most.",
+        absent="as `gpuwarden_queue_workers`, or the worker is of another host, gone or ended",
     ),
     "gpuwarden_queue_retries_total": Series(
         kind="counter",
@@ -249,15 +261,16 @@ class Tally:
 
 
 class QueueCollector(Collector):
-    """The queue's families. Safe to scrape from several threads."""
+    """The queue's families, and which workers `host` has in it. Safe to scrape from several threads."""
 
-    def __init__(self, opened: Callable[[], JobStore]) -> None:
+    def __init__(self, opened: Callable[[], JobStore], *, host: str) -> None:
         self._opened = opened
+        self._host = host
         self._store: JobStore | None = None
         self._readable: bool | None = None
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="queue metrics")
         self._lock = threading.Lock()
-        self._looking: Future[Look] | None = None
+        self._looking: Future[_Seen] | None = None
         self._counting: Future[_Counted] | None = None
         self._counted: _Counted | None = None
         self._tally = Tally()
@@ -278,7 +291,7 @@ class QueueCollector(Collector):
         with self._lock:
             up = _gauge("gpuwarden_queue_up")
             try:
-                look, counted = self._look(), self._count()
+                (look, here), counted = self._look(), self._count()
             except (GpuwardenError, NotInTimeError) as error:
                 because = str(error) or f"no answer within {ANSWER_S:g} s"
                 if self._readable is not False:  # at its first time alone: a scrape may come every second
@@ -290,26 +303,26 @@ class QueueCollector(Collector):
                 log.info("the queue can be read for /metrics again")
             self._readable = True
             up.add_metric((), 1.0)
-            return iter([up, *self._families(look, counted)])
+            return iter([up, *self._families(look, here, counted)])
 
-    def _look(self) -> Look:
+    def _look(self) -> _Seen:
         # One that has not come back is waited for once more, and no other is sent after it.
         if self._looking is None:
             self._looking = self._pool.submit(self._read)
         try:
-            look = self._looking.result(ANSWER_S)
+            seen = self._looking.result(ANSWER_S)
         except GpuwardenError:
             self._looking = None
             raise
         self._looking = None
-        return look
+        return seen
 
-    def _read(self) -> Look:
+    def _read(self) -> _Seen:
         if self._store is None:
             self._store = self._opened()
         store, now = self._store, self._store.now()
         self._tally.take(store, now_s=time.monotonic())
-        return store.look(now=now)
+        return store.look(now=now), store.of_host(self._host, now=now)
 
     def _count(self) -> tuple[float, Count] | None:
         """The newest count and its age, seconds; each call begins one, unless one is under way."""
@@ -333,7 +346,9 @@ class QueueCollector(Collector):
         age_s = time.monotonic() - begun_s
         return None if age_s > COUNT_AGE_MAX_S else (age_s, found)
 
-    def _families(self, look: Look, counted: tuple[float, Count] | None) -> Iterator[Metric]:
+    def _families(
+        self, look: Look, here: Sequence[tuple[str, str]], counted: tuple[float, Count] | None
+    ) -> Iterator[Metric]:
         self._queues |= {*(queue for queue, _ in look.at_work), *look.crews, *look.retries}
         if counted is not None:
             self._queues |= set(counted[1].waiting)
@@ -344,7 +359,10 @@ class QueueCollector(Collector):
             busy.add_metric((queue,), crew.busy)
             for state, count in crew.by_state.items():
                 workers.add_metric((queue, state), count)
-        yield from (workers, busy)
+        its = _gauge("gpuwarden_queue_host_worker_info")
+        for names in here:
+            its.add_metric(names, 1.0)
+        yield from (workers, busy, its)
         retries = _counter("gpuwarden_queue_retries_total")
         dead = _gauge("gpuwarden_queue_dead_workers")
         for queue in queues:

@@ -53,7 +53,7 @@ def serve(settings: ServeSettings) -> None:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
         if settings.queue is not None:
-            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue))))
+            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue), host=host)))
         app = create_app(
             ledger=ledger,
             host=host,

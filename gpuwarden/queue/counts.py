@@ -90,6 +90,9 @@ class Outcome(NamedTuple):
     ran_s: float | None
 
 
+HOST_WORKERS_MAX: Final = 1000
+"""So many workers of one host are told of, by name: more than any has."""
+
 WORKER_STATES: Final = ("busy", "idle", "locked", "draining", "gone")
 """As `gpuwarden worker list` tells them; the first that holds of: locked, gone, draining, busy, idle."""
 
@@ -149,6 +152,12 @@ class Counts(Room):
                 quarantined=int(connection.scalar(select(func.count(QUARANTINED_GPUS.c.gpu.distinct()))) or 0),
                 lags={row[0]: max(0, int(row[1])) + more for row in lags},
             )
+
+    def of_host(self, host: str, *, now: float) -> list[tuple[str, str]]:
+        """The workers of one host that are there: (queue, worker), by name, `HOST_WORKERS_MAX` at most."""
+        with reading(self._engine) as connection:
+            found = connection.execute(*_of_host(host=host, fresh_since=now - FRESH_S, limit=HOST_WORKERS_MAX))
+            return [(row.queue, row.worker) for row in found]
 
     def last_event(self) -> int:
         """The greatest number of an event; 0 where there is none."""
@@ -215,6 +224,13 @@ def _tried() -> Executable:
     again = or_(JOBS.c.watchdog_retries > literal_column("0"), JOBS.c.reclaims > literal_column("0"))
     sums = func.sum(JOBS.c.watchdog_retries), func.sum(JOBS.c.reclaims)
     return select(JOBS.c.queue, *sums).where(again).group_by(JOBS.c.queue)
+
+
+@Prepared
+def _of_host(**its: ColumnElement[Any]) -> Executable:
+    over = and_(WORKERS.c.retired.is_not(None), WORKERS.c.retired == WORKERS.c.incarnation)
+    there = and_(WORKERS.c.host == its["host"], WORKERS.c.last_seen_at > its["fresh_since"], ~over)
+    return select(WORKERS.c.queue, WORKERS.c.worker).where(there).order_by(WORKERS.c.worker).limit(its["limit"])
 
 
 @Prepared

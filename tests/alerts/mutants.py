@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from deploy import check
+from tests.alerts.generated import Planted, planted
 
 ALERTS: Final = check.CHECKOUT / "alerts"
 STALL: Final = "stall.rules.yaml"
@@ -21,24 +22,17 @@ VRAM: Final = "vram.rules.yaml"
 WRANGLING: Final = "wrangling.rules.yaml"
 GPU_LOST: Final = "gpu.rules.yaml"
 FAULTS: Final = "faults.rules.yaml"
+TELEMETRY: Final = "telemetry.rules.yaml"
+EVALUATION: Final = "evaluation.rules.yaml"
+STEPS: Final = "steps.rules.yaml"
+BY_WORD: Final = (TELEMETRY, EVALUATION, STEPS)
+"""The files whose mutants are the generated ones alone."""
 RULES: Final = {
     name: (ALERTS / name).read_text()
     for name in (
-        STALL,
-        STUCK,
-        WORKER,
-        GONE,
-        BUDGET,
-        HEALTH,
-        SERVER,
-        CHAIN,
-        REMEDIATOR,
-        NODE,
-        VRAM,
-        ATTRIBUTION,
-        WRANGLING,
-        GPU_LOST,
-        FAULTS,
+        *(STALL, STUCK, WORKER, GONE, BUDGET, HEALTH, SERVER, CHAIN, REMEDIATOR, NODE, VRAM, ATTRIBUTION, WRANGLING),
+        *(GPU_LOST, FAULTS),
+        *BY_WORD,
     )
 }
 
@@ -94,6 +88,13 @@ FIRST: Final = {
     ),
     FAULTS: ("fires for each number", "fires for a series that is born", "fires for every way"),
     WRANGLING: ("fires at the sixth", "hosts that share a queue", "fires for each worker"),
+    TELEMETRY: ("each kind of patience", "a scrape a minute is too sparse", "telemetry is stale where the first look"),
+    EVALUATION: ("fires with a scrape a minute, for each", "tells of late groups with a scrape a minute"),
+    STEPS: (
+        "fires once the last ten minutes",
+        "goes by the more that two exporters tell",
+        "does not fire beside another container",
+    ),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
 their time. For speed alone: whatever stands here, a mutant that no group catches has been through all of them."""
@@ -1662,7 +1663,73 @@ FAULTS_MUTANTS: Final = [
     ],
 ]  # fmt: skip
 
-MUTANTS: Final = [
+_INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
+_ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
+_ASKED_TWICE: Final = "it is asked for in another place of the rule, too, and what is absent there matches nothing"
+_NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
+EQUIVALENT: Final[dict[str, str]] = {
+    **{
+        f"{its}: {change}": _INFO_IS_1
+        for its in (
+            "stall: GpuwardenJobStalled",
+            "health: GpuwardenJobUnhealthy",
+            "budget: GpuwardenJobOverBudget",
+            "worker: GpuwardenWorkerDead",
+            "gone: GpuwardenWorkerGone",
+            "server: GpuwardenServerUnanswering",
+            "vram: GpuwardenVramVictim",
+        )
+        for change in ("* -> /", "topk -> bottomk")
+    },
+    **{
+        f"{its}: {limit} -> last_over_time({limit}[5m]){place}": _ASKED_TWICE
+        for its, limit, places in (
+            ("worker: GpuwardenWorkerDead", "gpuwarden_worker_dead_after_seconds", 2),
+            ("gone: GpuwardenWorkerGone", "gpuwarden_worker_dead_after_seconds", 2),
+            ("server: GpuwardenServerUnanswering", "gpuwarden_server_silence_allowed_seconds", 4),
+            ("stall: GpuwardenJobStalled", "gpuwarden_job_stall_timeout_seconds", 4),
+            ("health: GpuwardenJobUnhealthy", "gpuwarden_job_health_window_seconds", 5),
+        )
+        for place in ("", *(f", at its place {place}" for place in range(2, places + 1)))
+    },
+    "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",
+    "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
+    "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
+    "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
+    "telemetry: GpuwardenTelemetryStale: max -> min": _INFO_IS_1,
+    "telemetry: GpuwardenWorkerUnseen: max -> min": _INFO_IS_1,
+    "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
+    "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
+    **{
+        f"steps: GpuwardenJobSlowed: {change}": why
+        for change, why in (
+            ("count -> sum", _INFO_IS_1),
+            ("max -> min, at its place 3", _INFO_IS_1),
+            ("max -> min, at its place 4", _ONLY_THERE),
+            ("max -> min, at its place 5", _ONLY_THERE),
+            ("topk -> bottomk", _INFO_IS_1),
+            ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
+            ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
+            ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
+            ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
+            ("* -> /, at its place 2", "what is divided by is 1, or the container is let go either way"),
+            ("* -> /, at its place 3", _INFO_IS_1),
+            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m])", _ASKED_TWICE),
+            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2", _ASKED_TWICE),
+            (
+                "gpuwarden_container_gpu_memory_bytes -> last_over_time(gpuwarden_container_gpu_memory_bytes[5m])",
+                _ASKED_TWICE,
+            ),
+            (
+                "by (host, worker, container) -> by (host, container), at its place 7",
+                "a container with two jobs is let go before",
+            ),
+        )
+    },
+}
+"""Generated mutants that no test can tell from the rule, and why."""
+
+MUTANTS: Final[list[Mutant | Planted]] = [
     *FAULTS_MUTANTS,
     *GPU_LOST_MUTANTS,
     *STALL_MUTANTS,
@@ -1678,4 +1745,5 @@ MUTANTS: Final = [
     *VRAM_MUTANTS,
     *ATTRIBUTION_MUTANTS,
     *WRANGLING_MUTANTS,
+    *(each for rules in BY_WORD for each in planted(ALERTS / rules) if each.name not in EQUIVALENT),
 ]

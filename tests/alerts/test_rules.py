@@ -1,24 +1,21 @@
 """The alert rules through the real promtool, what their tests would catch, and what `deploy.check` refuses."""
 
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from deploy import check, parts
+from tests.alerts import judging
+from tests.alerts.generated import planted
+from tests.alerts.judging import Breakage
 from tests.alerts.mutants import ALERTS, FIRST, MUTANTS, RULES, STALL, Mutant
 
 STALL_TEST = "stall.test.yaml"
-PROMTOOL_TIMEOUT_S = 300
-
-_VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -33,51 +30,10 @@ def promtool() -> Path:
 def verdicts(promtool: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What promtool says of every mutant that is caught, by its name."""
     room = tmp_path_factory.mktemp("mutants")  # made here: pytest's own making of folders knows no threads
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        judged = [pool.submit(judge, rules, promtool, room / rules) for rules in RULES]
-        verdicts = {name: said for each in judged for name, said in each.result().items()}
-    parsed = run(promtool, "check", "rules", *room.glob("*/*/*.rules.yaml"))
+    verdicts = {name: said for each in judging.judge_all(MUTANTS, promtool, room) for name, said in each.caught.items()}
+    parsed = judging.run(promtool, "check", "rules", *room.glob("*/*/*.rules.yaml"))
     assert parsed.returncode == 0, f"a rule that does not parse proves nothing:\n{parsed.stderr}"
     return verdicts
-
-
-def judge(rules: str, promtool: Path, room: Path) -> dict[str, str]:
-    """What promtool says of the mutants of one file: one group of its tests after another, on all that are left.
-
-    All in one process for each group: to start promtool takes longer than most groups. After those that catch the most
-    for their time come those with the most series.
-    """
-    left: dict[str, str] = {}
-    caught: dict[str, str] = {}
-    for number, mutant in enumerate(each for each in MUTANTS if each.rules == rules and each.applies):
-        folder = room / str(number)
-        folder.mkdir(parents=True)
-        (folder / rules).write_text(mutant.text())
-        left[str(folder / "test.yaml")] = mutant.name
-    test = read_test(rules)
-    first = [group for begins in FIRST[rules] for group in test["tests"] if group["name"].startswith(begins)]
-    rest = [group for group in test["tests"] if group not in first]
-    for group in (*first, *sorted(rest, key=lambda group: len(group["input_series"]), reverse=True)):
-        text = yaml.dump({**test, "tests": [group]}, Dumper=yaml.CSafeDumper)
-        for file in left:
-            Path(file).write_text(text)
-        if not left:
-            break
-        said = run(promtool, "test", "rules", *left, stderr=subprocess.STDOUT).stdout
-        for file, verdict in _VERDICT.findall(said):
-            if "FAILED" in verdict:
-                caught[left.pop(file)] = verdict
-    return caught
-
-
-def read_test(rules: str) -> dict[str, Any]:
-    """The tests beside a rule file, all but expected values as text: to promtool `0x10` is samples, to YAML sixteen."""
-    text = (ALERTS / rules.replace(".rules.", ".test.")).read_text()
-    read: dict[str, Any] = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - it makes nothing but text
-    for asked in (asked for group in read["tests"] for asked in group.get("promql_expr_test", [])):
-        for sample in asked.get("exp_samples", []):
-            sample["value"] = float(sample["value"])
-    return read
 
 
 @pytest.fixture
@@ -96,28 +52,14 @@ def copied(checkout: Path, alerts: Iterable[Path]) -> Path:
     (checkout / "alerts").mkdir()
     for file in alerts:
         shutil.copy(file, checkout / "alerts")
-    shutil.copytree(check.CHECKOUT / "docs" / "runbooks", checkout / "docs" / "runbooks")
+    (checkout / "docs" / "runbooks").mkdir(parents=True)
+    for file in (checkout / "alerts").glob("*.rules.yaml"):
+        for name in re.findall(r"- alert: (\w+)", file.read_text()):
+            shutil.copy(check.CHECKOUT / "docs" / "runbooks" / f"{name}.md", checkout / "docs" / "runbooks")
+    for page in check.METRICS_PAGES:
+        shutil.copy(check.CHECKOUT / "docs" / page, checkout / "docs")
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
     return checkout
-
-
-def run(promtool: Path, *arguments: str | Path, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [promtool, *arguments],
-        # Thousands of small databases, each for a moment: in memory, without much collecting of garbage, and in one
-        # thread, for several run side by side.
-        env={
-            **parts.env_for_parts(),
-            "GOGC": "400",
-            "GOMAXPROCS": "1",
-            "TMPDIR": "/dev/shm" if Path("/dev/shm").is_dir() else "/tmp",  # noqa: S108
-        },
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        timeout=PROMTOOL_TIMEOUT_S,
-        check=False,
-    )
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -136,7 +78,7 @@ def track(checkout: Path, name: str, text: str) -> None:
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("tests", sorted(ALERTS.glob("*.test.yaml")), ids=lambda file: file.name)
 def test_the_rules_do_what_their_tests_say(tests: Path, promtool: Path) -> None:
-    done = run(promtool, "test", "rules", tests)
+    done = judging.run(promtool, "test", "rules", tests)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -145,12 +87,12 @@ def test_the_rules_do_what_their_tests_say(tests: Path, promtool: Path) -> None:
 @pytest.mark.parametrize("rules", sorted(RULES))
 def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Path, tmp_path: Path) -> None:
     (tmp_path / rules).write_text(RULES[rules])
-    test = read_test(rules)
+    test = judging.read_test(rules)
     alone = [tmp_path / f"{number}.test.yaml" for number in range(len(test["tests"]))]
     for file, group in zip(alone, test["tests"], strict=True):
         file.write_text(yaml.dump({**test, "tests": [group]}, Dumper=yaml.CSafeDumper))
 
-    done = run(promtool, "test", "rules", *alone)  # each file of them in a database of its own
+    done = judging.run(promtool, "test", "rules", *alone)  # each file of them in a database of its own
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -160,7 +102,7 @@ def test_no_two_mutants_go_by_one_sentence() -> None:
 
 
 def test_each_group_that_comes_first_is_one_of_its_files() -> None:
-    names = {rules: [group["name"] for group in read_test(rules)["tests"]] for rules in RULES}
+    names = {rules: [group["name"] for group in judging.read_test(rules)["tests"]] for rules in RULES}
 
     assert FIRST.keys() == names.keys()
     asked = [(begins, names[rules]) for rules in FIRST for begins in FIRST[rules]]
@@ -168,15 +110,18 @@ def test_each_group_that_comes_first_is_one_of_its_files() -> None:
 
 
 def test_every_rule_file_has_mutants() -> None:
-    assert {file.name for file in ALERTS.glob("*.rules.yaml")} == RULES.keys() == {each.rules for each in MUTANTS}
+    files = sorted(ALERTS.glob("*.rules.yaml"))
+    assert {file.name for file in files} == RULES.keys()
+    assert [file.name for file in files if not planted(file)] == []
 
 
 @pytest.mark.teeth
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_rules_tests_catch_it_when(mutant: Mutant, verdicts: dict[str, str]) -> None:
-    found = f"{mutant.rules} has moved on; {mutant.old!r} is not to be found once in it, within:\n{mutant.part}"
-    assert mutant.applies, found
+def test_the_rules_tests_catch_it_when(mutant: Breakage, verdicts: dict[str, str]) -> None:
+    if isinstance(mutant, Mutant):
+        found = f"{mutant.rules} has moved on; {mutant.old!r} is not to be found once in it, within:\n{mutant.part}"
+        assert mutant.applies, found
 
     assert mutant.name in verdicts, "every test passed on the broken rule"
 
@@ -191,15 +136,9 @@ def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        pytest.param("severity: critical", "team: a", "label severity is missing", id="has no severity"),
         pytest.param("remedy: restart_worker", 'remedy: ""', "label remedy is missing or empty", id="names no remedy"),
         pytest.param("trip: stall", "team: a", "label trip is missing", id="has no trip"),
         pytest.param("trip: stall", "trip: stal", "trip stal is unknown; known are: stall", id="misspells its trip"),
-        pytest.param("summary:", "title:", "annotation summary is missing", id="has no summary"),
-        pytest.param("description:", "text:", "annotation description is missing", id="has no description"),
-        pytest.param("runbook:", "runbook_url:", "annotation runbook is missing", id="has no runbook"),
-        pytest.param("JobStalled.md", "Stall.md", "its runbook is docs/runbooks/GpuwardenStall.md",
-                     id="links another alert's runbook"),
         pytest.param("        labels:", "        for: 1m\n        labels:", "`for` is set", id="waits"),
         pytest.param("        labels:", "        for: 0s\n        labels:", "`for` is set", id="waits for 0 s"),
         pytest.param("        labels:", "        keep_firing_for: 1m\n        labels:", "`keep_firing_for` is set",
@@ -215,12 +154,60 @@ def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, ch
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
 
 
-def test_an_acting_alert_is_refused_without_its_runbook(checkout: Path) -> None:
+@pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        pytest.param("severity: critical", "team: a", "label severity is missing", id="has no severity"),
+        pytest.param("summary:", "title:", "annotation summary is missing", id="has no summary"),
+        pytest.param("description:", "text:", "annotation description is missing", id="has no description"),
+        pytest.param("runbook:", "runbook_url:", "annotation runbook is missing", id="has no runbook"),
+        pytest.param("JobStalled.md", "Stall.md", "its runbook is docs/runbooks/GpuwardenStall.md",
+                     id="links another alert's runbook"),
+    ],
+)  # fmt: skip
+def test_an_alert_is_refused_when_it(old: str, new: str, problem: str, acts: bool, checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL, old, new)
+    if not acts:
+        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
+
+    problems = check.alerts_have_runbooks(checkout)
+
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
+
+
+def test_an_alert_is_refused_without_its_runbook(checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
 
-    assert check.acting_alerts_are_complete(checkout) == [
+    assert check.alerts_have_runbooks(checkout) == [
         f"{STALL}: GpuwardenJobStalled: docs/runbooks/GpuwardenJobStalled.md is not there; write it"
     ]
+
+
+def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStaled.md").touch()
+
+    assert check.alerts_have_runbooks(checkout) == ["docs/runbooks/GpuwardenJobStaled.md: no alert is called so"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("gpuwarden_job_beat_age_seconds", "gpuwarden_job_beat_seconds", "gpuwarden_job_beat_seconds is published by"),
+        ("topk by", "gpuwarden:beat or topk by", "gpuwarden:beat is published by nobody"),
+        ("topk by", '{__name__=~"up|gpuwarden_job_(info|beat)"} or topk by', "gpuwarden_job_beat is published by"),
+        ("remedy: restart_worker", "remedy: restart_wroker", "remedy restart_wroker is unknown; known are: "),
+    ],
+    ids=["a series that nobody publishes", "one that nobody records", "one by a pattern", "a remedy that is none"],
+)
+def test_a_rule_is_refused_that_names(old: str, new: str, problem: str, checkout: Path) -> None:
+    edit(checkout / "alerts" / STALL, old, new)
+
+    problems = check.rules_name_what_there_is(checkout)
+
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
 
 
 def test_an_alert_that_only_tells_people_may_wait(checkout: Path) -> None:
@@ -363,7 +350,7 @@ def test_one_failed_check_is_told_with_the_rest_and_makes_exit_code_1(
     assert check.main(checkout) == 1
     out = capsys.readouterr().out
     assert out.count("FAILED") == 1
-    assert "FAILED acting alerts are complete\n  stall.rules.yaml: GpuwardenJobStalled: docs/runbooks/" in out
+    assert "FAILED alerts have runbooks\n  stall.rules.yaml: GpuwardenJobStalled: docs/runbooks/" in out
 
 
 def test_a_missing_part_fails_the_check_that_needs_it_and_says_how_to_have_it(

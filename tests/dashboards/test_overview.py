@@ -185,7 +185,12 @@ class FullQueue(QueueCollector):
         )
         failing = Failing(workers=(FailingWorker(run_id="r", host="h", worker="w", failed=1, done=0),))
         return iter(
-            [up, *self._families(look, (1.0, Count(waiting={"q": Waiting(jobs=1, oldest_at=1.0)}, failing=failing)))]
+            [
+                up,
+                *self._families(
+                    look, [("q", "w")], (1.0, Count(waiting={"q": Waiting(jobs=1, oldest_at=1.0)}, failing=failing))
+                ),
+            ]
         )
 
 
@@ -197,7 +202,9 @@ def no_store() -> JobStore:
 def remediated() -> dict[str, frozenset[str]]:
     """Every series of the remediator and its labels, from its own page."""
     ledger = FullLedger(create_engine("sqlite://"))
-    app = create_app(ledger=ledger, host="h1", credentials=Credentials(), body_max_bytes=1, queue=FullQueue(no_store))
+    app = create_app(
+        ledger=ledger, host="h1", credentials=Credentials(), body_max_bytes=1, queue=FullQueue(no_store, host="h1")
+    )
 
     async def page() -> str:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:

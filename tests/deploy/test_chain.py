@@ -1,12 +1,18 @@
-"""What ties the parts of a chain to the process that started them."""
+"""What ties the parts of a chain to the process that started them, and what its Prometheus tells of itself."""
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
-from deploy.chain import CHECKOUT
+from deploy import parts
+from deploy.chain import CHECKOUT, Chain, Plan
+from deploy.check import FOREIGN_SERIES
+from deploy.config import Pace
+from tests.waiting import eventually
 
 FORK = """\
 import os, sys, time
@@ -32,3 +38,28 @@ def test_a_part_whose_starter_was_killed_before_it_was_tied_to_it_does_not_begin
     subprocess.run([sys.executable, "-c", FORK, parent, str(made)], cwd=CHECKOUT, check=True, stdout=subprocess.PIPE)
 
     assert made.exists() is begins
+
+
+@pytest.mark.needs_parts
+def test_its_prometheus_tells_how_its_own_rules_fare(tmp_path: Path) -> None:
+    try:
+        parts.find("prometheus")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+    chain = Chain(Plan(work=tmp_path, host="a", docker=None, simulate_gpu=None, pace=Pace(scrape_s=1)))
+    wanted = FOREIGN_SERIES - {"up"}
+
+    def told() -> set[str]:
+        with suppress(httpx.HTTPError):
+            ours = chain.query('{__name__=~"prometheus_rule_.+", rule_group=~".*;gpuwarden_.*"}')
+            return {each["metric"]["__name__"] for each in ours} & wanted
+        return set()
+
+    try:
+        chain.start("prometheus")
+        eventually(
+            lambda: told() == wanted, f"{wanted} are told", within_s=60, log=lambda: chain.log_tail("prometheus")
+        )
+    finally:
+        chain.stop("prometheus")
+        chain.http.close()

@@ -71,6 +71,7 @@ class Pairs:
                 exporter=chain.exporter_url.removeprefix("http://"),
                 remediator=chain.remediator_url.removeprefix("http://"),
                 alertmanager="",
+                prometheus=listen.partition("=")[2],
                 rules=shipped.rules(),
                 pace=FAST,
             )

@@ -40,7 +40,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def collector(store: JobStore, queue_url: str) -> Iterator[QueueCollector]:
     """A collector of a queue that is there, with its first look done."""
     assert store
-    with closing(QueueCollector(partial(existing, queue_url))) as found:
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         page(found)
         yield found
 
@@ -134,6 +134,17 @@ def test_the_busy_gauge_counts_fresh_workers_that_hold_a_model_and_falls_at_once
     store.register("gpu", host=HOST, worker="w2", incarnation="i-w2b", now=store.now())
     store.heartbeat(host=HOST, worker="w2", queue="gpu", incarnation="i-w2b", model="sd-xl", now=store.now())
     assert of(page(collector), "workers_busy", queue="gpu") == 2, "its replacement puts the row right"
+
+
+def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStore, collector: QueueCollector) -> None:
+    for worker, host, ago_s in (("here", HOST, 0), ("ended", HOST, 0), ("gone", HOST, 31), ("theirs", "other", 0)):
+        store.register("gpu", host=host, worker=worker, incarnation="i", now=store.now() - ago_s)
+        store.heartbeat(host=host, worker=worker, queue="gpu", incarnation="i", model=None, now=store.now() - ago_s)
+    assert store.retire_worker(host=HOST, worker="ended", incarnation="i", now=store.now())
+
+    told = [dict(labels) for name, labels in page(collector) if name == "gpuwarden_queue_host_worker_info"]
+
+    assert told == [{"queue": "gpu", "worker": "here"}]
 
 
 def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, collector: QueueCollector) -> None:
@@ -246,7 +257,7 @@ def test_outcomes_are_counted_once_each_from_the_first_look_on(
     assert of(found, "run_seconds_bucket", queue="gpu", job_class="gpu", le="60") == 0
     assert of(found, "run_seconds_bucket", queue="gpu", job_class="gpu", le="+Inf") == 1
 
-    with closing(QueueCollector(partial(existing, queue_url))) as later:
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as later:
         assert of(page(later), "outcomes_total", queue="gpu", job_class="gpu", kind="completed") is None
 
 
@@ -288,7 +299,7 @@ def test_while_the_queue_cannot_be_read_nothing_is_told_but_that(
 
 def test_a_queue_that_is_not_there_yet_is_found_once_it_is(backend: str, tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/later.db"
-    with closing(QueueCollector(partial(existing, url))) as found:
+    with closing(QueueCollector(partial(existing, url), host=HOST)) as found:
         assert page(found) == {("gpuwarden_queue_up", ()): 0}
         assert list(tmp_path.iterdir()) == [], backend
         JobStore.open(url).close()
@@ -322,7 +333,7 @@ def test_a_long_count_holds_up_no_scrape_and_the_one_before_is_shown_with_its_ag
     submit(store)
     claim(store)
     submit(store)
-    with closing(QueueCollector(lambda: slow)) as found:
+    with closing(QueueCollector(lambda: slow, host=HOST)) as found:
         first = page(found)
         assert of(first, "jobs", queue="gpu", state="running") == 1
         assert of(first, "jobs", queue="gpu", state="queued") is None, "unknown is not zero"
@@ -347,7 +358,7 @@ def test_a_count_rests_for_longer_than_it_took_however_often_somebody_scrapes(
 ) -> None:
     monkeypatch.setattr(queue_metrics, "COUNT_REST", 1e9)
     submit(store)
-    with closing(QueueCollector(partial(existing, queue_url))) as found:
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         assert of(page(found), "jobs", queue="gpu", state="queued") == 1
         submit(store)
         assert of(page(found), "jobs", queue="gpu", state="queued") == 1
@@ -363,7 +374,7 @@ def test_a_queue_that_does_not_answer_in_time_cannot_be_read(
     monkeypatch.setattr(queue_metrics, "ANSWER_S", 0.05)
     slow = Slow(connect(queue_url))
     slow.go, slow.all_of_it = threading.Event(), True
-    with closing(QueueCollector(lambda: slow)) as found:
+    with closing(QueueCollector(lambda: slow, host=HOST)) as found:
         for _ in range(3):
             assert page(found) == {("gpuwarden_queue_up", ()): 0}
         slow.go.set()
@@ -373,7 +384,7 @@ def test_a_queue_that_does_not_answer_in_time_cannot_be_read(
 
 def test_a_count_that_fails_is_no_count(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(store)
-    with closing(QueueCollector(partial(existing, queue_url))) as found:
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         with monkeypatch.context() as patch:
             patch.setattr(JobStore, "waiting", broken)
             assert page(found) == {("gpuwarden_queue_up", ()): 0}

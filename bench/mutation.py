@@ -1,0 +1,51 @@
+"""Deliberate breakages of the alert rules: how many of them do the rules' tests catch? For `python -m bench`.
+
+Every word of every rule that can be changed is, one at a time (tests/alerts/generated.py), beside those that somebody
+thought of (tests/alerts/mutants.py). Which survive is said by name; those that nothing can tell from the rule are not
+counted.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.figures import Figure, Place, figure, progress
+from deploy import parts
+from tests.alerts import judging
+from tests.alerts.generated import planted
+from tests.alerts.judging import Breakage
+from tests.alerts.mutants import ALERTS, EQUIVALENT, MUTANTS, RULES
+
+
+def measure(place: Place) -> Iterator[Figure]:
+    """The score of each rule file, and of all of them: per cent of the mutants that are caught.
+
+    Raises:
+        PartMissing: there is no promtool.
+    """
+    promtool = parts.find("promtool")
+    total = caught = 0
+    with tempfile.TemporaryDirectory(dir=place.folder) as folder:
+        mutants = _mutants(promtool, Path(folder, "parse"))
+        progress(f"mutation, {len(mutants)} broken rules, and {len(EQUIVALENT)} that are none")
+        for judged in judging.judge_all(mutants, promtool, Path(folder)):
+            of = len(judged.caught) + len(judged.survived)
+            total, caught = total + of, caught + len(judged.caught)
+            progress(
+                f"mutation, {judged.rules}: {len(judged.caught)} of {of} are caught; {total} of {len(mutants)} done"
+            )
+            for name in judged.survived:
+                progress(f"mutation, survived: {name}")
+            yield _score(judged.rules, len(judged.caught), of)
+    yield _score("all rules", caught, total)
+
+
+def _mutants(promtool: Path, room: Path) -> list[Breakage]:
+    room.mkdir()
+    words = [each for rules in RULES for each in planted(ALERTS / rules) if each.name not in EQUIVALENT]
+    thought_of: list[Breakage] = [each for each in MUTANTS if each.name not in {word.name for word in words}]
+    return judging.parsing([*thought_of, *words], promtool, room)
+
+
+def _score(what: str, caught: int, of: int) -> Figure:
+    return figure("mutation", f"{what}: caught, of {of}", "%", [100 * caught / of])

@@ -1,0 +1,202 @@
+"""Breakages of the alert rules that nobody has to think of: each word of each rule, changed by itself.
+
+What is changed: every comparison, operation, set operator, aggregation, number and duration of an expression; each
+label that something is told apart, joined or selected by; each operand of `and` and `unless`, left out; what vanished,
+believed; `for`, labels and annotations. One at a time, and named by the rule and the change.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+SWAPPED: Final = {
+    ">=": (">", "<="),
+    "<=": ("<", ">="),
+    ">": (">=", "<"),
+    "<": ("<=", ">"),
+    "==": ("!=",),
+    "!=": ("==",),
+    "+": ("-",),
+    "-": ("+",),
+    "*": ("/",),
+    "/": ("*",),
+    "and": ("unless", "or"),
+    "unless": ("and", "or"),
+    "or": ("and",),
+    "min": ("max",),
+    "max": ("min",),
+    "sum": ("max",),
+    "count": ("sum",),
+    "topk": ("bottomk",),
+    "max_over_time": ("min_over_time",),
+    "count_over_time": ("sum_over_time",),
+    "increase": ("delta",),
+}
+"""What stands in an expression, and what stands there instead."""
+
+SHOWN_MAX: Final = 160
+"""So many characters of a change stand in its name."""
+
+_TOKEN: Final = re.compile(
+    r"""(?P<comment>\#[^\n]*)
+      | (?P<grouping>\b(?:by|on|ignoring|without|group_left|group_right)\b\s*\([^()]*\))
+      | (?P<selector>[a-zA-Z_:][a-zA-Z0-9_:]*\{[^}]*\}|\{[^}]*\})
+      | (?P<string>"[^"]*")
+      | (?P<duration>\b\d+(?:s|m|h|d)\b)
+      | (?P<number>\b\d+(?:\.\d+)?\b)
+      | (?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)
+      | (?P<sign>>=|<=|==|!=|[-+*/<>])
+      | (?P<bracket>[()\[\]])
+    """,
+    re.VERBOSE,
+)
+_MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+_OPPOSITE: Final = {"=": "!=", "!=": "=", "=~": "!~", "!~": "=~"}
+_METRIC: Final = re.compile(r"^(gpuwarden[_:]|prometheus_|up\b)")
+_RANGED: Final = re.compile(r"\s*(\[|offset\b)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A rule file with one change. `name` begins with the topic, as that of every mutant does."""
+
+    rules: str
+    name: str
+    broken: str
+    applies: bool = True
+
+    def text(self) -> str:
+        """The broken rule file."""
+        return self.broken
+
+
+_Change = tuple[int, int, str]
+"""What is replaced, from and to which character, and by what."""
+
+
+def planted(file: Path) -> list[Planted]:
+    """Every breakage of one rule file, in the order of the file; some of them do not parse."""
+    text, found = file.read_text(), []
+    topic = file.name.partition(".")[0]
+    seen: Counter[str] = Counter()
+    for group in _children(yaml.compose(text), "groups"):
+        for rule in _children(group, "rules"):
+            its = {key.value: value for key, value in rule.value}
+            for start, end, new in dict.fromkeys(_changes(text, its)):
+                name = f"{topic}: {(its.get('alert') or its['record']).value}: {_shown(text[start:end], new)}"
+                seen[name] += 1
+                again = f", at its place {seen[name]}" if seen[name] > 1 else ""
+                broken = text[:start] + new + text[end:]
+                found.append(Planted(rules=file.name, name=f"{name}{again}", broken=broken))
+    return found
+
+
+def _children(node: yaml.Node | None, key: str) -> list[yaml.Node]:
+    (found,) = [value for name, value in node.value if name.value == key] if node else [yaml.SequenceNode("", [])]
+    children: list[yaml.Node] = found.value
+    return children
+
+
+def _changes(text: str, its: dict[str, yaml.Node]) -> Iterator[_Change]:
+    expr = its["expr"]
+    yield from _of_expression(text, expr.start_mark.index, expr.end_mark.index)
+    for key in ("for", "keep_firing_for"):
+        if key in its:
+            start, end = its[key].start_mark.index, its[key].end_mark.index
+            yield from ((start, end, changed) for changed in _durations(text[start:end]))
+    for key, value in its["labels"].value if "labels" in its else ():
+        yield key.start_mark.index, value.end_mark.index, f"not_{key.value}: {value.value}"
+        yield value.start_mark.index, value.end_mark.index, f"not_{value.value}"
+    for key, _ in its["annotations"].value if "annotations" in its else ():
+        yield key.start_mark.index, key.end_mark.index, f"not_{key.value}"
+
+
+def _of_expression(text: str, start: int, end: int) -> Iterator[_Change]:
+    for token in _TOKEN.finditer(text, start, end):
+        kind, word, (begins, ends) = token.lastgroup, token.group(), token.span()
+        if kind in ("comment", "string", "bracket"):
+            continue
+        if kind == "grouping":
+            yield from _of_grouping(word, begins)
+        elif kind == "selector":
+            yield from _of_selector(word, begins)
+            if not _RANGED.match(text, ends, end):
+                yield begins, ends, f"last_over_time({word}[5m])"
+        elif kind == "duration":
+            yield from ((begins, ends, changed) for changed in _durations(word))
+        elif kind == "number":
+            yield from ((begins, ends, changed) for changed in _numbers(word))
+        elif kind == "word" and _METRIC.match(word):
+            if not _RANGED.match(text, ends, end):
+                yield begins, ends, f"last_over_time({word}[5m])"
+        else:
+            yield from ((begins, ends, changed) for changed in SWAPPED.get(word, ()))
+        if word in ("and", "unless") and (over := _operand(text, ends, end)):
+            yield begins, over, ""
+
+
+def _of_grouping(word: str, at: int) -> Iterator[_Change]:
+    """Each name of a list left out; and of `by`, all of them."""
+    head, _, listed = word.partition("(")
+    names = [name.strip() for name in listed.rstrip(")").split(",") if name.strip()]
+    for left_out in names:
+        rest = ", ".join(name for name in names if name != left_out)
+        yield at, at + len(word), f"{head}({rest})"
+    if head.strip() == "by" and "instance" not in names:
+        yield at, at + len(word), f"{head}({', '.join([*names, 'instance'])})"
+
+
+def _of_selector(word: str, at: int) -> Iterator[_Change]:
+    """Each matcher left out, and turned round; and each name of several."""
+    name, _, inside = word.partition("{")
+    matchers = list(_MATCHER.finditer(inside))
+    for matcher in matchers:
+        rest = ", ".join(each.group() for each in matchers if each is not matcher)
+        if name or rest:
+            yield at, at + len(word), f"{name}{{{rest}}}"
+        label, sign, value = matcher.groups()
+        turned = matcher.group().replace(f"{label}{sign}", f"{label}{_OPPOSITE[sign]}", 1)
+        if label != "__name__":
+            yield at, at + len(word), word.replace(matcher.group(), turned)
+        for listed in re.findall(r"\w+(?:\|\w+)+", value):
+            for left_out in listed.split("|"):
+                fewer = "|".join(each for each in listed.split("|") if each != left_out)
+                yield at, at + len(word), word.replace(listed, fewer)
+
+
+def _operand(text: str, at: int, end: int) -> int | None:
+    """Where the right-hand side of a set operator ends, if it is one in parentheses."""
+    begun = re.compile(r"\s*(?:(?:on|ignoring)\s*\([^()]*\)\s*)?(?:group_left\s*\([^()]*\)\s*)?\(").match(text, at, end)
+    if begun is None:
+        return None
+    depth = 1
+    for token in _TOKEN.finditer(text, begun.end(), end):
+        depth += {"(": 1, ")": -1}.get(token.group(), 0)
+        if depth == 0:
+            return token.end()
+    return None
+
+
+def _numbers(word: str) -> Iterator[str]:
+    value = float(word)
+    for changed in (value + 1, value - 1, value * 2 if value > 1 else None, value / 2 if value > 1 else None):
+        if changed is not None:
+            yield f"{changed:g}" if changed >= 0 else f"({changed:g})"
+
+
+def _durations(word: str) -> Iterator[str]:
+    number, unit = int(word[:-1]), word[-1]
+    seconds = number * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+    yield f"{seconds * 2}s"
+    if seconds:
+        yield f"{max(1, seconds // 2)}s"
+
+
+def _shown(old: str, new: str) -> str:
+    told = [" ".join(text.split()) for text in (old, new or "nothing")]
+    return " -> ".join(each if len(each) <= SHOWN_MAX else f"{each[:SHOWN_MAX]}…" for each in told)

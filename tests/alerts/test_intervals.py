@@ -1,0 +1,160 @@
+"""The rules at every scrape interval: a wedge is found at the first scrape that shows it, and let go likewise."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from deploy import parts
+from tests.alerts.judging import run
+from tests.alerts.mutants import ALERTS
+
+LIMIT_S: Final = 130
+"""How long everything is allowed: at no interval that is looked at does a scrape fall on it, but at 1 s."""
+MENDED_S: Final = 247
+END_S: Final = 300
+
+SLOT: Final = 'instance="a:9", host="a", worker="w", container="c"'
+TENANT: Final = 'instance="a:9", host="a", container="c"'
+JOB: Final = ("gpuwarden_job_info", SLOT + ', job_id="7", attempt="1", incarnation="i"', 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wedge:
+    """Durations that grow from the start until it is mended, and what stays as it is; each a name, labels, a value."""
+
+    grow: tuple[tuple[str, str], ...]
+    stay: tuple[tuple[str, str, float], ...] = field(default=())
+
+
+WEDGES: Final[Mapping[str, Wedge]] = {
+    "GpuwardenJobOverBudget": Wedge(
+        grow=(("gpuwarden_job_elapsed_seconds", SLOT),), stay=(JOB, ("gpuwarden_job_budget_seconds", SLOT, LIMIT_S))
+    ),
+    "GpuwardenJobStalled": Wedge(
+        grow=(
+            ("gpuwarden_job_beat_age_seconds", SLOT),
+            ("gpuwarden_container_gpu_idle_seconds", TENANT),
+            ("gpuwarden_container_ram_still_seconds", TENANT),
+        ),
+        stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
+    ),
+    "GpuwardenJobUnhealthy": Wedge(
+        grow=(
+            ("gpuwarden_job_elapsed_seconds", SLOT),
+            ("gpuwarden_job_phase_age_seconds", SLOT),
+            ("gpuwarden_job_beat_age_seconds", SLOT),
+            ("gpuwarden_container_gpu_idle_seconds", TENANT),
+            ("gpuwarden_container_ram_still_seconds", TENANT),
+        ),
+        stay=(
+            JOB,
+            ("gpuwarden_job_health_window_seconds", SLOT, LIMIT_S),
+            ("gpuwarden_job_health_grace_seconds", SLOT, 0),
+        ),
+    ),
+    "GpuwardenJobStuck": Wedge(
+        grow=(
+            ("gpuwarden_job_beat_age_seconds", SLOT),
+            ("gpuwarden_container_gpu_pegged_seconds", TENANT),
+            ("gpuwarden_container_ram_still_seconds", TENANT),
+            ("gpuwarden_container_io_still_seconds", TENANT),
+            ("gpuwarden_container_fault_still_seconds", TENANT),
+        ),
+        stay=(
+            JOB,
+            ("gpuwarden_job_stuck_after_seconds", SLOT, LIMIT_S),
+            ("gpuwarden_job_stuck_still_seconds", SLOT, LIMIT_S),
+        ),
+    ),
+    "GpuwardenJobGpuLost": Wedge(
+        grow=(
+            ("gpuwarden_job_phase_age_seconds", SLOT),
+            ("gpuwarden_job_beat_age_seconds", SLOT),
+            ("gpuwarden_container_gpu_lost_seconds", TENANT),
+            ("gpuwarden_container_ram_still_seconds", TENANT),
+        ),
+        stay=(JOB, ("gpuwarden_job_health_window_seconds", SLOT, LIMIT_S)),
+    ),
+    "GpuwardenWorkerDead": Wedge(
+        grow=(("gpuwarden_worker_heartbeat_age_seconds", SLOT), ("gpuwarden_worker_cpu_still_seconds", SLOT)),
+        stay=(JOB, ("gpuwarden_worker_dead_after_seconds", SLOT, LIMIT_S), ("gpuwarden_worker_alive", SLOT, 1)),
+    ),
+    "GpuwardenWorkerGone": Wedge(
+        grow=(("gpuwarden_worker_dead_seconds", SLOT), ("gpuwarden_worker_heartbeat_age_seconds", SLOT)),
+        stay=(JOB, ("gpuwarden_worker_dead_after_seconds", SLOT, LIMIT_S), ("gpuwarden_worker_alive", SLOT, 0)),
+    ),
+    "GpuwardenServerUnanswering": Wedge(
+        grow=(
+            ("gpuwarden_server_unanswered_seconds", TENANT),
+            ("gpuwarden_container_gpu_idle_seconds", TENANT),
+            ("gpuwarden_container_ram_still_seconds", TENANT),
+            ("gpuwarden_container_io_still_seconds", TENANT),
+        ),
+        stay=(
+            ("gpuwarden_server_info", TENANT + ', incarnation="i"', 1),
+            ("gpuwarden_server_answered", TENANT, 1),
+            ("gpuwarden_server_silence_allowed_seconds", TENANT, LIMIT_S),
+        ),
+    ),
+}
+
+
+def history(wedge: Wedge, *, scrape_s: int) -> list[dict[str, str]]:
+    """The series as a Prometheus that scrapes so often has them."""
+    at = range(0, END_S + 1, scrape_s)
+    grown = " ".join(str(each if each < MENDED_S else each - MENDED_S) for each in at)
+    return [
+        *({"series": f"{name}{{{labels}}}", "values": grown} for name, labels in wedge.grow),
+        *(
+            {"series": f"{name}{{{labels}}}", "values": f"{value:g}x{len(at) - 1}"}
+            for name, labels, value in wedge.stay
+        ),
+    ]
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("scrape_s", [1, 15, 30, 60])
+def test_each_wedge_is_found_at_the_first_scrape_that_shows_it_and_let_go_at_the_first_after(
+    scrape_s: int, tmp_path: Path
+) -> None:
+    try:
+        promtool = parts.find("promtool")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+    found_s, let_go_s = (math.ceil(moment / scrape_s) * scrape_s for moment in (LIMIT_S, MENDED_S))
+    files = []
+    for alert, wedge in WEDGES.items():
+        asked = [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                "eval_time": f"{at_s}s",
+                "exp_samples": [{"value": 1}] if fires else [],
+            }
+            for at_s, fires in ((found_s - 1, False), (found_s, True), (let_go_s - 1, True), (let_go_s, False))
+        ]
+        series = history(wedge, scrape_s=scrape_s)
+        test = {"name": alert, "interval": f"{scrape_s}s", "input_series": series, "promql_expr_test": asked}
+        (rules,) = (file for file in ALERTS.glob("*.rules.yaml") if f"alert: {alert}\n" in file.read_text())
+        files.append(tmp_path / f"{alert}.test.yaml")
+        files[-1].write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1s", "tests": [test]}))
+
+    done = run(promtool, "test", "rules", *files)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_condition_that_compares_durations_is_among_them() -> None:
+    comparing = {
+        rule["alert"]
+        for file in ALERTS.glob("*.rules.yaml")
+        for group in yaml.safe_load(file.read_text())["groups"]
+        for rule in group["rules"]
+        if rule.get("labels", {}).get("remedy") in {"restart_worker", "restart_container"}
+    }
+
+    assert comparing == WEDGES.keys()

@@ -1,0 +1,195 @@
+"""What becomes of alerts in the Alertmanager that is configured here: who is told, and what is held back by what."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy import init, parts
+from deploy.chain import Chain, Plan
+from deploy.check import run_part
+from deploy.config import Pace, alertmanager_config
+from tests.remediator.alertmanager import tell
+from tests.remediator.listening import listening
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.needs_parts
+
+HERE = {"host": "a", "worker": "w", "container": "c"}
+STALL = {"alertname": "GpuwardenJobStalled", "remedy": "restart_worker", "trip": "stall", **HERE}
+HEALTH = {"alertname": "GpuwardenJobUnhealthy", "remedy": "restart_worker", "trip": "health", **HERE}
+BUDGET = {"alertname": "GpuwardenJobOverBudget", "remedy": "restart_worker", "trip": "budget", **HERE}
+DEAD = {"alertname": "GpuwardenWorkerDead", "remedy": "restart_worker", "trip": "dead_worker", **HERE}
+LOST = {"alertname": "GpuwardenNodeLost", "remedy": "lose_node", "trip": "node_lost", "host": "a"}
+DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
+LOW = {"alertname": "GpuwardenVramLow", "host": "a", "gpu": "GPU-1"}
+VICTIM = {
+    "alertname": "GpuwardenVramVictim",
+    "remedy": "recycle_container",
+    "trip": "vram",
+    "host": "a",
+    "gpu": "GPU-1",
+}
+BROKEN = {"alertname": "GpuwardenSomethingOfAGpu", "causes": "gpu", "host": "a", "gpu": "GPU-1"}
+WATCHDOG = {"alertname": "GpuwardenWatchdog", "severity": "none"}
+
+
+def program(name: str) -> Path:
+    try:
+        return parts.find(name)
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+
+
+def configured(folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None) -> Path:
+    token, file = folder / "token", folder / "alertmanager.yml"
+    token.write_text("0123456789abcdef")
+    file.write_text(alertmanager_config(webhook=webhook, token_file=token, pace=Pace(), outside=outside))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("labels", "outside", "receivers"),
+    [
+        pytest.param(STALL, False, "gpuwarden", id="a wedge to the remediator"),
+        pytest.param(LOST, True, "gpuwarden", id="a lost host to the remediator"),
+        pytest.param(VICTIM, False, "gpuwarden", id="who holds too much memory to the remediator"),
+        pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
+        pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
+        pytest.param({"alertname": "Theirs", "remedy": ""}, True, "people", id="what names no remedy to people"),
+        pytest.param(WATCHDOG, False, "gpuwarden", id="the watchdog to the remediator"),
+        pytest.param(WATCHDOG, True, "outside,gpuwarden", id="the watchdog outside and to the remediator"),
+    ],
+)
+def test_amtool_routes(labels: Mapping[str, str], outside: bool, receivers: str, tmp_path: Path) -> None:
+    program("amtool")
+    file = configured(tmp_path, outside="https://example.com/ping/1" if outside else None)
+    asked = ("config", "routes", "test", f"--config.file={file}", f"--verify.receivers={receivers}")
+
+    assert run_part("amtool", "check-config", str(file)) == []
+    assert run_part("amtool", *asked, *(f"{name}={value}" for name, value in labels.items())) == []
+
+
+@contextmanager
+def alertmanager(folder: Path, **its: Any) -> Iterator[str]:
+    """One with the configuration that ships; its address."""
+    command = [
+        *(str(program("alertmanager")), f"--config.file={configured(folder, **its)}"),
+        *(f"--storage.path={folder / 'data'}", "--web.listen-address=127.0.0.1:0"),
+        *("--cluster.listen-address=", "--log.format=json"),
+    ]
+    with listening(command, folder / "log") as url:
+        yield url
+
+
+def held_back(url: str) -> list[str]:
+    """The alerts, once it knows of all that were posted, that another holds back: name and host."""
+    found = httpx.get(f"{url}/api/v2/alerts", trust_env=False).raise_for_status().json()
+    if any(each["status"]["state"] == "unprocessed" for each in found):
+        return ["not yet"]
+    return sorted(
+        f"{each['labels']['alertname']} of {each['labels']['host']}" for each in found if each["status"]["inhibitedBy"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fire", "held"),
+    [
+        pytest.param([LOST, DOWN, LOW, BROKEN, {**DOWN, "host": "b"}],
+                     ["GpuwardenExporterDown of a", "GpuwardenSomethingOfAGpu of a", "GpuwardenVramLow of a"],
+                     id="a lost host what people would be told of it, and of no other host"),
+        pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
+                     id="a lost host nothing that is acted on, and nothing of others"),
+        pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], ["GpuwardenJobStalled of a", "GpuwardenJobUnhealthy of a"],
+                     id="a dead worker its stall and health, and not its budget"),
+        pytest.param([{**DEAD, "alertname": "GpuwardenWorkerGone"}, STALL], ["GpuwardenJobStalled of a"],
+                     id="a worker that is gone likewise"),
+        pytest.param([DEAD, {**STALL, "worker": "v"}, {**STALL, "host": "b"}, {**STALL, "container": "d"}, STALL],
+                     ["GpuwardenJobStalled of a"], id="a dead worker that of no other worker, host or container"),
+        pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
+                     ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
+        pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),
+        pytest.param([STALL, HEALTH, BUDGET, DOWN, LOW], [], id="none of them another"),
+    ],
+)  # fmt: skip
+def test_holds_back(fire: list[Mapping[str, str]], held: list[str], tmp_path: Path) -> None:
+    with alertmanager(tmp_path) as url:
+        tell(url, *fire)
+
+        eventually(lambda: held_back(url) == held, f"it holds back {held}", log=lambda: str(held_back(url)))
+
+
+class Listener(ThreadingHTTPServer):
+    """A webhook that keeps what it is told: the path, and the names of the alerts."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Keep)
+        self.told: list[tuple[str, str]] = []
+
+
+class _Keep(BaseHTTPRequestHandler):
+    server: Listener
+
+    def do_POST(self) -> None:
+        """Keep one."""
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.told += [(self.path, each["labels"]["alertname"]) for each in payload["alerts"]]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def heard() -> Iterator[Listener]:
+    with Listener() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path: Path) -> None:
+    with heard() as hook:
+        address = f"http://127.0.0.1:{hook.server_port}"
+        with alertmanager(tmp_path, webhook=f"{address}/warden", outside=f"{address}/outside") as url:
+            tell(url, DEAD)
+            eventually(lambda: ("/warden", DEAD["alertname"]) in hook.told, "the dead worker is told of")
+            tell(url, STALL, DOWN, WATCHDOG)
+            tell(url, BUDGET)
+
+            wanted = {
+                ("/warden", "GpuwardenWatchdog"),
+                ("/outside", "GpuwardenWatchdog"),
+                ("/warden", BUDGET["alertname"]),
+            }
+            eventually(lambda: wanted <= set(hook.told), "the watchdog and the budget are told of")
+
+    assert set(hook.told) == {*wanted, ("/warden", DEAD["alertname"])}
+
+
+def test_init_and_the_chain_write_where_the_watchdog_goes_and_refuse_what_is_no_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = "https://example.com/ping/1"
+    assert init.command([str(tmp_path / "init"), "--command", "/bin/true", "--watchdog-url", there]) == 0
+    chain = Chain(Plan(work=tmp_path / "up", host="a", docker=None, simulate_gpu=None, watchdog_url=there))
+    with chain.http, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "_start", lambda *_: None)
+        chain._start_alertmanager()
+
+    for file in (tmp_path / "init" / "alertmanager.yml", tmp_path / "up" / "alertmanager.yml"):
+        assert f"url: {there}" in file.read_text()
+    with pytest.raises(SystemExit):
+        init.command([str(tmp_path), "--watchdog-url", "example.com"])
+    assert "is no address such as" in capsys.readouterr().err
