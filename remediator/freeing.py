@@ -175,8 +175,9 @@ def down(facts: Facts) -> str:
 def see_dead(facts: Facts, free: Intent) -> Step:
     """Dead is: not running, no process in its cgroup, and none of its pids on its GPUs.
 
-    Also where it ended, or was restarted, before we stopped it. What speaks against it, or a driver that tells nothing
-    of one of its GPUs, is waited for, and a person called in the end; a silent exporter is only waited for.
+    Also where it ended, or was restarted, before we stopped it: then nothing confirms that what is left of it may be
+    stopped. What speaks against it, or a driver that tells nothing of one of its GPUs, is waited for, and a person
+    called in the end; a silent exporter is only waited for.
     """
     spent = _tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)
     if is_up(facts, free):
@@ -192,7 +193,7 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     lingers: Wait | None
     if left:
         lingers = Wait(reason="dying", because=f"processes {left} are still in its cgroup")
-        if ours and not spent and _may_try(facts, free):
+        if ours and not spent and free.stage is Stage.STOPPING and _may_try(facts, free):
             return _if_armed(facts, Stop(because=f"it does not run, but {lingers.because}"))
     elif facts.worker_ended and (container is None or not container.running):
         because = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"

@@ -1461,6 +1461,10 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         facts(free(Stage.STOPPING), container=stopped(pids=frozenset({5001}))),
         Stop(because="it does not run, but processes [5001] are still in its cgroup"),
     ),
+    "it ended by itself before it was stopped: what is left of it is waited for": (
+        facts(free(Stage.PLANNED), job=FENCED_JOB, container=stopped(pids=frozenset({4002}))),
+        Wait(reason="dying", because="processes [4002] are still in its cgroup"),
+    ),
     "a process that does not go is left to a person": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), container=stopped(pids=frozenset({4002})), free_for_s=120),
         Quarantine(
