@@ -62,7 +62,7 @@ def _tell(answers: IO[bytes], told: Told) -> None:
 
 def _look(read: Read) -> Told:
     try:
-        return read()
+        return driver_wire.bounded(read())
     except DriverError as error:
         return driver_wire.failed(error)
     except OSError as error:
