@@ -71,7 +71,7 @@ class Driver(Protocol):
     """What asks the drivers of one source in a process of its own."""
 
     def ask(self) -> None:
-        """Begin a look; reading the source waits for what comes of it."""
+        """Begin a look; reading the source waits for what comes of it, and tells what went wrong."""
 
     def health(self) -> DriverHealth:
         """How asking went so far."""
