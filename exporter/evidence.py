@@ -135,6 +135,8 @@ class WorkUse:
     unknown: Unknown | None = None
 
 
+_NO_PIDS: Final = Unknown(reason="processes_unknown", because="the container's processes are unknown")
+
 NOT_LOOKED_AT: Final = WorkUse(processes=None)
 
 AS_IT_WAS: Final = WorkUse(processes=None)
@@ -157,7 +159,7 @@ def gpu_use(
     own measured. What a GPU does beyond the processes on its list could be anyone's, so more than idle of it vetoes.
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
     by CUDA than by the driver, and work seen on another GPU is no idleness. So are those that it `had`, by their UUIDs,
-    when they were last read, while a source fails. A GPU that is missing costs nothing of what is known of the others.
+    until they are seen without it. A GPU that is missing costs nothing of what is known of the others.
     """
     wanted = _wanted(container, readings)
     if not wanted:
@@ -166,7 +168,7 @@ def gpu_use(
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
-    unread = [uuid for uuid in had if readings.failed and all(gpu.uuid != uuid for gpu in readings.gpus)]
+    unread = _unread(had, assigned, pids, readings)
     uuids = (*(gpu.uuid for gpu in assigned), *unread)
     shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds)
     if missing:
@@ -176,16 +178,56 @@ def gpu_use(
         elsewhere = not readings.nodes_are_known and wanted == _nodes(wanted)
         return replace(use, shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
     if unread:
-        use = _unknown_use(uuids, "source_failed", f"it was on {unread[0]}, whose source fails")
-        return replace(use, shares=shares)
+        return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=next(iter(unread.values())))
     if ALL in wanted and container.kind in OUTSIDE and WITH_NODES in readings.failed:
         because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
         return replace(_unknown_use(uuids, "source_failed", because), shares=shares)
     if pids is None:
-        return _unknown_use(uuids, "processes_unknown", "the container's processes are unknown")
+        return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
+    if ALL in wanted and container.kind in OUTSIDE:
+        others = (gpu for gpu in readings.gpus if gpu.node is not None and _may_be_on(gpu, pids, readings))
+        if (other := next(others, None)) is not None:
+            because = f"it names no GPU, so that it may be on {other.uuid}, whose processes are not all listed"
+            return replace(_unknown_use(uuids, "not_listed", because), shares=shares)
     unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
+
+
+def _unread(
+    had: Sequence[str], assigned: Sequence[Gpu], pids: frozenset[int] | None, readings: GpuReadings
+) -> dict[str, Unknown]:
+    """The GPUs that a container was on and that are none of its own, by UUID, and why it may be on them still.
+
+    One that is not there may be of a source that fails. Or it goes by another name as long as its list cannot be read:
+    one of AMD's has its UUID from the driver that lists who computes on it.
+    """
+    own = {gpu.uuid for gpu in assigned}
+    here = {gpu.uuid: gpu for gpu in readings.gpus}
+    found: dict[str, Unknown] = {}
+    for uuid in had:
+        if uuid in own:
+            continue
+        gpu = here.get(uuid)
+        if gpu is None:
+            if readings.failed:
+                found[uuid] = Unknown(reason="source_failed", because=f"it was on {uuid}, whose source fails")
+            elif any(each.processes is None for each in readings.gpus):
+                because = f"it was on {uuid}, which is not there, and the processes of another cannot be listed"
+                found[uuid] = Unknown(reason="not_listed", because=because)
+        elif pids is None:
+            found[uuid] = _NO_PIDS
+        elif _may_be_on(gpu, pids, readings):
+            because = f"it was on {uuid}, whose processes are not all listed"
+            found[uuid] = Unknown(reason="not_listed", because=because)
+    return found
+
+
+def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
+    """Whether some of these processes may be on a GPU and not on its list."""
+    if gpu.processes is None:
+        return True
+    return gpu.node is not None and (readings.unlisted is None or not pids.isdisjoint(readings.unlisted))
 
 
 def _parts(
@@ -367,11 +409,12 @@ class CpuHistory:
 class ContainerHistory:
     """What has been seen of one container incarnation, one sample after another.
 
-    `gpus` are its GPUs, by UUID, at the last look at which any was known.
+    `gpus` are its GPUs, by UUID, at the last look at which any was known. `kind` is the container's, once it was seen.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.gpus: tuple[str, ...] = ()
+        self.kind = ""
         self._thresholds = thresholds
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
@@ -414,6 +457,7 @@ class ContainerHistory:
     ) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now. `lost` are the host's GPUs that are."""
         self.gpus = gpu.gpus or self.gpus
+        self.kind = container.kind
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         if not 0 <= gap_s <= self._thresholds.gap_max_s:

@@ -191,7 +191,8 @@ class GpuReadings:
 
     `failed` are those of them that did not answer: their GPUs are missing here. `gone` are the render nodes of
     GPUs that were read before and are not here, with their UUIDs. `nvidia_unread`: something of NVIDIA's is on the
-    host, or may be, and none of its GPUs is here.
+    host, or may be, and none of its GPUs is here. `unlisted` are the pids of which it could not be told which GPUs with
+    a render node they have open, `None` where there are too many to name.
     """
 
     source: str
@@ -199,6 +200,7 @@ class GpuReadings:
     failed: tuple[str, ...] = ()
     gone: Mapping[str, str] = field(default_factory=dict)
     nvidia_unread: bool = False
+    unlisted: tuple[int, ...] | None = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Sequence[int]]:

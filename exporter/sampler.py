@@ -72,7 +72,7 @@ class Driver(Protocol):
     """What asks the drivers of one source in a process of its own."""
 
     def ask(self) -> None:
-        """Begin a look; reading the source waits for what comes of it."""
+        """Begin a look; reading the source waits for what comes of it, and tells what went wrong."""
 
     def health(self) -> DriverHealth:
         """How asking went so far."""
@@ -169,8 +169,13 @@ class Sampler:
         self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
         running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
+        # What is not told of now may be told of again, and is then still on the GPUs that it was on.
+        silent = {kind for kind, listing in listings.items() if listing is None}
+        silent |= evidence.OUTSIDE if found_workers is None else frozenset()
         self._histories = {
-            incarnation: history for incarnation, history in self._histories.items() if incarnation in running
+            incarnation: history
+            for incarnation, history in self._histories.items()
+            if incarnation in running or history.kind in silent
         }
         self._places.keep(running)
         self._attributed = set()
@@ -266,6 +271,9 @@ class Sampler:
             failed=tuple(source for source, readings in answers.items() if readings is None),
             gone={node: uuid for node, uuid in self._nodes.items() if node not in nodes},
             nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_be_there(),
+            unlisted=None
+            if any(readings.unlisted is None for readings in told)
+            else tuple(pid for readings in told for pid in readings.unlisted or ()),
         )
 
     def _without_engine(

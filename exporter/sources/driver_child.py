@@ -36,8 +36,8 @@ def serve(parent: int, driver: Callable[[Tell], Read]) -> int:
         driver: given what tells the exporter something unasked, what a look at its GPUs is. One that fails raises
             DriverError or OSError.
     """
-    # The exporter decides when this ends: not the Ctrl-C or the systemctl stop that both of them are sent.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # The exporter decides when this ends: not the Ctrl-C, the systemctl stop or the closed terminal that both are sent.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -65,7 +65,7 @@ def _tell(answers: IO[bytes], told: Told) -> None:
 
 def _look(read: Read) -> Told:
     try:
-        return read()
+        return driver_wire.bounded(read())
     except DriverError as error:
         return driver_wire.failed(error)
     except OSError as error:

@@ -1,9 +1,10 @@
 """GPUs of a driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
 
-A look waits for its answer no longer than the others can wait for the look. One that is late costs that look and, once
-it has come, is dropped: it tells of a time that is past. One that is later than the deadline costs the process. A
-process that cannot even be killed (the kernel itself hangs in the driver) is left behind; with too many of those none
-is started any more, until one ends. What such a process does is in exporter/sources/driver_child.py.
+A look waits for its answer no longer than the others can wait for the look. One that is late costs that look. Once it
+has come, the process is asked anew, and it stands for looks to which nothing newer comes in time as long as it is young
+enough: then it tells of a time that is past. One that is later than the deadline costs the process. A process that
+cannot even be killed (the kernel itself hangs in the driver) is left behind; with too many of those none is started any
+more, until one ends. What such a process does is in exporter/sources/driver_child.py.
 """
 
 import contextlib
@@ -26,6 +27,9 @@ WAIT_S: Final = 2.0
 """How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
 known of idle GPUs. But with the rest of a look it has to stay well under what counts as a gap between two looks."""
 
+AGE_MAX_S: Final = 5.0
+"""How long ago a late answer may have been asked for, seconds, to stand for a look: as long as a gap between two."""
+
 KILL_S: Final = 0.5
 """How long a killed process may take to end, seconds, before it counts as abandoned."""
 
@@ -34,6 +38,9 @@ ABANDONED_MAX: Final = 3
 
 COMPLAINT_BYTES: Final = 1024
 """How much is kept of what a process says of why it cannot start, or go on."""
+
+ENDED: Final = frozenset({0, -signal.SIGKILL, -signal.SIGTERM})
+"""How a process ends that did nothing wrong: by itself, or by somebody."""
 
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
@@ -52,6 +59,24 @@ class Driver:
     who: str
     program: tuple[str, ...]
     arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What was told, and the monotonic time at which it was asked for, seconds."""
+
+    told: "GpuReadings | Failed | _Ended"
+    asked_s: float
+
+    @property
+    def last(self) -> bool:
+        """Whether its process answers no more."""
+        return isinstance(self.told, _Ended) or (isinstance(self.told, Failed) and self.told.over)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is young enough to be told."""
+        return self.last or time.monotonic() - self.asked_s < AGE_MAX_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +103,8 @@ class Apart:
         self._wait_s = wait_s
         self._child: _Child | None = None
         self._look: _Look | None = None
+        self._late: _Answer | None = None
+        self._error: Exception | None = None
         self._abandoned: list[_Child] = []
         self._because = ""
         self._failures = 0
@@ -89,8 +116,10 @@ class Apart:
 
     def ask(self) -> None:
         """Begin a look, so that several drivers are waited for at the same time; `read` tells what came of it."""
-        with contextlib.suppress(DriverError):  # `read` meets it again
+        try:
             self._look = self._begun()
+        except Exception as error:  # noqa: BLE001 - it costs this source alone: `read` raises it where that is counted
+            self._error = error
 
     def read(self) -> GpuReadings:
         """Every GPU that the driver counts: the answer to `ask`, or to a question of its own.
@@ -98,18 +127,17 @@ class Apart:
         Raises:
             DriverError: there is no answer, and why; later calls go on asking.
         """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         look, self._look = self._look or self._begun(), None
-        child, late = look.child, look.late
-        while True:
-            told = child.answer(look.until_s - time.monotonic())
-            if told is None:
-                raise self._silent(child)
-            if isinstance(told, _Ended):
-                raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
-            if not late:
-                break
-            late = False
-            child.ask()
+        child = look.child
+        answer = self._waited_for(look)
+        if answer is None:
+            raise self._silent(child)
+        told = answer.told
+        if isinstance(told, _Ended):
+            raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
         if isinstance(told, Failed):
             if told.over:
                 raise self._ended(child, told.because)
@@ -130,10 +158,28 @@ class Apart:
         if self._child is not None:
             self._child.end()
 
+    def _waited_for(self, look: _Look) -> _Answer | None:
+        """The answer to a look, or the newest one that was late and stands for it; `None` where there is neither."""
+        if self._late is not None and self._late.last:
+            return self._late
+        answer = look.child.answer(look.until_s - time.monotonic())
+        if look.late and answer is not None and not answer.last:
+            self._late = answer
+            look.child.ask()
+            answer = None if answer.stands else look.child.answer(look.until_s - time.monotonic())
+        if answer is not None:
+            self._late = None
+            return answer
+        stands = self._late is not None and self._late.stands and self._silent_s(look.child) < self._answer_s
+        return self._late if stands else None
+
     def _begun(self) -> _Look:
         child = self._asked()
         late = child.asked_s is not None
-        if not late:
+        came = child.answer(0) if late else None
+        if came is not None:
+            self._late, late = came, False
+        if not late and (came is None or not came.last):
             child.ask()
         return _Look(child=child, late=late, until_s=time.monotonic() + self._patience_s())
 
@@ -151,7 +197,7 @@ class Apart:
             raise DriverError(self._because)
         try:
             self._child = _Child(self._driver, self._reported)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # no process, or no thread more may be started
             raise self._failed(f"the process that asks {self._driver.who} cannot be started: {error}") from None
         return self._child
 
@@ -162,9 +208,12 @@ class Apart:
         self._started = True
         return self._answer_s
 
+    @staticmethod
+    def _silent_s(child: "_Child") -> float:
+        return time.monotonic() - (child.asked_s or 0.0)
+
     def _silent(self, child: "_Child") -> DriverError:
-        silent_s = time.monotonic() - (child.asked_s or 0.0)
-        if silent_s < self._answer_s:
+        if self._silent_s(child) < self._answer_s:
             return DriverError(f"there is no answer yet from {self._driver.who}")
         self._killed += 1
         return self._ended(
@@ -174,7 +223,7 @@ class Apart:
         )
 
     def _ended(self, child: "_Child", because: str) -> DriverError:
-        self._child = None
+        self._child = self._late = None
         if not child.end():
             self._abandoned.append(child)
         return self._failed(because)
@@ -207,12 +256,19 @@ class _Child:
         )
         self._complaint = b""
         self._works = False
-        complaints = cast("IO[bytes]", self.process.stderr)
-        self._complaints = threading.Thread(target=self._note, args=(complaints,), name="driver-stderr", daemon=True)
-        self._complaints.start()
         self._questions = cast("IO[bytes]", self.process.stdin)
-        answers = cast("IO[bytes]", self.process.stdout)
-        threading.Thread(target=self._listen, args=(answers,), name="driver", daemon=True).start()
+        answers, complaints = cast("IO[bytes]", self.process.stdout), cast("IO[bytes]", self.process.stderr)
+        self._complaints = threading.Thread(target=self._note, args=(complaints,), name="driver-stderr", daemon=True)
+        listening = threading.Thread(target=self._listen, args=(answers,), name="driver", daemon=True)
+        try:
+            self._complaints.start()
+            listening.start()
+        except RuntimeError:  # no thread more may be started, and nobody else knows of the process
+            self.end()
+            answers.close()
+            if self._complaints.ident is None:
+                complaints.close()
+            raise
 
     def ask(self) -> None:
         """Ask for a look; one at a time."""
@@ -221,14 +277,14 @@ class _Child:
             self._questions.write(b"look\n")
             self._questions.flush()
 
-    def answer(self, within_s: float) -> GpuReadings | Failed | _Ended | None:
+    def answer(self, within_s: float) -> _Answer | None:
         """The answer to the last `ask`; `None` when there is none yet."""
         try:
             found = self._answers.get(timeout=max(0.0, within_s))
         except queue.Empty:
             return None
-        self.asked_s = None
-        return found
+        asked_s, self.asked_s = self.asked_s, None
+        return _Answer(told=found, asked_s=asked_s or 0.0)
 
     def end(self) -> bool:
         """Kill it. Whether it has ended: the kernel may itself hang in it."""
@@ -267,14 +323,14 @@ class _Child:
                 self._complaint = (self._complaint + part)[-COMPLAINT_BYTES:]
 
     def _why(self) -> str:
-        """The last line of it, of a process that has never answered, or ended by an error of its own.
+        """The last line of it, of a process that has never answered, or ended by an error of its own or of a library's.
 
         Of one that was ended, the last that a driver's library has printed has nothing to do with that.
         """
         self._complaints.join(KILL_S)
         lines = self._complaint.decode("utf-8", "replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        erred = (self.process.returncode or 0) > 0
+        erred = (self.process.returncode or 0) not in ENDED
         return f": {last}" if last and (erred or not self._works) else ""
 
 

@@ -8,14 +8,23 @@ It is asked for a look by a line of any content, one at a time.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from gpuwarden.errors import GpuwardenError
 
 LINE_BYTES_MAX: Final = 8 * 2**20
-"""A longer line is no answer: 64 GPUs with 1000 processes each have half of that."""
+"""A longer line is no answer: 64 GPUs with `PROCESSES_MAX` processes each have less."""
+
+PROCESSES_MAX: Final = 1024
+"""How many processes of one GPU are told: whoever may open a GPU may do so with any number of processes."""
+
+UNLISTED_MAX: Final = 16_384
+"""How many pids are named whose open files cannot be listed."""
+
+
+TOO_MANY: Final = f"{{count}} processes are on it, more than the {PROCESSES_MAX} that are listed"
 
 
 class DriverError(GpuwardenError):
@@ -55,6 +64,20 @@ Told = GpuReadings | Failed | Xid
 _KEYS: Final[dict[type, str]] = {GpuReadings: "gpus", Failed: "failed", Xid: "xid"}
 
 
+def bounded(found: GpuReadings) -> GpuReadings:
+    """The same, no longer than a line: a GPU with more processes than are told has none listed, and says so."""
+    return replace(
+        found,
+        gpus=tuple(
+            gpu
+            if len(gpu.processes or ()) <= PROCESSES_MAX
+            else replace(gpu, processes=None, unknown=TOO_MANY.format(count=len(gpu.processes or ())))
+            for gpu in found.gpus
+        ),
+        unlisted=None if found.unlisted is None or len(found.unlisted) > UNLISTED_MAX else found.unlisted,
+    )
+
+
 def line(told: Told) -> bytes:
     """One line."""
     return json.dumps({_KEYS[type(told)]: told}, default=_by_field, separators=(",", ":")).encode() + b"\n"
@@ -74,7 +97,12 @@ def parse(text: bytes) -> Told:
     try:
         ((key, found),) = json.loads(text).items()
         if key == "gpus":
-            return GpuReadings(source=found["source"], gpus=tuple(_gpu(**gpu) for gpu in found["gpus"]))
+            unlisted = found["unlisted"]
+            return GpuReadings(
+                source=found["source"],
+                gpus=tuple(_gpu(**gpu) for gpu in found["gpus"]),
+                unlisted=None if unlisted is None else tuple(unlisted),
+            )
         return (Failed if key == "failed" else Xid)(**found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no line of the process that asks the driver: {error}") from None

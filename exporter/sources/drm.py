@@ -124,7 +124,7 @@ class DrmGpus:
                 gpus.append(self._amd(seen, None, holders))
             else:
                 gpus.append(self._amd(seen, {} if node is None else computing.get(node.gpu_id, {}), holders))
-        return GpuReadings(source=SOURCE, gpus=tuple(gpus))
+        return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=tuple(sorted(holders.unlisted)) if gpus else ())
 
     def _devices(self) -> list[_Device]:
         try:

@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from exporter.sources import driver_parent, driver_wire, nvml_library
 from exporter.sources.driver_parent import Apart, restart_after_s
 from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
+from tests.exporter import builders as build
 from tests.nvml.driver import Card, Driver, Sample
 from tests.waiting import eventually
 
@@ -204,7 +207,9 @@ def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
 
 
 @needs_compiler
-def test_an_answer_that_comes_late_is_dropped_and_its_process_is_kept(start: Start, driver: Driver) -> None:
+def test_instead_of_an_answer_that_comes_late_a_newer_one_is_told_by_the_same_process(
+    start: Start, driver: Driver
+) -> None:
     driver.answer(Card(utilization=10))
     source = start(wait_s=0.3)
     source.read()
@@ -219,6 +224,204 @@ def test_an_answer_that_comes_late_is_dropped_and_its_process_is_kept(start: Sta
 
     assert source.read().gpus[0].utilization_ratio == 0.3
     assert asking(source) == pid
+
+
+STEPS = """
+import pathlib, sys, time
+steps = pathlib.Path({steps!r})
+for n, _ in enumerate(sys.stdin):
+    while not (steps / str(n)).exists():
+        time.sleep(0.005)
+    print((steps / str(n)).read_text(), flush=True)
+"""
+"""A process that gives its nth answer as soon as that is there."""
+
+
+class Steps:
+    """A source that is asked by such a process: `answers` makes the next answer, of so many GPUs."""
+
+    def __init__(self, folder: Path, *, wait_s: float) -> None:
+        self._folder = folder
+        self._folder.mkdir()
+        self._given = 0
+        program = "-c", STEPS.format(steps=str(folder))
+        self.source = Apart(driver_parent.Driver(who="a driver", program=program), answer_s=20.0, wait_s=wait_s)
+
+    def answers(self, gpus: int) -> None:
+        found = build.gpus(*(build.gpu(index) for index in range(gpus)))
+        text = self._folder / "next"
+        text.write_bytes(driver_wire.line(found).strip())
+        text.rename(self._folder / str(self._given))
+        self._given += 1
+
+    def came(self) -> bool:
+        assert self.source._child
+        return not self.source._child._answers.empty()
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Iterator[Steps]:
+    steps = Steps(tmp_path / "steps", wait_s=0.2)
+    steps.answers(1)
+    steps.source.read()
+    yield steps
+    steps.source.close()
+
+
+def told(source: Apart) -> int | str:
+    """How many GPUs a look has, or why none."""
+    try:
+        return len(source.read().gpus)
+    except DriverError as error:
+        return str(error)
+
+
+NONE_YET = "there is no answer yet from a driver"
+
+
+def test_a_late_answer_that_has_come_costs_the_next_look_nothing(steps: Steps) -> None:
+    missed = told(steps.source)
+    steps.answers(2)
+    eventually(steps.came)
+    steps.answers(3)
+
+    steps.source.ask()
+    look = steps.source._look
+    eventually(lambda: look and time.monotonic() > look.until_s, "another driver took all of the wait")
+    eventually(steps.came)
+
+    assert (missed, told(steps.source)) == (NONE_YET, 3)
+    assert steps.source.health().killed == 0
+
+
+def test_a_driver_that_is_always_late_is_known_by_answers_that_are_young_enough(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [told(steps.source)]
+    for number in (2, 3):
+        steps.answers(number)
+        eventually(steps.came)
+        looks += [told(steps.source), told(steps.source)]
+    monkeypatch.setattr(driver_parent, "AGE_MAX_S", 0.0)
+    looks += [told(steps.source)]
+
+    assert looks == [NONE_YET, 2, 2, 3, 3, NONE_YET]
+
+
+def test_a_late_answer_that_comes_while_it_is_waited_for_is_the_looks_and_the_next_is_asked_for(steps: Steps) -> None:
+    looks = [told(steps.source)]
+    steps.source.ask()
+    steps.answers(2)
+    steps.source._wait_s = 20.0
+    eventually(steps.came)
+    looks += [told(steps.source)]
+    steps.answers(3)
+
+    eventually(steps.came)
+    assert looks == [NONE_YET, 2]
+
+
+def test_a_driver_that_was_late_once_is_unknown_at_once_when_it_hangs(steps: Steps) -> None:
+    looks = [told(steps.source)]
+    steps.answers(2)
+    eventually(steps.came)
+    steps.answers(3)
+    steps.source._wait_s = 20.0
+    looks += [told(steps.source)]
+    steps.source._wait_s = 0.2
+
+    assert [*looks, told(steps.source)] == [NONE_YET, 3, NONE_YET]
+
+
+def test_a_late_answer_that_is_too_old_is_none(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_parent, "AGE_MAX_S", 0.1)
+    looks = [told(steps.source)]
+    steps.answers(2)
+    eventually(steps.came)
+    looks += [told(steps.source)]
+    steps.answers(3)
+    steps.answers(4)
+    steps.source._wait_s = 20.0
+
+    assert [*looks, told(steps.source)] == [NONE_YET, NONE_YET, 4]
+
+
+def test_a_late_answer_stands_no_longer_than_the_next_may_take(steps: Steps) -> None:
+    told(steps.source)
+    steps.answers(2)
+    eventually(steps.came)
+    told(steps.source)
+    steps.source._answer_s = 0.1
+
+    assert GAVE_UP in str(told(steps.source))
+    assert steps.source.health().killed == 1
+
+
+def test_a_process_that_was_late_and_has_ended_is_told_at_once(steps: Steps) -> None:
+    told(steps.source)
+    os.kill(asking(steps.source), signal.SIGKILL)
+    eventually(steps.came)
+    steps.source._wait_s = 20.0
+
+    began_s = time.monotonic()
+    because = told(steps.source)
+
+    took_s = time.monotonic() - began_s
+    steps.source._next_start_s = 0.0
+
+    assert because == "the process that asks a driver was ended by SIGKILL"
+    assert took_s < 5
+    assert told(steps.source) == 1
+
+
+@pytest.mark.parametrize("thread", ["driver", "driver-stderr"])
+def test_where_no_thread_more_can_be_started_no_process_is_left_and_only_this_source_fails(
+    thread: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen, start = subprocess.Popen, threading.Thread.start
+
+    def remembered(*args: Any, **given: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen(*args, **given))
+        return started[-1]
+
+    def refused_start(self: threading.Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    steps = Steps(tmp_path / "steps", wait_s=20.0)
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", remembered)
+        full.setattr(threading.Thread, "start", refused_start)
+        steps.source.ask()
+        because = told(steps.source)
+    monkeypatch.setattr(driver_parent, "restart_after_s", lambda _: 0.0)
+    steps.source._next_start_s = 0.0
+    steps.answers(1)
+
+    assert because == "the process that asks a driver cannot be started: can't start new thread"
+    assert [each.poll() for each in started] == [-signal.SIGKILL]
+    assert all(pipe.closed for each in started for pipe in (each.stdin, each.stdout) if pipe)
+    assert told(steps.source) == 1
+    steps.source.close()
+
+
+def test_whatever_goes_wrong_as_a_driver_is_asked_is_told_by_reading_it(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise MemoryError("no memory for a question")
+
+    with monkeypatch.context() as full:
+        full.setattr(steps.source._child, "ask", fails)
+        steps.source.ask()
+    with pytest.raises(MemoryError, match="no memory for a question"):
+        steps.source.read()
+    steps.answers(2)
+    steps.source._wait_s = 20.0
+
+    assert told(steps.source) == 2
 
 
 @needs_compiler
@@ -282,7 +485,7 @@ def test_a_library_that_was_replaced_is_loaded_by_another_process(start: Start, 
 
 
 @needs_compiler
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Start, driver: Driver) -> None:
     driver.answer(Card())
     source = start()
@@ -304,14 +507,28 @@ ANSWER = driver_wire.line(GpuReadings(source="test", gpus=()))
     ("end", "because"),
     [
         ("raise ValueError('a half\\nbroken')", "ended by itself, with 1: broken"),
-        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("os.abort()", "was ended by SIGABRT: warning: a library of the driver says"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV: warning: a library of the driver says"),
+        ("os.kill(os.getpid(), signal.SIGBUS)", "was ended by SIGBUS: warning: a library of the driver says"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "was ended by SIGTERM"),
+        ("break", "ended by itself, with 0"),
     ],
-    ids=["by an error of its own", "by somebody"],
+    ids=[
+        "by an error of its own",
+        "a library aborts",
+        "it crashes",
+        "a file is cut off",
+        "killed",
+        "ended",
+        "by itself",
+    ],
 )
 def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, because: str) -> None:
     program = (
-        f"import os, sys\nfor n, _ in enumerate(sys.stdin):\n  if n: {end}\n  sys.stdout.buffer.write({ANSWER!r})\n"
-        "  sys.stdout.flush()\n  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
+        f"import os, signal, sys\nfor n, _ in enumerate(sys.stdin):\n  if n: {end}\n"
+        f"  sys.stdout.buffer.write({ANSWER!r})\n  sys.stdout.flush()\n"
+        "  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
     )
     source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
     source.read()

@@ -4,7 +4,7 @@ import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import driver_wire
-from exporter.sources.driver_wire import DriverError, Failed, Told, Xid
+from exporter.sources.driver_wire import LINE_BYTES_MAX, PROCESSES_MAX, UNLISTED_MAX, DriverError, Failed, Told, Xid
 
 GIB = 2**30
 
@@ -42,6 +42,8 @@ WHOLE = GpuReadings(
     [
         WHOLE,
         GpuReadings(source="nvml", gpus=()),
+        GpuReadings(source="drm", gpus=(), unlisted=(1, 4001)),
+        GpuReadings(source="drm", gpus=(), unlisted=None),
         Failed(because="Driver Not Loaded"),
         Failed(because="of two\nversions", over=True),
         Xid(gpu="GPU-0", code=79),
@@ -66,3 +68,35 @@ def test_what_is_no_such_line_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize("over", [False, True])
 def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool) -> None:
     assert driver_wire.failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)
+
+
+def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
+    """GPUs with so many processes each, of which every figure is as long as it comes."""
+    processes = tuple(
+        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB)
+        for number in range(count)
+    )
+    gpu = Gpu(uuid="GPU-0", index=0, name="", utilization_ratio=0.5, memory_used_bytes=1, memory_size_bytes=2,
+              processes=processes, node="renderD128")  # fmt: skip
+    return GpuReadings(source="drm", gpus=(gpu,) * gpus, unlisted=tuple(range(4_000_000, 4_000_000 + unlisted)))
+
+
+def test_a_gpu_with_more_processes_than_are_told_has_none_listed_and_says_so() -> None:
+    few, many = on(PROCESSES_MAX), driver_wire.bounded(on(PROCESSES_MAX + 1))
+
+    assert driver_wire.bounded(few) == few
+    assert [(gpu.processes, gpu.unknown, gpu.utilization_ratio) for gpu in many.gpus] == [
+        (None, "1025 processes are on it, more than the 1024 that are listed", 0.5)
+    ]
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, 0), (UNLISTED_MAX, UNLISTED_MAX), (UNLISTED_MAX + 1, None)])
+def test_pids_that_cannot_be_listed_are_named_up_to_a_bound(count: int, told: int | None) -> None:
+    unlisted = driver_wire.bounded(on(0, unlisted=count)).unlisted
+
+    assert (None if unlisted is None else len(unlisted)) == told
+    assert driver_wire.bounded(GpuReadings(source="drm", gpus=(), unlisted=None)).unlisted is None
+
+
+def test_the_most_that_is_told_of_64_gpus_fits_in_a_line() -> None:
+    assert len(driver_wire.line(on(PROCESSES_MAX, unlisted=UNLISTED_MAX, gpus=64))) < LINE_BYTES_MAX

@@ -599,6 +599,19 @@ def test_a_client_that_cannot_be_read_is_not_taken_for_closed(host: Host) -> Non
     assert (gpu.utilization_ratio, gpu.unknown) == (None, drm.UNLISTED.format(count=1))
 
 
+def test_who_may_hold_a_gpu_unseen_is_told_by_pid_where_there_is_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.tree.opens(2, {0: ("/dev/null", "pos:\t0")})
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "LOOK_S", -1.0)
+        without = host.source.read().unlisted
+        amd(host)
+        missed = host.source.read().unlisted
+
+    assert (without, missed, host.source.read().unlisted) == ((), (2,), ())
+
+
 def test_one_that_may_be_looked_at_again_hides_nothing_any_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.tree.gpu(130, ARC, "i915")
     renders(host, 1, gpu_tree.i915(ARC), node="renderD130")

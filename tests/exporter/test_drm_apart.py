@@ -17,7 +17,7 @@ import pytest
 from exporter.readings import GpuReadings
 from exporter.sources import clients, driver_parent, drm
 from exporter.sources.driver_parent import Apart, Driver
-from exporter.sources.driver_wire import DriverError
+from exporter.sources.driver_wire import PROCESSES_MAX, TOO_MANY, DriverError
 from exporter.sources.drm import AMD, INTEL, DrmGpus
 from tests.exporter import gpu_tree
 from tests.exporter.gpu_tree import Tree
@@ -126,6 +126,19 @@ def test_processes_that_cannot_be_listed_are_told_by_the_same_process(start: Sta
     assert because == f"[Errno 2] No such file or directory: {str(tree.proc)!r}"
     assert source.read()
     assert asking(source) == pid
+
+
+def test_a_gpu_with_more_processes_than_are_told_is_unknown_and_costs_neither_the_process_nor_the_others(
+    start: Start, tree: Tree
+) -> None:
+    for pid in range(10_000, 10_000 + PROCESSES_MAX):
+        tree.computes(pid, vram={CARD_ID: 0}, queues={0: CARD_ID})
+    source = start()
+
+    crowded, arc = source.read().gpus
+
+    assert (crowded.processes, crowded.unknown) == (None, TOO_MANY.format(count=PROCESSES_MAX + 1))
+    assert [each.pid for each in arc.processes or ()] == [PID]
 
 
 PLACES = {

@@ -546,6 +546,93 @@ def test_a_gpu_that_a_container_was_on_is_not_passed_over_while_its_source_fails
     assert (found.utilization_ratio is None) == (reason is not None)
 
 
+UNREAD = replace(AMD, processes=None, unknown="AMD's compute driver is there and cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("pids", "gpus", "unlisted", "reason"),
+    [
+        pytest.param(OWN, (NVIDIA, UNREAD), (), "not_listed", id="its processes cannot be listed"),
+        pytest.param(OWN, (NVIDIA, AMD), (4002,), "not_listed", id="the open files of one of its own cannot be"),
+        pytest.param(OWN, (NVIDIA, AMD), None, "not_listed", id="those of too many cannot be"),
+        pytest.param(None, (NVIDIA, AMD), (), "processes_unknown", id="its own processes are unknown"),
+        pytest.param(OWN, (NVIDIA, replace(UNREAD, uuid="pci-0")), (), "not_listed", id="it goes by another name"),
+        pytest.param(OWN, (NVIDIA, AMD), (OTHER_PID,), None, id="it is listed without it"),
+        pytest.param(OWN, (NVIDIA,), None, None, id="it is gone"),
+    ],
+)
+def test_a_gpu_that_a_container_was_on_counts_until_it_is_seen_without_it(
+    pids: frozenset[int] | None, gpus: tuple[Gpu, ...], unlisted: tuple[int, ...] | None, reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
+
+    found = gpu_use(build.container(gpu_request=("0",)), pids, readings, THRESHOLDS, ("GPU-0", "GPU-amd"))
+
+    assert (found.gpus, found.unknown and found.unknown.reason) == (("GPU-0", "GPU-amd")[: 2 if reason else 1], reason)
+    assert (found.utilization_ratio is None) == (reason is not None)
+    assert [share.gpu for share in found.shares] == ([] if pids is None else ["GPU-0"])
+
+
+def test_a_gpu_without_a_render_node_is_listed_whole_by_its_driver() -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA, build.gpu(1)), unlisted=None)
+
+    found = gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-1"))
+
+    assert (found.gpus, found.utilization_ratio) == (("GPU-0",), 0.25)
+
+
+ON_BOTH = (NVIDIA, replace(AMD, processes=(build.process(4001, 0.9),)))
+FAILED = GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",), gone={"renderD128": "GPU-amd"})
+BETWEEN = {
+    "nothing": (),
+    "its processes were unknown": ((None, build.gpus(*ON_BOTH)),),
+    "its list could not be read": ((OWN, build.gpus(NVIDIA, UNREAD)),),
+    "no source answered": ((OWN, None),),
+    "another process of its reader had not found it yet": (
+        (OWN, FAILED),
+        (OWN, GpuReadings(source="test", gpus=(NVIDIA, AMD), unlisted=(4001,))),
+    ),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_what_worked_on_a_gpu_is_not_idle_after_looks_that_could_not_see_it(
+    between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...],
+) -> None:
+    history = ContainerHistory(THRESHOLDS)
+    place = build.container(gpu_request=("0",))
+    found = []
+
+    for now_s, (pids, readings) in enumerate([(OWN, build.gpus(*ON_BOTH)), *between, (OWN, FAILED), (OWN, FAILED)]):
+        seen = gpu_use(place, pids, readings, THRESHOLDS, history.gpus)
+        found.append(history.observe(place, seen, ram(0), now_s=now_s))
+
+    assert [each.gpu_idle_s for each in found] == [0.0] + [None] * (len(found) - 1)
+    assert found[-1].busy_s["GPU-0"] - found[-2].busy_s["GPU-0"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "gpus", "unlisted", "reason"),
+    [
+        pytest.param("process", ("all",), (NVIDIA, UNREAD), (), "not_listed", id="a list that cannot be read"),
+        pytest.param("systemd", ("all",), (NVIDIA, AMD), (4001,), "not_listed", id="its open files cannot be listed"),
+        pytest.param("process", ("all",), (NVIDIA, AMD), (OTHER_PID,), None, id="another's cannot be"),
+        pytest.param("process", ("all",), (NVIDIA,), None, None, id="there is no such GPU"),
+        pytest.param("process", ("0",), (NVIDIA, UNREAD), (), None, id="it names a GPU of NVIDIA's"),
+        pytest.param("docker", ("all",), (NVIDIA, UNREAD), (), None, id="--gpus all gives NVIDIA's alone"),
+    ],
+)
+def test_what_sees_every_gpu_may_be_on_those_whose_processes_are_not_listed(
+    kind: str, request_: tuple[str, ...], gpus: tuple[Gpu, ...], unlisted: tuple[int, ...] | None, reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
+
+    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == reason
+    assert [share.gpu for share in found.shares] == ["GPU-0"]
+
+
 @pytest.mark.parametrize(
     ("kind", "request_", "failed", "reason"),
     [

@@ -1,6 +1,8 @@
 """One look at the host: real workers, real process trees, sources that fail alone."""
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,16 +13,18 @@ from typing import Any
 import pytest
 from structlog.testing import LogCapture
 
-from exporter.evidence import Thresholds
+from exporter.evidence import RamUse, Thresholds
 from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
 from exporter.sampler import Sampler, _place_now
-from exporter.sources import processes, simulated
+from exporter.sources import clients, processes, simulated
+from exporter.sources.drm import AMD, DrmGpus
 from exporter.sources.listener import Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
+from tests.exporter import gpu_tree
 from tests.exporter.conftest import StartWorker, Worker
 from tests.exporter.gpu_tree import Tree
 from tests.waiting import eventually
@@ -285,6 +289,138 @@ def test_what_works_on_a_gpu_that_it_did_not_ask_for_is_unknown_while_the_source
 
     assert [each.gpu_unknown and each.gpu_unknown.reason for each in found] == [None, *["source_failed"] * 3, None]
     assert [each.gpu_idle_s for each in found] == [0.0, None, None, None, 0.0]
+
+
+class Amd:
+    """A worker on a GPU of AMD's that was given one of NVIDIA's, which is idle; `look` takes one look at it."""
+
+    def __init__(self, house: Path, tree: Tree, pid: int, **changes: Any) -> None:
+        tree.node(1, gpu_id=5, minor=128, unique_id=7)
+        tree.gpu(128, "0000:03:00.0", "amdgpu", busy_percent=90, vram=(3, 16))
+        tree.computes(pid, vram={5: 4096}, queues={0: 5}, occupied={5: 9})
+        tree.opens(pid, {3: ("/dev/dri/renderD128", gpu_tree.amdgpu("0000:03:00.0"))})
+        self.tree = tree
+        self.pid = pid
+        self.hangs = False
+        self.source = self.reader()
+        self.sampler = sampler(house, gpus=lambda: build.gpus(build.gpu(0)), drm=self._read, **changes)
+
+    def reader(self) -> DrmGpus:
+        return DrmGpus(AMD, sys=self.tree.sys, proc=self.tree.proc)
+
+    def _read(self) -> GpuReadings:
+        if self.hangs:
+            raise OSError("a read hangs")
+        return self.source.read()
+
+    def look(self) -> tuple[float | None, tuple[str, ...]] | None:
+        """For how long the container is idle, and on what; `None` where it is not told of."""
+        found = self.sampler.sample().containers
+        return (found[0].gpu_idle_s, found[0].gpus) if found else None
+
+
+BOTH = ("GPU-0", "GPU-0000000000000007")
+
+
+def test_a_container_on_a_gpu_that_cannot_be_read_is_unknown_also_after_its_engine_was_away(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = os.getpid()
+    docker = Docker(build.container(pid=pid, gpu_request=("0",)))
+    amd = Amd(house, Tree(tmp_path / "host"), pid, containers={"docker": docker})
+    monkeypatch.setattr(amd.sampler._places, "look", lambda _: (frozenset({pid}), RamUse(usage_bytes=1)))
+    looks = [amd.look()]
+    amd.hangs = True
+    looks += [amd.look()]
+
+    docker.error = OSError("Docker restarts")
+    looks += [amd.look(), amd.look()]
+    docker.error = None
+    looks += [amd.look(), amd.look()]
+    amd.hangs = False
+    shutil.rmtree(amd.tree.sys / "class/kfd/kfd/proc" / str(pid))
+    gone = amd.look()
+
+    assert looks == [(None, BOTH), (None, BOTH), None, None, (None, BOTH), (None, BOTH)]
+    assert gone == (0.0, ("GPU-0",))
+
+
+def test_a_container_that_its_engine_tells_of_no_more_is_forgotten_and_not_by_the_silence_of_another(
+    house: Path,
+) -> None:
+    docker, podman = Docker(build.container()), Docker()
+    look = sampler(house, containers={"docker": docker, "podman": podman})
+    look.sample()
+    podman.error = OSError("it is away")
+    look.sample()
+    kept = len(look._histories)
+    docker.listing = Docker().listing
+    look.sample()
+
+    assert (kept, len(look._histories)) == (1, 0)
+
+
+def test_a_worker_that_cannot_be_listed_for_a_look_is_on_the_gpus_that_it_was_on(
+    house: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    amd = Amd(house, Tree(tmp_path / "host"), start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid)
+    looks = [amd.look()]
+    amd.hangs = True
+
+    amd.sampler._directory = house / "nowhere"
+    looks += [amd.look()]
+    amd.sampler._directory = house
+    looks += [amd.look()]
+
+    assert looks == [(None, BOTH), None, (None, BOTH)]
+
+
+@pytest.mark.parametrize("request_", [{"CUDA_VISIBLE_DEVICES": "0"}, {}], ids=["given another", "names none"])
+def test_a_worker_on_a_gpu_whose_processes_cannot_be_listed_is_unknown(
+    request_: dict[str, str], house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(clients, "is_device", lambda _: True)
+    amd = Amd(house, Tree(tmp_path / "host"), start_worker("w0", env=request_).pid)
+    looks = [amd.look()]
+
+    shutil.rmtree(amd.tree.sys / "class/kfd/kfd/proc")
+    looks += [amd.look()]
+    amd.hangs = True
+    looks += [amd.look()]
+    amd.hangs = False
+    (amd.tree.sys / "class/kfd/kfd/proc").mkdir()
+    shutil.rmtree(amd.tree.proc / str(amd.pid))
+    seen = amd.look()
+
+    assert [look and look[0] for look in looks] == [None] * 3
+    assert seen == (0.0, ("GPU-0",))
+
+
+@pytest.mark.parametrize("request_", [{"CUDA_VISIBLE_DEVICES": "0"}, {}], ids=["given another", "names none"])
+def test_a_worker_that_a_new_reader_has_not_found_yet_is_unknown_until_it_was_looked_at(
+    request_: dict[str, str], house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(clients, "is_device", lambda _: True)
+    tree = Tree(tmp_path / "host")
+    amd = Amd(house, tree, start_worker("w0", env=request_).pid)
+    shutil.rmtree(tree.sys / "class/kfd/kfd/proc" / str(amd.pid))  # it draws, and computes nothing
+    looks = [amd.look()]
+
+    amd.hangs = True
+    looks += [amd.look()]
+    amd.hangs, amd.source = False, amd.reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "LOOK_S", -1.0)
+        looks += [amd.look()]
+    found = amd.look()
+
+    assert [look and look[0] for look in looks] == [looks[0] and looks[0][0], None, None]
+    assert found is not None
+    assert set(BOTH) <= set(found[1])
 
 
 def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and_counted(house: Path) -> None:

@@ -227,6 +227,27 @@ def test_who_holds_the_most_stays_in_the_ranking_while_another_source_fails(
     assert choose(card).victim == (None if used_mib is None else "a")
 
 
+def test_who_holds_the_most_stays_in_the_ranking_while_a_gpu_that_it_was_on_cannot_be_read() -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
+    other = build.gpu(0, build.process(4001, 0.0, 0), node="renderD128", uuid="pci-0000:00:02.0")
+    failed = GpuReadings(source="test", gpus=(gpu,), failed=("drm",), gone={"renderD128": other.uuid})
+    tenants = {
+        pid: (ContainerHistory(Thresholds()), build.container(name=name, incarnation=name, tenancy=BUDGET))
+        for name, pid in (("a", 4001), ("b", 4002))
+    }
+    looks = []
+
+    for now_s, readings in enumerate((build.gpus(gpu, other), failed, failed)):
+        found = []
+        for pid, (history, container) in tenants.items():
+            use = gpu_use(container, frozenset({pid}), readings, Thresholds(), history.gpus)
+            found.append(history.observe(container, use, RamUse(usage_bytes=1), now_s=float(now_s)))
+        card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "b") or [])[0]
+        looks.append((choose(card).victim, found[0].gpu_idle_s, found[0].busy_s["GPU-0"]))
+
+    assert looks == [("a", 0.0, 0.0), ("a", None, 0.5), ("a", None, 1.0)]
+
+
 def test_without_gpu_readings_no_card_is_told_of() -> None:
     assert cards(build.snapshot(gpus=None), "worker-0") is None
 
