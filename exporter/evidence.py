@@ -99,8 +99,11 @@ REQUESTS_MAX: Final = 256
 """Different requests for GPUs of which is remembered which names in them are nodes."""
 
 WORK_APART_S: Final = 3.0
-"""How far apart looks at the work of a container are that is seen to use its GPU, or whose use of it is unknown,
-seconds: no stillness of its processes is proof then, and to read hundreds of them each second would cost the most."""
+"""How far apart looks at the work of a container are that is seen to use its GPU in part, or that worked within
+`WORKED_S`, seconds: no stillness of its processes is proof then, and to read hundreds a second would cost the most."""
+
+WORKED_S: Final = 30.0
+"""Who worked within this time is not still for as long as any condition asks, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,12 +441,18 @@ class ContainerHistory:
     def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
         """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
 
-        Each look is, while the container's GPUs are idle or it has none: then their stillness counts, to the second.
+        Each look is, while their stillness may count, to the second: while the GPUs are idle or there are none, and,
+        while they are pegged or unknown, of who has done no I/O and touched no memory for a while.
         """
-        still = gpu.utilization_ratio is not None and gpu.utilization_ratio <= self._thresholds.idle_ratio
-        none = gpu.unknown is not None and gpu.unknown.reason == NO_GPU
-        last_s = self._work_looked_s
-        return still or none or last_s is None or not 0 <= now_s - last_s < WORK_APART_S
+        last_s, ratio, limits = self._work_looked_s, gpu.utilization_ratio, self._thresholds
+        if last_s is None or not 0 <= now_s - last_s < WORK_APART_S:
+            return True
+        if ratio is None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU:
+            return True
+        if ratio is not None and ratio < limits.pegged_ratio:
+            return ratio <= limits.idle_ratio
+        (io_still_s, fault_still_s, _), _ = self._work_told
+        return min(io_still_s or 0.0, fault_still_s or 0.0) >= WORKED_S
 
     def observe(
         self,

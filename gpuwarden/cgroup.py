@@ -91,7 +91,7 @@ def owner(pid: int, *, proc: Path = PROC) -> tuple[str, str | None] | None:
 @lru_cache(maxsize=_OWNERS_MAX)
 def _owner(said: bytes) -> tuple[str, str | None] | None:
     """Who owns what is in these cgroups: hundreds of processes are in the same few, look after look."""
-    for line in said.decode("utf-8").splitlines():
+    for line in said.decode("utf-8", "surrogateescape").splitlines():
         path = line.split(":", 2)[2]
         found = _CONTAINER_ID.search(path)
         if found:
@@ -148,7 +148,7 @@ def unit(pid: int, *, proc: Path = PROC) -> str | None:
 def _systemd_path(pid: int, proc: Path) -> str:
     """Where a process is in the hierarchy that systemd keeps: its named one, else the unified one."""
     unified = ""
-    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "name=systemd":
             return path
@@ -336,7 +336,11 @@ def processes(group: Path) -> frozenset[int]:
 
 
 class Group:
-    """The list of a cgroup's processes, open, and read whole only where it says something else than before.
+    """The list of a cgroup's processes, taken apart only where it says something else than before.
+
+    Of version 2 it stays open. Of version 1 it is opened anew each time: there the kernel makes the list when it is
+    opened, and whoever reads on in an open one more often than once a second gets the same list for ever
+    (`cgroup_pidlist` in kernel/cgroup/cgroup-v1.c).
 
     Raises:
         OSError: the cgroup is gone.
@@ -346,7 +350,8 @@ class Group:
         self._directory = directory
         self._path = str(directory)
         self._inode = os.stat(self._path).st_ino  # noqa: PTH116 - as below
-        self._list = File(f"{self._path}/cgroup.procs")
+        version_2 = os.path.exists(f"{self._path}/cgroup.controllers")  # noqa: PTH110 - as below
+        self._list = File(f"{self._path}/cgroup.procs") if version_2 else None
         self._said: bytes | None = None
         self._pids = frozenset[int]()
 
@@ -361,7 +366,7 @@ class Group:
             return frozenset()
         if status.st_nlink != _LINKS_ALONE:
             return processes(self._directory)
-        said = self._list.read()
+        said = read(f"{self._path}/cgroup.procs") if self._list is None else self._list.read()
         if said != self._said:
             self._said, self._pids = said, frozenset(map(int, said.split()))
         return self._pids
@@ -408,7 +413,7 @@ def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:
     bears = _CONTAINER_ID
     if UNIT.fullmatch(container):
         bears = re.compile(rf"/({re.escape(container)})(?=/|$)")
-    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+    for line in (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, controllers, path = line.split(":", 2)
         for named in bears.finditer(path):
             if named.group(1) == container:

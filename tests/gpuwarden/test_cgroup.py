@@ -113,6 +113,13 @@ def test_who_runs_a_container_is_told_by_the_name_of_its_group(
     assert cgroup.owner(PID, proc=proc) == (ID, runtime)
 
 
+def test_a_group_whose_name_is_no_text_is_nobodys(proc: Path) -> None:
+    (proc / str(PID) / "cgroup").write_bytes(b"0::/rv-\xff\n")
+
+    assert cgroup.owner(PID, proc=proc) is None
+    assert cgroup.directory(PID, ID, proc=proc, root=proc) is None
+
+
 def test_a_container_is_found_in_the_hierarchies_of_version_1(proc: Path) -> None:
     belongs(proc, "12:cpuset:/", f"11:memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}")
 
