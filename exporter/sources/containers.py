@@ -97,6 +97,7 @@ class EngineContainers(Listener):
             duration_s=time.monotonic() - started_s,
             ids=frozenset(row["Id"] for row in rows),
             unseen=tuple(_unseen(rows, containers)),
+            whole=all(row["Id"] in containers for row in rows if row.get("State", "running") in _UP),
             restarting=restarting,
         )
 

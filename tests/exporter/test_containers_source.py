@@ -514,6 +514,7 @@ def test_a_container_that_cannot_be_inspected_costs_itself_only(
         found = eventually(lambda: found if (found := listing_of(source)) and found.containers else None)
 
     assert [container.name for container in found.containers.values()] == ["good"]
+    assert not found.whole
 
 
 @pytest.mark.usefixtures("impatient")
@@ -581,6 +582,7 @@ def test_a_listing_is_as_old_as_the_daemons_answer_and_not_as_the_last_inspectio
         first = eventually(lambda: source._listing)
 
     assert first.taken_s < times["inspected"]
+    assert first.whole
 
 
 @pytest.mark.usefixtures("impatient")
@@ -683,7 +685,7 @@ def test_the_restarts_of_a_container_are_listed_while_it_waits_for_its_next_star
     with daemon(short_path, answer) as url, asked(url) as source:
         found = eventually(lambda: listing_of(source))
 
-    assert (found.containers, found.restarting) == ({}, told)
+    assert (found.containers, found.restarting, found.whole) == ({}, told, True)
 
 
 def test_of_more_that_wait_for_their_next_start_than_are_asked_for_at_once_each_has_its_turn(short_path: Path) -> None:

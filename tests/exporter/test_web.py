@@ -413,7 +413,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
                 recyclable=False,
             )],
         )],
-        unseen=[], lost_gpus=[],
+        unseen=[], lost_gpus=[], nameless_gpus=[],
     )  # fmt: skip
     assert facts.parse_server(facts.render(told)) == told
 
