@@ -111,12 +111,14 @@ class GpuUse:
     """One container's GPUs at one moment: its shares, and the greatest utilisation or why it is unknown.
 
     `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
+    `nameless` are what others that are missing were given by: nobody knows their UUIDs.
     """
 
     gpus: tuple[str, ...]
     shares: tuple[GpuShare, ...]
     utilization_ratio: float | None
     unknown: Unknown | None
+    nameless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,8 @@ def gpu_use(
     own measured. What a GPU does beyond the processes on its list could be anyone's, so more than idle of it vetoes.
     A GPU that lists a process of the container is its GPU too, whatever was asked for: indexes are numbered otherwise
     by CUDA than by the driver, and work seen on another GPU is no idleness. So are those that it `had`, by their UUIDs,
-    until they are seen without it. A GPU that is missing costs nothing of what is known of the others.
+    until they are seen without it; and once such a one is lost it is missing, whatever was asked for. A GPU that is
+    missing costs nothing of what is known of the others.
     """
     wanted = _wanted(container, readings)
     if not wanted:
@@ -171,13 +174,16 @@ def gpu_use(
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
+    not_here = [uuid for uuid in had if uuid not in readings.by_name]
+    missing = list(dict.fromkeys([*missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
     unread = _unread(had, assigned, pids, readings)
     uuids = (*(gpu.uuid for gpu in assigned), *unread)
-    shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds)
+    shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds, wanted)
     if missing:
-        named = (readings.gone.get(name, name if _UUID.fullmatch(name) else None) for name in missing)
-        its = tuple(dict.fromkeys([*uuids, *filter(None, named)]))
+        named = {name: _uuid_of_missing(name, readings) for name in missing}
+        its = tuple(dict.fromkeys([*uuids, *not_here, *filter(None, named.values())]))
         use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
+        use = replace(use, nameless=tuple(name for name, uuid in named.items() if uuid is None))
         elsewhere = not readings.nodes_are_known and wanted == _nodes(wanted)
         return replace(use, shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
     if unread:
@@ -234,15 +240,21 @@ def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
 
 
 def _parts(
-    gpus: Sequence[Gpu], pids: frozenset[int], thresholds: Thresholds
+    gpus: Sequence[Gpu], pids: frozenset[int], thresholds: Thresholds, wanted: frozenset[str] = frozenset()
 ) -> tuple[tuple[GpuShare, ...], list[Unknown | None]]:
     """The part that these processes have in each of these GPUs, and why it cannot be told how busy that is.
 
     Where nobody tells what is done on a GPU at all, nothing of it can be told apart. Of one that is cut into instances
-    that is said of those that are among these GPUs, and else of the whole.
+    that is said of those that are among these GPUs, and else of the whole; but not of one that has none of these
+    processes and is not `wanted` by name: to be given all is not to be on it.
     """
     cut = {gpu.mig.parent for gpu in gpus if gpu.mig is not None}
-    parts = [_part(gpu, pids, thresholds, told=gpu.attribution != UNTOLD or gpu.uuid in cut) for gpu in gpus]
+
+    def told(gpu: Gpu) -> bool:
+        elsewhere = gpu.processes is not None and gpu.by_pid.keys().isdisjoint(pids) and wanted.isdisjoint(gpu.names)
+        return gpu.attribution != UNTOLD or gpu.uuid in cut or elsewhere
+
+    parts = [_part(gpu, pids, thresholds, told=told(gpu)) for gpu in gpus]
     return tuple(share for share, _ in parts), [reason for _, reason in parts]
 
 
@@ -494,6 +506,7 @@ class ContainerHistory:
             container=container,
             shares=gpu.shares,
             gpus=gpu.gpus,
+            nameless=gpu.nameless,
             gpu_idle_s=idle_s,
             gpu_pegged_s=None if unknown else self._pegged_for(gpu, now_s),
             gpu_not_seen_busy_s=self._not_seen_busy(None if unknown else gpu, now_s),
@@ -805,6 +818,12 @@ def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
     alone = nodes == wanted
     missed |= {node for node in nodes - names - {ALL_NODES} if alone or failed or node in readings.gone}
     return sorted(missed)
+
+
+def _uuid_of_missing(name: str, readings: GpuReadings) -> str | None:
+    if name in readings.dropped or _UUID.fullmatch(name):
+        return name
+    return readings.gone.get(name)
 
 
 def _why_missing(name: str, readings: GpuReadings) -> str:

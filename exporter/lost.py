@@ -73,7 +73,8 @@ class LossHistory:
             lost_s={uuid: now_s - self._seen_s[uuid][0] for uuid in sorted(lost)},
             there=frozenset(uuid for uuid, gpu in listed.items() if gpu.lost is False),
         )
-        return losses, replace(readings, gpus=(*readings.gpus, *_kept(gone, readings.gpus)))
+        dropped = tuple(gpu.uuid for gpu in gone)
+        return losses, replace(readings, gpus=(*readings.gpus, *_kept(gone, readings.gpus)), dropped=dropped)
 
     def _gone(self, listed: Mapping[str, Gpu], readings: GpuReadings) -> list[Gpu]:
         """What was told of before, is not listed, and has no excuse."""

@@ -192,7 +192,8 @@ class GpuReadings:
     `failed` are those of them that did not answer: their GPUs are missing here. `gone` are the render nodes of
     GPUs that were read before and are not here, with their UUIDs. `nvidia_unread`: something of NVIDIA's is on the
     host, or may be, and none of its GPUs is here. `unlisted` are the pids of which it could not be told which GPUs with
-    a render node they have open, `None` where there are too many to name.
+    a render node they have open, `None` where there are too many to name. `dropped` are the UUIDs of those that were
+    read before, whose driver answers and lists them no more.
     """
 
     source: str
@@ -201,6 +202,7 @@ class GpuReadings:
     gone: Mapping[str, str] = field(default_factory=dict)
     nvidia_unread: bool = False
     unlisted: tuple[int, ...] | None = ()
+    dropped: tuple[str, ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Sequence[int]]:
@@ -428,6 +430,8 @@ class ContainerEvidence:
     gpu_lost_s: float | None = None
     """For how long one of its GPUs has been lost and each other one idle or lost too, seconds; `None` while none is
     lost, or another is unknown."""
+    nameless: tuple[str, ...] = ()
+    """By what it was given GPUs that are missing and whose UUIDs nobody knows."""
 
     @property
     def work_still_s(self) -> float | None:
@@ -527,7 +531,8 @@ class Snapshot:
     restarting: Mapping[str, int] = field(default_factory=dict)
     """How often each container was restarted that has ended and is about to be started again, by name."""
     unplaced: tuple[GpuShare, ...] = ()
-    """What the processes on each GPU's list have of it that are in none of the containers."""
+    """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
+    of every container which processes are in it."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
     """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
     lost_gpus: tuple[str, ...] = ()

@@ -113,7 +113,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
-    "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured",
+    "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured; or "
+    "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its processes are "
+    "unknown",
     "gpuwarden_gpu_unplaced_memory_bytes": "as `gpuwarden_gpu_unplaced_utilization_ratio`",
     "gpuwarden_gpu_busy_seconds_total": "its utilisation was never measured",
     "gpuwarden_gpu_unknown_samples_total": "none of them was unknown so far",

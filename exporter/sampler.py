@@ -31,6 +31,7 @@ from exporter.readings import (
     ContainerEvidence,
     DriverHealth,
     GpuReadings,
+    GpuShare,
     Snapshot,
     SourceHealth,
     Unknown,
@@ -102,6 +103,7 @@ class Sampler:
         self._places = Places()
         self._unlisted = Unlisted(workers.own_container())
         self._attributed: set[int] = set()
+        self._all_placed = False
         self._servers = servers
         self._drivers = drivers or {}
         self._host = host
@@ -167,6 +169,9 @@ class Sampler:
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
         self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
+        self._all_placed = found_workers is not None and all(
+            each is not None and each.whole for each in listings.values()
+        )
         running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         # What is not told of now may be told of again, and is then still on the GPUs that it was on.
@@ -214,7 +219,7 @@ class Sampler:
             drivers={source: driver.health() for source, driver in self._drivers.items()},
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             restarting=_restarting(listings, running),
-            unplaced=tuple(evidence.unplaced(gpu, self._attributed) for gpu in (found_gpus.gpus if found_gpus else ())),
+            unplaced=self._unplaced(found_gpus),
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),
@@ -308,16 +313,19 @@ class Sampler:
             for sighting in found.workers:
                 unit = sighting.container_id
                 if unit is not None and cgroup.UNIT.fullmatch(unit) and unit not in units:
+                    self._all_placed = False
                     self._unknown[sighting.worker.worker, "processes", "unreadable"] += 1
         for sighting in () if found is None else found.workers:
             if sighting.pid is not None and sighting.container_id is None:
                 try:
                     containers.append(processes.container(sighting.pid, sighting.worker.worker))
                 except OSError:
+                    self._all_placed = False
                     self._unknown[sighting.worker.worker, "processes", "unreadable"] += 1
         by_name: dict[str, Container] = {}
         for container in containers:
             if by_name.setdefault(container.name, container) is not container:
+                self._all_placed = False
                 self._unknown[container.name, "processes", "duplicate_name"] += 1
         return {container.incarnation: container for container in by_name.values()}
 
@@ -330,6 +338,7 @@ class Sampler:
     def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
         pids, ram = self._places.look(container)
         self._attributed.update(pids or ())
+        self._all_placed = self._all_placed and pids is not None
         history = self._histories.get(container.incarnation)
         if history is None:
             history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
@@ -341,6 +350,12 @@ class Sampler:
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
         return found
+
+    def _unplaced(self, gpus: GpuReadings | None) -> tuple[GpuShare, ...]:
+        """What processes in no container have of each GPU; nothing where any container's processes are not known."""
+        if gpus is None or not self._all_placed:
+            return ()
+        return tuple(evidence.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
 
     def _work_of(self, pids: frozenset[int] | None) -> WorkUse:
         if pids is None:

@@ -79,6 +79,7 @@ def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | 
         probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
         cards=tenancy.cards(snapshot, name),
         unseen=list(snapshot.unseen),
+        nameless_gpus=list(place.nameless) if place else None,
     )
 
 

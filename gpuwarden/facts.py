@@ -160,6 +160,9 @@ class ServerFacts(ContainerFacts):
     # The names of others on this host that by their labels may be stopped for their memory's sake, and of which nothing
     # more is known; null is unknown, and an exporter of before this field tells none.
     unseen: list[str] | None = None
+    # By what it was given GPUs that are missing and whose UUIDs nobody knows: they are not among `gpus`. An exporter of
+    # before this field tells none.
+    nameless_gpus: list[str] | None = None
 
 
 _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)

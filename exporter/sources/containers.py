@@ -31,8 +31,8 @@ INSPECT_S: Final = 1.5
 """How long the daemon may take to inspect one container, seconds: one that is stuck in it must not hide the others."""
 
 INSPECTIONS_S: Final = 2.0
-"""How long the inspections of those that run may take together, seconds, again of those that are down, and again of
-those that are about to be started again; the rest has its turn with the next listing."""
+"""How long the inspections of those that run may take together, seconds, and again of all the others, in what is left
+of the time that a listing may take (`_listing_max_s`); the rest has its turn with the next listing."""
 
 FRESH_S: Final = 10.0
 """A listing older than this is no longer believed, seconds."""
@@ -65,6 +65,7 @@ class EngineContainers(Listener):
         self._directory = None if directory is None else os.path.realpath(directory)
         self._known: dict[str, tuple[int, int, Container]] = {}
         self._tried_s: dict[str, float] = {}
+        self._told: dict[str, tuple[str, int]] = {}
 
     def list_now(self) -> Listing:
         """Ask the daemon once; after a failure, the next time by another connection.
@@ -78,8 +79,10 @@ class EngineContainers(Listener):
             client = self._client = self._client or _connect(self._base_url)
             rows = client.containers(all=True)
             taken_s = time.monotonic()
-            containers, down = self._list(client, rows), self._down(client, rows)
-            restarting = self._restarting(client, rows)
+            containers = self._list(client, rows)
+            until_s = min(time.monotonic() + INSPECTIONS_S, started_s + _listing_max_s())
+            down = self._down(client, rows, until_s)
+            restarting = self._restarting(client, rows, until_s)
         except Exception:
             if self._client is not None:
                 with contextlib.suppress(Exception):
@@ -94,6 +97,7 @@ class EngineContainers(Listener):
             duration_s=time.monotonic() - started_s,
             ids=frozenset(row["Id"] for row in rows),
             unseen=tuple(_unseen(rows, containers)),
+            whole=all(row["Id"] in containers for row in rows if row.get("State", "running") in _UP),
             restarting=restarting,
         )
 
@@ -151,9 +155,8 @@ class EngineContainers(Listener):
             client.timeout = TIMEOUT_S
         return found
 
-    def _down(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
+    def _down(self, client: docker.APIClient, rows: list[dict[str, Any]], until_s: float) -> dict[str, Container]:
         """Those that do not run and hold a worker's folder. Asked each time: one may have run again meanwhile."""
-        until_s = time.monotonic() + INSPECTIONS_S
         holding = [
             row for row in rows if row.get("State", "running") not in _UP and _folders(row, self._directory)
         ]  # the newest first, as Docker lists them
@@ -167,19 +170,26 @@ class EngineContainers(Listener):
                 continue
         return down
 
-    def _restarting(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, int]:
-        """How often each was started again that is about to be once more: Docker waits longer from time to time."""
-        until_s = time.monotonic() + INSPECTIONS_S
-        waiting = [row for row in rows if row.get("State") == "restarting"]
-        told: dict[str, int] = {}
-        for row in sorted(waiting[:DOWN_MAX], key=lambda each: self._tried_s.get(each["Id"], 0.0)):
+    def _restarting(self, client: docker.APIClient, rows: list[dict[str, Any]], until_s: float) -> dict[str, int]:
+        """How often each was started again that is about to be once more: Docker waits longer from time to time.
+
+        One whose turn it is not stays as it was told last, for as long as it is listed as waiting: the count only lags.
+        """
+        waiting = [row["Id"] for row in rows if row.get("State") == "restarting"]
+        self._told = {full_id: self._told[full_id] for full_id in waiting if full_id in self._told}
+        for full_id in sorted(waiting, key=lambda each: self._tried_s.get(each, 0.0))[:DOWN_MAX]:
             try:
-                found = self._inspect(client, row["Id"], until_s)
+                found = self._inspect(client, full_id, until_s)
                 if found is not None:
-                    told[found["Name"].removeprefix("/")] = int(found["RestartCount"])
+                    self._told[full_id] = found["Name"].removeprefix("/"), int(found["RestartCount"])
             except (LookupError, TypeError, ValueError, AttributeError):
                 continue
-        return told
+        return dict(self._told.values())
+
+
+def _listing_max_s() -> float:
+    """How long one listing may take, seconds: two in a row, and the pause between, and it is still believed."""
+    return (FRESH_S - REFRESH_S) / 2
 
 
 _UP: Final = frozenset({"running", "paused"})

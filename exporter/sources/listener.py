@@ -36,6 +36,8 @@ class Listing:
     lag_s: float = 0.0
     """For how long a container may have run that is not listed yet, seconds."""
     unseen: tuple[str, ...] = ()
+    whole: bool = True
+    """Whether every one that runs is among the containers: none was left out because it could not be inspected."""
     restarting: Mapping[str, int] = field(default_factory=dict)
     """Those that have ended and that their engine is about to start again, by name: how often it has done so far."""
 

@@ -53,6 +53,10 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
     choices = [choose(card, accused=accused) for card in held]
     confirmed = [choice.because for choice in choices if choice.victim == accused]
     unlisted = [gpu for gpu in jobless.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
+    unlisted += seen.nameless_gpus or []
+    if confirmed and seen.nameless_gpus is None:
+        because = "the exporter does not tell whether it has other GPUs that are missing: it is of an older version"
+        return False, f"{because}; {'; '.join(confirmed)}"
     if confirmed and seen.unseen != []:
         return False, f"{_unseen(seen.unseen)}; {'; '.join(confirmed)}"
     if confirmed and unlisted:

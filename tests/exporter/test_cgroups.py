@@ -654,7 +654,7 @@ def test_a_process_that_comes_later_is_seen_by_who_looks_more_often_than_once_a_
     real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
     try:
         real.reload()
-        place = cgroup.directory(real.attrs["State"]["Pid"], real.id)
+        place = cgroup.directory(int(real.attrs["State"]["Pid"]), str(real.id))
         assert place is not None
         group = cgroup.Group(place)
         eventually(lambda: len(group.processes()) == 1)

@@ -321,6 +321,15 @@ def asked(base_url: str, directory: Path | None = None) -> Iterator[EngineContai
     assert not source._thread.is_alive()
 
 
+@contextmanager
+def by_hand(base_url: str, directory: Path | None = None) -> Iterator[EngineContainers]:
+    """One that lists when it is told to."""
+    source = EngineContainers(base_url, directory)
+    yield source
+    assert source._client is not None
+    source._client.close()
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask often and give up soon."""
@@ -502,9 +511,10 @@ def test_a_container_that_cannot_be_inspected_costs_itself_only(
     )
 
     with daemon(short_path, answer) as url, asked(url) as source:
-        found = eventually(lambda: listing_of(source))
+        found = eventually(lambda: found if (found := listing_of(source)) and found.containers else None)
 
     assert [container.name for container in found.containers.values()] == ["good"]
+    assert not found.whole
 
 
 @pytest.mark.usefixtures("impatient")
@@ -572,6 +582,7 @@ def test_a_listing_is_as_old_as_the_daemons_answer_and_not_as_the_last_inspectio
         first = eventually(lambda: source._listing)
 
     assert first.taken_s < times["inspected"]
+    assert first.whole
 
 
 @pytest.mark.usefixtures("impatient")
@@ -674,7 +685,67 @@ def test_the_restarts_of_a_container_are_listed_while_it_waits_for_its_next_star
     with daemon(short_path, answer) as url, asked(url) as source:
         found = eventually(lambda: listing_of(source))
 
-    assert (found.containers, found.restarting) == ({}, told)
+    assert (found.containers, found.restarting, found.whole) == ({}, told, True)
+
+
+def test_of_more_that_wait_for_their_next_start_than_are_asked_for_at_once_each_has_its_turn(short_path: Path) -> None:
+    ids = [f"{number:064x}" for number in range(containers.DOWN_MAX + 6)]
+    answer = a_daemon(
+        *(row(full_id, f"c-{full_id}", State="restarting") for full_id in ids),
+        inspect=lambda full_id: {"Name": f"/c-{full_id}", "RestartCount": 3},
+    )
+
+    with daemon(short_path, answer) as url, by_hand(url) as source:
+        first, second = source.list_now(), source.list_now()
+
+    assert len(first.restarting) == containers.DOWN_MAX
+    assert second.restarting == {f"c-{full_id}": 3 for full_id in ids}
+
+
+def test_how_often_it_was_restarted_stands_while_it_waits_and_cannot_be_inspected(short_path: Path) -> None:
+    inspection: list[Any] = [{"Name": "/worker-0", "RestartCount": 7}]
+    state = ["restarting"]
+
+    def answer(path: str) -> Any:
+        return a_daemon({**row(), "State": state[0]}, inspect=inspection[0])(path)
+
+    with daemon(short_path, answer) as url, by_hand(url) as source:
+        told = [source.list_now().restarting]
+        inspection[0] = (500, {"message": "no"})
+        told.append(source.list_now().restarting)
+        state[0] = "exited"
+        told.append(source.list_now().restarting)
+        state[0] = "restarting"
+        told.append(source.list_now().restarting)
+
+    assert told == [{"worker-0": 7}, {"worker-0": 7}, {}, {}]
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.6], ids=["its list comes at once", "its list comes late, too"])
+def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too_old_to_believe(
+    slow_s: float, short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FRESH_S", "REFRESH_S", "INSPECT_S", "INSPECTIONS_S"):
+        monkeypatch.setattr(containers, name, getattr(containers, name) / 2)
+    silence = threading.Event()
+    mounts = [{"Source": str(tmp_path / "w0")}]
+    states = ("running", "exited", "restarting")
+    rows = [row(f"{n}{s}" * 32, f"{s}-{n}", State=s, Mounts=mounts) for s in states for n in range(2)]
+    whole = a_daemon(*rows, inspect=lambda _: silence.wait(20))
+
+    def answer(path: str) -> Any:
+        if "/containers/json" in path:
+            silence.wait(slow_s)
+        return whole(path)
+
+    with daemon(short_path, answer) as url, by_hand(url, tmp_path) as source:
+        first, second = source.list_now(), source.list_now()
+        replaced_s = time.monotonic() + containers.REFRESH_S
+        silence.set()
+
+    assert (first.containers, second.restarting) == ({}, {})
+    assert replaced_s - first.taken_s < containers.FRESH_S
+    assert slow_s or second.duration_s < (containers.FRESH_S - containers.REFRESH_S) / 2
 
 
 # A real daemon

@@ -371,21 +371,54 @@ FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
 
 @pytest.mark.parametrize(
-    ("request_", "gpus"),
+    ("request_", "gpus", "nameless"),
     [
-        pytest.param(("all",), (), id="a word"),
-        pytest.param(("0", "renderD128"), (), id="an index and a node"),
-        pytest.param((FULL,), (FULL,), id="a UUID"),
-        pytest.param((FULL[:12],), (), id="a part of one"),
-        pytest.param(("renderD130",), ("GPU-gone",), id="a node of a GPU that was read before"),
+        pytest.param(("all",), (), ("all",), id="a word"),
+        pytest.param(("0", "renderD128"), (), ("0", "renderD128"), id="an index and a node"),
+        pytest.param((FULL,), (FULL,), (), id="a UUID"),
+        pytest.param((FULL[:12],), (), (FULL[:12],), id="a part of one"),
+        pytest.param((f"MIG-{FULL}/7/0",), (), (f"MIG-{FULL}/7/0",), id="an older name of an instance"),
+        pytest.param(("renderD130",), ("GPU-gone",), (), id="a node of a GPU that was read before"),
+        pytest.param(("renderD130", "7", FULL), (FULL, "GPU-gone"), ("7",), id="one of each"),
     ],
 )
-def test_of_what_is_missing_only_uuids_are_names_of_gpus(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
+def test_of_what_is_missing_only_uuids_are_names_of_gpus(
+    request_: tuple[str, ...], gpus: tuple[str, ...], nameless: tuple[str, ...]
+) -> None:
     readings = GpuReadings(source="test", gpus=(INTEL,), failed=("gpu", "drm"), gone={"renderD130": "GPU-gone"})
 
     found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
-    assert (found.gpus, found.unknown and found.unknown.reason) == (gpus, "gpu_missing")
+    assert (found.gpus, found.nameless) == (gpus, nameless)
+    assert (found.unknown and found.unknown.reason) == "gpu_missing"
+
+
+def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_missing() -> None:
+    container = build.container(gpu_request=("0", FULL[:12]))
+
+    found = gpu_use(container, OWN, build.gpus(NVIDIA), THRESHOLDS, ("GPU-0", FULL))
+
+    assert (found.gpus, found.nameless) == (("GPU-0", FULL), (FULL[:12],))
+
+
+@pytest.mark.parametrize("request_", [("all",), ("0",)], ids=["all", "its index, which is another's now"])
+@pytest.mark.parametrize(
+    ("dropped", "reason"),
+    [
+        pytest.param(("GPU-7",), "gpu_missing", id="its driver lists it no more"),
+        pytest.param(("GPU-8",), None, id="that is another"),
+        pytest.param((), None, id="it was unmade, or goes by another name"),
+    ],
+)
+def test_a_gpu_that_a_container_had_and_that_is_lost_is_missing_and_not_idle_by_the_others(
+    request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=(build.gpu(0),), dropped=dropped)
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-7"))
+
+    assert (found.unknown and found.unknown.reason, found.nameless) == (reason, ())
+    assert (found.gpus, found.utilization_ratio) == ((("GPU-0", "GPU-7"), None) if reason else (("GPU-0",), 0.0))
 
 
 @pytest.mark.parametrize(
@@ -1464,7 +1497,25 @@ def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: 
             None, [instance(0, build.process(4001, None, 5)), instance(1)], {"MIG-0": False}, id="that nobody gave it"
         ),
         pytest.param(
-            ("all",), [instance(0), instance(1)], {"GPU-0": None, "MIG-0": False, "MIG-1": False}, id="each of all"
+            ("all",),
+            [instance(0), instance(1)],
+            {"GPU-0": None, "MIG-0": None, "MIG-1": None},
+            id="all, and it is on none",
+        ),
+        pytest.param(
+            ("all",),
+            [instance(0, build.process(4001, None, 5)), instance(1, build.process(OTHER_PID, None, 5))],
+            {"GPU-0": None, "MIG-0": False, "MIG-1": None},
+            id="all, and it is on one",
+        ),
+        pytest.param(
+            ("all",), [instance(0, processes=None)], {"GPU-0": None, "MIG-0": False}, id="all, and it may be on one"
+        ),
+        pytest.param(
+            ("all", "MIG-1"),
+            [instance(0), instance(1)],
+            {"GPU-0": None, "MIG-0": None, "MIG-1": False},
+            id="all, and one by its name",
         ),
         pytest.param(("0",), [instance(0)], {"GPU-0": False}, id="the whole, whose instances nobody names"),
         pytest.param(

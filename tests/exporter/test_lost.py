@@ -153,7 +153,7 @@ def test_but_not_where_another_is_meant_by_its_name_or_the_readings_say_it_thems
 
     assert len(found.named) == 1
     assert readings is not None
-    assert readings.gpus == looks[-1]
+    assert (readings.gpus, readings.dropped) == (looks[-1], found.named)
 
 
 def test_no_more_gpus_are_remembered_than_there_can_be() -> None:
@@ -175,7 +175,7 @@ def seen(*looks: tuple[tuple[Gpu, ...], float], request: tuple[str, ...] = ("0",
     found = []
     for gpus, now_s in looks:
         lost, readings = losses.observe(build.gpus(*gpus), now_s=now_s)
-        use: GpuUse = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS)
+        use: GpuUse = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus)
         evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named)
         found.append((evidence.gpu_lost_s, evidence.lost_gpus))
     return found
@@ -194,6 +194,15 @@ def test_a_container_with_a_lost_gpu_and_an_idle_one_counts_from_when_both_are_s
 def test_it_counts_with_nothing_but_lost_gpus_whether_listed_or_not() -> None:
     assert seen(((SECOND,), 0), ((LOST,), 1), ((LOST,), 3), request=("1",))[-1] == (2.0, ("GPU-1",))
     assert seen((BOTH, 0), ((FIRST,), 1), ((FIRST,), 3), request=("1",))[-1] == (2.0, ("GPU-1",))
+
+
+@pytest.mark.parametrize("request_", [("all",), ("0", "1")], ids=["all", "by their indexes"])
+def test_it_counts_where_the_others_are_counted_anew_without_the_one_that_is_lost(request_: tuple[str, ...]) -> None:
+    second = replace(SECOND, index=0)
+
+    found = seen((BOTH, 0), ((second,), 1), ((second,), 3), request=request_)
+
+    assert found == [(None, ()), (0.0, ("GPU-0",)), (2.0, ("GPU-0",))]
 
 
 def test_a_loss_of_another_containers_gpu_is_none_of_its_own() -> None:

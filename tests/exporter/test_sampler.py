@@ -14,7 +14,16 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import RamUse, Thresholds
-from exporter.readings import ContainerEvidence, DriverHealth, Gpu, GpuProcess, GpuReadings, Snapshot, Tenancy
+from exporter.readings import (
+    ContainerEvidence,
+    DriverHealth,
+    Gpu,
+    GpuProcess,
+    GpuReadings,
+    GpuShare,
+    Snapshot,
+    Tenancy,
+)
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import clients, processes, simulated
 from exporter.sources.drm import AMD, DrmGpus
@@ -533,6 +542,38 @@ def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path)
     assert look.sample().unseen == ()
 
 
+UNPLACED: dict[str, Callable[["Docker", Path], object]] = {
+    "its engine does not answer": lambda docker, _: setattr(docker, "error", OSError("Docker does not answer")),
+    "its engine does not tell of one": lambda docker, _: setattr(
+        docker, "listing", replace(docker.listing, containers={}, whole=False)
+    ),
+    "its processes are unknown": lambda _, group: (group / "cgroup.procs").write_text(""),
+    "one of two has the same name": lambda docker, _: docker.listing.containers.update(
+        two=build.container(id="two", incarnation="two@1")
+    ),
+    "workers cannot be listed": lambda _, group: (group.parent / "gpuwarden").rename(group.parent / "elsewhere"),
+}
+
+
+@pytest.mark.parametrize("spoil", UNPLACED.values(), ids=UNPLACED)
+def test_what_is_in_no_container_is_told_while_it_is_known_of_each_what_is_in_it(
+    spoil: Callable[["Docker", Path], object], tmp_path: Path
+) -> None:
+    group, folder = tmp_path / "group", tmp_path / "gpuwarden"
+    group.mkdir()
+    folder.mkdir()
+    (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    docker = Docker(build.container(pid=os.getpid(), group=str(group)))
+    gpu = build.gpu(0, build.process(os.getpid(), 0.5, 9), build.process(2**22 + 1, 0.25, 7))
+    look = sampler(folder, containers={"docker": docker}, gpus=lambda: build.gpus(gpu))
+    first = look.sample()
+
+    spoil(docker, group)
+
+    assert first.unplaced == (GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7),)
+    assert look.sample().unplaced == ()
+
+
 def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:
     ranked = build.container(tenancy=Tenancy(budget_bytes=1, recyclable=True))
     pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", tenancy=Tenancy())
@@ -703,10 +744,11 @@ def test_a_worker_whose_process_cannot_be_looked_at_is_counted(
     monkeypatch.setattr(processes, "container", refuse)
     start_worker("w0")
 
-    snapshot = sampler(house).sample()
+    snapshot = sampler(house, gpus=lambda: build.gpus(build.gpu(0))).sample()
 
     assert snapshot.containers == ()
     assert snapshot.unknown == {("w0", "processes", "unreadable"): 1}
+    assert snapshot.unplaced == ()
 
 
 # What is told in the log (A4)

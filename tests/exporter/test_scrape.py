@@ -266,6 +266,13 @@ def test_gpu_memory_adds_up_from_its_parts() -> None:
     assert [attributed + sum(rest)] == values(text, "gpuwarden_gpu_memory_used_bytes", gpu="GPU-0")
 
 
+def test_what_is_in_no_container_is_absent_where_it_is_not_known() -> None:
+    names = ("gpuwarden_gpu_unplaced_memory_bytes", "gpuwarden_gpu_unplaced_utilization_ratio")
+
+    assert hot(golden.scraped(golden.SNAPSHOT)) >= set(names)
+    assert hot(golden.scraped(replace(golden.SNAPSHOT, unplaced=()))).isdisjoint(names)
+
+
 # Failing, stale
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from exporter import testimony
 from exporter.collectors.gpus import families
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
-from exporter.readings import GpuReadings, GpuShare, MigInstance, Tenancy
+from exporter.readings import Gpu, GpuReadings, GpuShare, MigInstance, Tenancy
 from exporter.tenancy import (
     BUDGET_LABEL,
     MANAGED_LABEL,
@@ -18,9 +19,9 @@ from exporter.tenancy import (
     may_go,
     terms,
 )
-from gpuwarden.facts import CardFacts, TenantFacts
+from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts
 from remediator.actuators.docker import LABEL
-from remediator.remedies.recycle_container import choose
+from remediator.remedies.recycle_container import choose, confirm
 from tests.exporter import builders as build
 
 MIB = build.MIB
@@ -246,6 +247,54 @@ def test_who_holds_the_most_stays_in_the_ranking_while_a_gpu_that_it_was_on_cann
         looks.append((choose(card).victim, found[0].gpu_idle_s, found[0].busy_s["GPU-0"]))
 
     assert looks == [("a", 0.0, 0.0), ("a", None, 0.5), ("a", None, 1.0)]
+
+
+FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+
+
+@pytest.mark.parametrize(
+    ("missing", "had", "names"),
+    [
+        pytest.param((), (), None, id="none: it goes"),
+        pytest.param((FULL,), (), FULL, id="by its UUID"),
+        pytest.param((FULL[:12],), (), FULL[:12], id="by the first digits of its UUID"),
+        pytest.param((FULL[:12],), (FULL,), f"{FULL}, {FULL[:12]}", id="by those, and it was read before"),
+        pytest.param(("7",), (), "7", id="by its index"),
+        pytest.param((f"MIG-{FULL}/7/0",), (), f"MIG-{FULL}/7/0", id="by an older name of an instance"),
+        pytest.param(("MIG-GPU-1/7/0",), (), "MIG-GPU-1/7/0", id="by an older name that fits no instance"),
+    ],
+)
+def test_who_was_given_a_gpu_that_is_missing_is_ranked_and_never_confirmed(
+    missing: tuple[str, ...], had: tuple[str, ...], names: str | None
+) -> None:
+    facts = accused(build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0), ("0", *missing), had)
+
+    found, because = confirm(facts, "worker-0@1")
+
+    assert choose((facts.cards or [])[0]).victim == "worker-0@1"
+    assert (found, "does not list the processes of" in because) == (names is None, names is not None)
+    assert names is None or f"the processes of {names}: it could not be seen dead there" in because
+
+
+def test_nor_who_was_given_a_node_that_went_before_the_exporter_began() -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), node="renderD128", memory_free_bytes=0)
+
+    assert confirm(accused(gpu, ("renderD128",)), "worker-0@1")[0]
+    found, because = confirm(accused(gpu, ("renderD128", "renderD129")), "worker-0@1")
+
+    assert not found
+    assert "does not list the processes of renderD129: it could not be seen dead there" in because
+
+
+def accused(gpu: Gpu, request: tuple[str, ...], had: tuple[str, ...] = ()) -> ServerFacts:
+    """What is told of the one container that is over its budget, on a GPU without free memory."""
+    container = build.container(incarnation="worker-0@1", gpu_request=request, tenancy=BUDGET)
+    use = gpu_use(container, frozenset({4001}), build.gpus(gpu), Thresholds(), had)
+    seen = ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0)
+    snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(seen,), vram_floor_bytes=1)
+    told = testimony.about_server("worker-0", snapshot, now=build.ago(0))
+    assert told is not None
+    return told
 
 
 def test_without_gpu_readings_no_card_is_told_of() -> None:

@@ -65,11 +65,11 @@ def test_facts_about_servers_read_back_as_they_were_written(written: ServerFacts
 
 
 def test_an_exporter_of_before_the_cards_and_those_unseen_tells_of_none() -> None:
-    written = json.loads(render(ServerFacts(**{**SERVER, "cards": [], "unseen": []})))
-    del written["cards"], written["unseen"]
+    written = json.loads(render(ServerFacts(**{**SERVER, "cards": [], "unseen": [], "nameless_gpus": []})))
+    del written["cards"], written["unseen"], written["nameless_gpus"]
 
     told = parse_server(json.dumps(written))
-    assert (told.cards, told.unseen) == (None, None)
+    assert (told.cards, told.unseen, told.nameless_gpus) == (None, None, None)
 
 
 def test_a_card_that_lacks_its_floor_is_no_answer() -> None:

@@ -190,6 +190,16 @@ CONFIRM: dict[str, tuple[dict[str, Any], bool, str]] = {
         False,
         "does not list the processes of GPU-1: it could not be seen dead there; c1 is most over",
     ),
+    "it was given a GPU that nobody knows": (
+        {"cards": [card(tenant())], "nameless_gpus": ["7"]},
+        False,
+        "does not list the processes of 7: it could not be seen dead there; c1 is most over",
+    ),
+    "whether it was is not told": (
+        {"cards": [card(tenant())], "nameless_gpus": None},
+        False,
+        "whether it has other GPUs that are missing: it is of an older version; c1 is most over",
+    ),
     "its engine does not tell of another": (
         {"cards": [card(tenant())], "unseen": ["x", "a"]},
         False,
