@@ -29,12 +29,6 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
         "equal": ["host"],
     },
-    # One wedge, one kind of trip: of a worker that is dead, neither its silence nor its idle GPU is told.
-    {
-        "source_matchers": ['trip="dead_worker"'],
-        "target_matchers": ['trip=~"stall|health"'],
-        "equal": ["host", "worker", "container"],
-    },
     # Of a GPU that failed, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; of
     # two that say so neither is held back.
     {
@@ -45,8 +39,9 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
 ]
 """Which alerts are not sent while another fires.
 
-What is not sent is not acted on: one with a remedy is held back by one of the same remedy and worker alone, never by
-one for people."""
+What is not sent is not acted on, so nothing with a remedy is ever held back: an alert that is silenced, or that lasts
+while nobody mends it, holds back all the same, and a "resolved" that is held back never comes. A dead worker's stall and
+health are sent too: the ledger takes all trips of one attempt for one episode."""
 
 
 def prometheus_config(

@@ -15,7 +15,7 @@ from deploy import init, parts
 from deploy.chain import Chain, Plan
 from deploy.check import run_part
 from deploy.config import Pace, alertmanager_config
-from tests.remediator.alertmanager import tell
+from tests.remediator.alertmanager import silence, tell
 from tests.remediator.listening import listening
 from tests.waiting import eventually
 
@@ -106,12 +106,8 @@ def held_back(url: str) -> list[str]:
                      id="a lost host what people would be told of it, and of no other host"),
         pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
                      id="a lost host nothing that is acted on, and nothing of others"),
-        pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], ["GpuwardenJobStalled of a", "GpuwardenJobUnhealthy of a"],
-                     id="a dead worker its stall and health, and not its budget"),
-        pytest.param([{**DEAD, "alertname": "GpuwardenWorkerGone"}, STALL], ["GpuwardenJobStalled of a"],
-                     id="a worker that is gone likewise"),
-        pytest.param([DEAD, {**STALL, "worker": "v"}, {**STALL, "host": "b"}, {**STALL, "container": "d"}, STALL],
-                     ["GpuwardenJobStalled of a"], id="a dead worker that of no other worker, host or container"),
+        pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
+                     id="a dead worker nothing that is acted on, its own stall and health among it"),
         pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
                      ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
         pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),
@@ -131,6 +127,7 @@ class Listener(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Keep)
         self.told: list[tuple[str, str]] = []
+        self.resolved: list[str] = []
 
 
 class _Keep(BaseHTTPRequestHandler):
@@ -140,6 +137,9 @@ class _Keep(BaseHTTPRequestHandler):
         """Keep one."""
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.told += [(self.path, each["labels"]["alertname"]) for each in payload["alerts"]]
+        self.server.resolved += [
+            each["labels"]["alertname"] for each in payload["alerts"] if each["status"] == "resolved"
+        ]
         self.send_response(200)
         self.end_headers()
 
@@ -165,17 +165,32 @@ def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path
         with alertmanager(tmp_path, webhook=f"{address}/warden", outside=f"{address}/outside") as url:
             tell(url, DEAD)
             eventually(lambda: ("/warden", DEAD["alertname"]) in hook.told, "the dead worker is told of")
-            tell(url, STALL, DOWN, WATCHDOG)
-            tell(url, BUDGET)
+            tell(url, LOST)
+            eventually(lambda: ("/warden", LOST["alertname"]) in hook.told, "the lost host is told of")
+            tell(url, DOWN, WATCHDOG)
+            tell(url, STALL)
 
             wanted = {
                 ("/warden", "GpuwardenWatchdog"),
                 ("/outside", "GpuwardenWatchdog"),
-                ("/warden", BUDGET["alertname"]),
+                ("/warden", STALL["alertname"]),
             }
-            eventually(lambda: wanted <= set(hook.told), "the watchdog and the budget are told of")
+            eventually(lambda: wanted <= set(hook.told), "the watchdog and the dead worker's stall are told of")
 
-    assert set(hook.told) == {*wanted, ("/warden", DEAD["alertname"])}
+    assert set(hook.told) == {*wanted, ("/warden", DEAD["alertname"]), ("/warden", LOST["alertname"])}
+
+
+def test_a_stall_is_acted_on_while_its_dead_workers_alert_is_silenced_and_its_end_is_told(tmp_path: Path) -> None:
+    with heard() as hook, alertmanager(tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/warden") as url:
+        silence(url, alertname=DEAD["alertname"])
+        tell(url, DEAD)
+        tell(url, STALL)
+        eventually(lambda: ("/warden", STALL["alertname"]) in hook.told, "the stall is told of")
+        tell(url, STALL, firing=False)
+
+        eventually(lambda: hook.resolved == [STALL["alertname"]], "and that it is over")
+
+    assert ("/warden", DEAD["alertname"]) not in hook.told
 
 
 def test_init_and_the_chain_write_where_the_watchdog_goes_and_refuse_what_is_no_address(
