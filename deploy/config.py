@@ -29,8 +29,9 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
         "equal": ["host"],
     },
-    # Of a GPU that failed, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; of
-    # two that say so neither is held back.
+    # Of a GPU that is lost, what follows from that. An alert says that it is the cause by its label `causes="gpu"`, which
+    # one that lasts while the GPU works has not: whatever else befalls it would go unsaid for weeks. Of two that say so
+    # neither is held back.
     {
         "source_matchers": ['causes="gpu"', 'gpu=~".+"'],
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],

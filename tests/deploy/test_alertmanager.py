@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from deploy import init, parts
 from deploy.chain import Chain, Plan
-from deploy.check import run_part
+from deploy.check import CHECKOUT, RULES_GLOB, run_part
 from deploy.config import Pace, alertmanager_config
 from tests.remediator.alertmanager import silence, tell
 from tests.remediator.listening import listening
@@ -88,6 +89,11 @@ def alertmanager(folder: Path, **its: Any) -> Iterator[str]:
         yield url
 
 
+def shipped_alerts() -> list[dict[str, Any]]:
+    files = [yaml.safe_load(file.read_text()) for file in sorted(CHECKOUT.glob(RULES_GLOB))]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"] if "alert" in rule]
+
+
 def held_back(url: str) -> list[str]:
     """The alerts, once it knows of all that were posted, that another holds back: name and host."""
     found = httpx.get(f"{url}/api/v2/alerts", trust_env=False).raise_for_status().json()
@@ -157,6 +163,10 @@ def heard() -> Iterator[Listener]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_of_what_is_wrong_with_a_gpu_only_that_it_is_lost_holds_anything_back() -> None:
+    assert [rule["alert"] for rule in shipped_alerts() if "causes" in rule["labels"]] == ["GpuwardenGpuLost"]
 
 
 def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path: Path) -> None:
