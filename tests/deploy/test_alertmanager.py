@@ -15,7 +15,7 @@ import yaml
 from deploy import init, parts
 from deploy.chain import Chain, Plan
 from deploy.check import CHECKOUT, RULES_GLOB, run_part
-from deploy.config import Pace, alertmanager_config
+from deploy.config import SILENT, Pace, alertmanager_config
 from tests.remediator.alertmanager import silence, tell
 from tests.remediator.listening import listening
 from tests.waiting import eventually
@@ -48,10 +48,17 @@ def program(name: str) -> Path:
         pytest.skip(str(missing))
 
 
-def configured(folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None) -> Path:
+def configured(
+    folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None, people: str | None = None
+) -> Path:
+    """The configuration that ships; with `people`, somebody is called there, at once."""
     token, file = folder / "token", folder / "alertmanager.yml"
     token.write_text("0123456789abcdef")
-    file.write_text(alertmanager_config(webhook=webhook, token_file=token, pace=Pace(), outside=outside))
+    text = alertmanager_config(webhook=webhook, token_file=token, pace=Pace(), outside=outside)
+    if people is not None:
+        text = text.replace("- name: people\n", f"- name: people\n  webhook_configs:\n  - url: {people}\n")
+        text = text.replace("group_wait: 30s", "group_wait: 0s")
+    file.write_text(text)
     return file
 
 
@@ -59,7 +66,7 @@ def configured(folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: s
     ("labels", "outside", "receivers"),
     [
         pytest.param(STALL, False, "gpuwarden", id="a wedge to the remediator"),
-        pytest.param(LOST, True, "gpuwarden", id="a lost host to the remediator"),
+        pytest.param(LOST, True, "people,gpuwarden", id="a lost host to people and to the remediator"),
         pytest.param(VICTIM, False, "gpuwarden", id="who holds too much memory to the remediator"),
         pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
         pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
@@ -107,9 +114,11 @@ def held_back(url: str) -> list[str]:
 @pytest.mark.parametrize(
     ("fire", "held"),
     [
-        pytest.param([LOST, DOWN, LOW, BROKEN, {**DOWN, "host": "b"}],
-                     ["GpuwardenExporterDown of a", "GpuwardenSomethingOfAGpu of a", "GpuwardenVramLow of a"],
-                     id="a lost host what people would be told of it, and of no other host"),
+        pytest.param([LOST, DOWN, LOW, {**DOWN, "host": "b"}],
+                     ["GpuwardenExporterDown of a"],
+                     id="a lost host that its exporter is down, and nothing of its GPUs nor of another host"),
+        pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*SILENT, "GpuwardenBrakeLatched"))],
+                     sorted(f"{each} of a" for each in SILENT), id="a lost host what its silence explains, no brake"),
         pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
                      id="a lost host nothing that is acted on, and nothing of others"),
         pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
@@ -165,6 +174,10 @@ def heard() -> Iterator[Listener]:
             thread.join()
 
 
+def test_what_a_lost_host_holds_back_are_alerts_for_people() -> None:
+    assert set(SILENT) <= {rule["alert"] for rule in shipped_alerts() if "remedy" not in rule["labels"]}
+
+
 def test_of_what_is_wrong_with_a_gpu_only_that_it_is_lost_holds_anything_back() -> None:
     assert [rule["alert"] for rule in shipped_alerts() if "causes" in rule["labels"]] == ["GpuwardenGpuLost"]
 
@@ -172,22 +185,28 @@ def test_of_what_is_wrong_with_a_gpu_only_that_it_is_lost_holds_anything_back() 
 def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path: Path) -> None:
     with heard() as hook:
         address = f"http://127.0.0.1:{hook.server_port}"
-        with alertmanager(tmp_path, webhook=f"{address}/warden", outside=f"{address}/outside") as url:
-            tell(url, DEAD)
-            eventually(lambda: ("/warden", DEAD["alertname"]) in hook.told, "the dead worker is told of")
-            tell(url, LOST)
-            eventually(lambda: ("/warden", LOST["alertname"]) in hook.told, "the lost host is told of")
+        addresses = {
+            name: f"{address}/{path}"
+            for name, path in (("webhook", "warden"), ("outside", "outside"), ("people", "people"))
+        }
+        with alertmanager(tmp_path, **addresses) as url:
+            tell(url, DEAD, LOST)
+            first = {("/warden", DEAD["alertname"]), ("/warden", LOST["alertname"]), ("/people", LOST["alertname"])}
+            eventually(lambda: first <= set(hook.told), "dead worker and lost host are told of, the host to people too")
             tell(url, DOWN, WATCHDOG)
-            tell(url, STALL)
+            tell(url, STALL, LOW)
 
             wanted = {
                 ("/warden", "GpuwardenWatchdog"),
                 ("/outside", "GpuwardenWatchdog"),
                 ("/warden", STALL["alertname"]),
+                ("/people", LOW["alertname"]),
             }
-            eventually(lambda: wanted <= set(hook.told), "the watchdog and the dead worker's stall are told of")
+            eventually(
+                lambda: wanted <= set(hook.told), "the watchdog, the dead worker's stall and the GPU are told of"
+            )
 
-    assert set(hook.told) == {*wanted, ("/warden", DEAD["alertname"]), ("/warden", LOST["alertname"])}
+    assert set(hook.told) == {*wanted, *first}
 
 
 def test_a_stall_is_acted_on_while_its_dead_workers_alert_is_silenced_and_its_end_is_told(tmp_path: Path) -> None:
