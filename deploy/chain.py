@@ -121,13 +121,14 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
     """Have a command take `--watchdog-url`."""
     parser.add_argument(
         "--watchdog-url",
-        type=_web_address,
+        type=web_address,
         help="the alert that always fires is sent there, too, about once a minute: a service that calls somebody when "
         "it stays away (default: nowhere)",
     )
 
 
-def _web_address(given: str) -> str:
+def web_address(given: str) -> str:
+    """An address of the web, as it was given. Raises argparse.ArgumentTypeError."""
     if re.fullmatch(r"https?://[^\s/]+(/\S*)?", given):
         return given
     raise argparse.ArgumentTypeError(f"{given!r} is no address such as https://example.com/ping/1")
@@ -322,7 +323,7 @@ class Chain:
             pace=self.plan.pace,
             outside=self.plan.watchdog_url,
         )
-        replace(config, text, mode=0o644)
+        replace(config, text, mode=0o600)  # it may hold the address outside, which is a secret
         self._start(
             "alertmanager",
             [

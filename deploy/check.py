@@ -37,6 +37,8 @@ _PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
 _SERIES = re.compile(r"\b(?:gpuwarden[_:]|prometheus_|up\b)[a-z0-9_:]*")
 _BY_NAME = re.compile(r'__name__=~"([^"]*)"')
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
+_HINT = re.compile(r"(?<!\bthe )(?<!\ballowed )\bsilence\b(?P<by>(?:\s+`[^`]*`)?)", re.IGNORECASE)
+"""A word of a runbook that tells its reader to silence something, by what first: `the silence` tells nothing."""
 _File = TypeVar("_File", bound=BaseModel)
 
 
@@ -145,6 +147,28 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
     return problems + [f"docs/runbooks/{page.name}: no alert is called so" for page in pages if page.stem not in alerts]
 
 
+def runbooks_silence_their_own_alert(checkout: Path) -> list[str]:
+    """A page of an alert for people says to silence that one by name, and does not promise that nothing is done then.
+
+    The executor holds to silences, so one by host alone would keep it from freeing what is wedged there.
+    """
+    alerts = _alerts(checkout)
+    acting = {rule.alert for _, rule in alerts if "remedy" in rule.labels}
+    problems = []
+    for name in sorted({rule.alert for _, rule in alerts if rule.alert} - acting):
+        page = checkout / "docs" / "runbooks" / f"{name}.md"
+        text = " ".join(page.read_text(encoding="utf-8").split()) if page.is_file() else ""
+        own = f'`alertname="{name}"`'
+        problems += [
+            f"{page.name}: `{hint[0]}` names no alert, so that what is acted on is silenced too; wanted: silence {own}"
+            for hint in _HINT.finditer(text)
+            if hint["by"].strip() != own
+        ]
+        if "nothing is done either" in text:
+            problems.append(f"{page.name}: nothing is ever done for {name}: it has no remedy")
+    return problems
+
+
 def rules_name_what_there_is(checkout: Path) -> list[str]:
     """Each series that a rule asks for is published or recorded, and each remedy is one that there is."""
     read = [(file, _read(file, _RuleFile)) for file in sorted(checkout.glob(RULES_GLOB))]
@@ -224,6 +248,7 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     alerts_are_tested,
     acting_alerts_are_complete,
     alerts_have_runbooks,
+    runbooks_silence_their_own_alert,
     rules_name_what_there_is,
     configuration_is_accepted,
     scripts_are_sound,

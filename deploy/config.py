@@ -22,21 +22,31 @@ class Pace:
 WATCHDOG_S: Final = 60
 """How often the alert that always fires is delivered, seconds."""
 
+LOST: Final = "GpuwardenNodeLost"
+"""The alert that is acted on and that people are told of, too: only they can bring the host back."""
+
+SILENT: Final = (
+    "GpuwardenExporterDown",
+    "GpuwardenTelemetryStale",
+    "GpuwardenSourceFailing",
+    "GpuwardenScrapeTooSparse",
+    "GpuwardenGpuTelemetryDown",
+    "GpuwardenRemediatorDown",
+    "GpuwardenExecutorSilent",
+)
+"""What a host that is silent raises besides, or goes on raising for a while."""
+
 INHIBITIONS: Final[list[dict[str, list[str]]]] = [
-    # Of a host that nobody hears of, what follows from that: all that people would be told about it besides.
+    # Of a host that nobody hears of, which people are told, what its silence explains. A latched brake is not
+    # among that.
     {
-        "source_matchers": ['alertname="GpuwardenNodeLost"'],
-        "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
+        "source_matchers": [f'alertname="{LOST}"'],
+        "target_matchers": ['remedy=""', f'alertname=~"{"|".join(SILENT)}"'],
         "equal": ["host"],
     },
-    # One wedge, one kind of trip: of a worker that is dead, neither its silence nor its idle GPU is told.
-    {
-        "source_matchers": ['trip="dead_worker"'],
-        "target_matchers": ['trip=~"stall|health"'],
-        "equal": ["host", "worker", "container"],
-    },
-    # Of a GPU that failed, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; of
-    # two that say so neither is held back.
+    # Of a GPU that is lost, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; one
+    # that lasts while the GPU works has it not, for what else befalls it would go unsaid for weeks. Of two that say so
+    # neither is held back.
     {
         "source_matchers": ['causes="gpu"', 'gpu=~".+"'],
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
@@ -45,8 +55,9 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
 ]
 """Which alerts are not sent while another fires.
 
-What is not sent is not acted on: one with a remedy is held back by one of the same remedy and worker alone, never by
-one for people."""
+What is not sent is not acted on, so nothing with a remedy is ever held back: an alert that is silenced, or that lasts
+while nobody mends it, holds back all the same, and a "resolved" that is held back never comes. A dead worker's stall
+and health are sent too: the ledger takes all trips of one attempt for one episode."""
 
 
 def prometheus_config(
@@ -76,8 +87,9 @@ def prometheus_config(
 def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: str | None = None) -> str:
     """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog.
 
-    The watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for
-    the receiver `people`, which is whoever is called where this is used: it has nobody in it.
+    A lost host is told to people, too. The watchdog goes to `outside` as well, the URL of a service that calls somebody
+    when it stays away. All else is for the receiver `people`, which is whoever is called where this is used: it has
+    nobody in it.
     """
     beat: dict[str, object] = {
         "matchers": [f'alertname="{WATCHDOG}"'],
@@ -93,6 +105,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
         "group_interval": f"{pace.group_interval_s}s",
         "repeat_interval": f"{pace.repeat_s}s",
     }
+    told = {"receiver": "people", "matchers": [f'alertname="{LOST}"'], "continue": True}
     authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
     beats = [{"receiver": "gpuwarden", **beat}]
     receivers: list[dict[str, object]] = [
@@ -110,7 +123,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
                 "group_wait": "30s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [*beats, acting],
+                "routes": [*beats, told, acting],
             },
             "inhibit_rules": INHIBITIONS,
             "receivers": receivers,

@@ -1,7 +1,8 @@
 """`gpuwarden init DIR`: the files for people who run their own Prometheus, Alertmanager and systemd.
 
 `files` says what is written, `Folder` writes it. `.written.json` in DIR holds the SHA-256 of each file as it was
-written, so that a later run tells a file of its own from one that a person changed. Token and host key are kept.
+written, so that a later run tells a file of its own from one that a person changed. Token, host key and the address in
+`.watchdog-url` (0600, for whoever knows it can answer in our place) are kept; without that file there is none.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from deploy import place, shipped
-from deploy.chain import PORTS, add_units, add_watchdog, keep_token, replace
+from deploy import place, reachable, shipped
+from deploy.chain import PORTS, add_units, add_watchdog, keep_token, replace, web_address
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import check_name
@@ -27,6 +28,9 @@ from gpuwarden.statefile import check_name
 UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
 TOKEN: Final = "gpuwarden/token"  # noqa: S105 - a path
 HOST: Final = "gpuwarden/host"
+WATCHDOG_URL: Final = ".watchdog-url"
+_PRIVATE: Final = frozenset({"alertmanager.yml"})
+"""What is for its owner's eyes alone: it may hold that address."""
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
 """Paths that mean the same in a unit, a tmpfiles line, a URL and YAML."""
@@ -141,7 +145,7 @@ class Folder:
             del self._written[name]
         for name, text in wanted.items():
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            replace(self.path / name, text, mode=0o644)
+            replace(self.path / name, text, mode=0o600 if name in _PRIVATE else 0o644)
         self._written |= {name: _digest(text.encode()) for name, text in wanted.items()}
         replace(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o644)
         return gone
@@ -151,13 +155,15 @@ def command(argv: list[str]) -> int:
     """`gpuwarden init`."""
     arguments = _parser().parse_args(argv)
     folder = Folder(arguments.folder)
-    kept = folder.path / HOST
+    kept, kept_url = folder.path / HOST, folder.path / WATCHDOG_URL
+    docker = arguments.docker or _docker()
     site = Site(
         host=check_name(arguments.host or (_read(kept) if kept.is_file() else socket.gethostname()), what="host"),
         command=arguments.command or _own_command(),
-        **{name: getattr(arguments, name) for name in ("etc", "state", "run", "docker", "podman")},
+        **{name: getattr(arguments, name) for name in ("etc", "state", "run", "podman")},
+        docker=docker,
         systemd_unit=",".join(arguments.systemd_unit),
-        watchdog_url=arguments.watchdog_url,
+        watchdog_url=arguments.watchdog_url or _kept_address(kept_url),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
     wanted = files(site)
@@ -171,12 +177,18 @@ def command(argv: list[str]) -> int:
         gone = folder.write(wanted)
         replace(kept, site.host + "\n", mode=0o644)
         keep_token(folder.path / TOKEN)
+        if site.watchdog_url is not None:
+            replace(kept_url, site.watchdog_url + "\n", mode=0o600)
     except OSError as error:
         raise InitError(f"{error.filename or folder.path} cannot be written ({error.strerror})") from error
     for name in changed:
         print(f"init: overwritten: {name}")
     for name in gone:
         print(f"init: removed, as this version has it no more: {name}; remove it where you installed it too")
+    if site.watchdog_url is not None:
+        print(f"init: the alert that always fires goes to the address in {kept_url}, too; remove that file to end it")
+    if arguments.docker is None and docker == "none":
+        print(f"init: there is no {reachable.SYSTEM_SOCKET}, so Docker is not asked; give --docker where there is one")
     if (shut := _shut(Path(site.command))) is not None:
         print(
             f"init: {site.command} lies below {shut}, which the user gpuwarden of the units cannot enter: install it "
@@ -202,15 +214,33 @@ def _parser() -> argparse.ArgumentParser:
         ("etc", "/etc/gpuwarden", "where settings, rules and token will lie"),
         ("state", str(place.SYSTEM_DATA), "where ledger and queue will lie"),
         ("run", str(place.SYSTEM_DIRECTORY), "$GPUWARDEN_DIR, where workers write their state"),
-        ("docker", "unix:///var/run/docker.sock", "the Docker engine's socket, or 'none'"),
         ("podman", "none", "Podman's socket, such as unix:///run/podman/podman.sock, or 'none'"),
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument(
+        "--docker",
+        help=f"the Docker engine's socket, or 'none' (default: unix://{reachable.SYSTEM_SOCKET} where that is there, "
+        "else none)",
+    )
     add_units(parser)
     add_watchdog(parser)
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
     return parser
+
+
+def _docker() -> str:
+    """The system's engine where its socket is there; whether it answers us is not asked, for the units run as root."""
+    return f"unix://{reachable.SYSTEM_SOCKET}" if reachable.SYSTEM_SOCKET.is_socket() else "none"
+
+
+def _kept_address(file: Path) -> str | None:
+    if not file.is_file():
+        return None
+    try:
+        return web_address(_read(file))
+    except argparse.ArgumentTypeError as error:
+        raise InitError(f"{file}: {error}; mend it, or remove it to send nothing there") from None
 
 
 def _own_command() -> str:

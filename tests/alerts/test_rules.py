@@ -192,6 +192,30 @@ def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ("Silence `host` and `gpu` until\nthen.", "`Silence `host`` names no alert"),
+        ("To keep it quiet, silence\nit in Alertmanager.", "`silence` names no alert"),
+        ('Silence `alertname="GpuwardenJobStuck"`.', '`Silence `alertname="GpuwardenJobStuck"`` names no alert'),
+        ("By that nothing\nis done either.", "nothing is ever done for GpuwardenJobStalled"),
+        ('Silence\n`alertname="GpuwardenJobStalled"` and `host`.', None),
+        ("It ends with the silence; more than its allowed silence passes.", None),
+    ],
+    ids=["by host", "by nothing", "another alert", "that nothing is done", "its own alert", "what is no hint"],
+)
+@pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
+def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | None, acts: bool, checkout: Path) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
+    if not acts:
+        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
+
+    problems = check.runbooks_silence_their_own_alert(checkout)
+
+    wanted = 0 if acts or problem is None else 1
+    assert [each.startswith(f"GpuwardenJobStalled.md: {problem}") for each in problems] == [True] * wanted
+
+
+@pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ("gpuwarden_job_beat_age_seconds", "gpuwarden_job_beat_seconds", "gpuwarden_job_beat_seconds is published by"),

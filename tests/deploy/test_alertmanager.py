@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from deploy import init, parts
 from deploy.chain import Chain, Plan
-from deploy.check import run_part
-from deploy.config import Pace, alertmanager_config
-from tests.remediator.alertmanager import tell
+from deploy.check import CHECKOUT, RULES_GLOB, run_part
+from deploy.config import SILENT, Pace, alertmanager_config
+from tests.remediator.alertmanager import silence, tell
 from tests.remediator.listening import listening
 from tests.waiting import eventually
 
@@ -47,10 +48,17 @@ def program(name: str) -> Path:
         pytest.skip(str(missing))
 
 
-def configured(folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None) -> Path:
+def configured(
+    folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None, people: str | None = None
+) -> Path:
+    """The configuration that ships; with `people`, somebody is called there, at once."""
     token, file = folder / "token", folder / "alertmanager.yml"
     token.write_text("0123456789abcdef")
-    file.write_text(alertmanager_config(webhook=webhook, token_file=token, pace=Pace(), outside=outside))
+    text = alertmanager_config(webhook=webhook, token_file=token, pace=Pace(), outside=outside)
+    if people is not None:
+        text = text.replace("- name: people\n", f"- name: people\n  webhook_configs:\n  - url: {people}\n")
+        text = text.replace("group_wait: 30s", "group_wait: 0s")
+    file.write_text(text)
     return file
 
 
@@ -58,7 +66,7 @@ def configured(folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: s
     ("labels", "outside", "receivers"),
     [
         pytest.param(STALL, False, "gpuwarden", id="a wedge to the remediator"),
-        pytest.param(LOST, True, "gpuwarden", id="a lost host to the remediator"),
+        pytest.param(LOST, True, "people,gpuwarden", id="a lost host to people and to the remediator"),
         pytest.param(VICTIM, False, "gpuwarden", id="who holds too much memory to the remediator"),
         pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
         pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
@@ -88,6 +96,11 @@ def alertmanager(folder: Path, **its: Any) -> Iterator[str]:
         yield url
 
 
+def shipped_alerts() -> list[dict[str, Any]]:
+    files = [yaml.safe_load(file.read_text()) for file in sorted(CHECKOUT.glob(RULES_GLOB))]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"] if "alert" in rule]
+
+
 def held_back(url: str) -> list[str]:
     """The alerts, once it knows of all that were posted, that another holds back: name and host."""
     found = httpx.get(f"{url}/api/v2/alerts", trust_env=False).raise_for_status().json()
@@ -101,17 +114,15 @@ def held_back(url: str) -> list[str]:
 @pytest.mark.parametrize(
     ("fire", "held"),
     [
-        pytest.param([LOST, DOWN, LOW, BROKEN, {**DOWN, "host": "b"}],
-                     ["GpuwardenExporterDown of a", "GpuwardenSomethingOfAGpu of a", "GpuwardenVramLow of a"],
-                     id="a lost host what people would be told of it, and of no other host"),
+        pytest.param([LOST, DOWN, LOW, {**DOWN, "host": "b"}],
+                     ["GpuwardenExporterDown of a"],
+                     id="a lost host that its exporter is down, and nothing of its GPUs nor of another host"),
+        pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*SILENT, "GpuwardenBrakeLatched"))],
+                     sorted(f"{each} of a" for each in SILENT), id="a lost host what its silence explains, no brake"),
         pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
                      id="a lost host nothing that is acted on, and nothing of others"),
-        pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], ["GpuwardenJobStalled of a", "GpuwardenJobUnhealthy of a"],
-                     id="a dead worker its stall and health, and not its budget"),
-        pytest.param([{**DEAD, "alertname": "GpuwardenWorkerGone"}, STALL], ["GpuwardenJobStalled of a"],
-                     id="a worker that is gone likewise"),
-        pytest.param([DEAD, {**STALL, "worker": "v"}, {**STALL, "host": "b"}, {**STALL, "container": "d"}, STALL],
-                     ["GpuwardenJobStalled of a"], id="a dead worker that of no other worker, host or container"),
+        pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
+                     id="a dead worker nothing that is acted on, its own stall and health among it"),
         pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
                      ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
         pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),
@@ -131,6 +142,7 @@ class Listener(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Keep)
         self.told: list[tuple[str, str]] = []
+        self.resolved: list[str] = []
 
 
 class _Keep(BaseHTTPRequestHandler):
@@ -140,6 +152,9 @@ class _Keep(BaseHTTPRequestHandler):
         """Keep one."""
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.told += [(self.path, each["labels"]["alertname"]) for each in payload["alerts"]]
+        self.server.resolved += [
+            each["labels"]["alertname"] for each in payload["alerts"] if each["status"] == "resolved"
+        ]
         self.send_response(200)
         self.end_headers()
 
@@ -159,23 +174,52 @@ def heard() -> Iterator[Listener]:
             thread.join()
 
 
+def test_what_a_lost_host_holds_back_are_alerts_for_people() -> None:
+    assert set(SILENT) <= {rule["alert"] for rule in shipped_alerts() if "remedy" not in rule["labels"]}
+
+
+def test_of_what_is_wrong_with_a_gpu_only_that_it_is_lost_holds_anything_back() -> None:
+    assert [rule["alert"] for rule in shipped_alerts() if "causes" in rule["labels"]] == ["GpuwardenGpuLost"]
+
+
 def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path: Path) -> None:
     with heard() as hook:
         address = f"http://127.0.0.1:{hook.server_port}"
-        with alertmanager(tmp_path, webhook=f"{address}/warden", outside=f"{address}/outside") as url:
-            tell(url, DEAD)
-            eventually(lambda: ("/warden", DEAD["alertname"]) in hook.told, "the dead worker is told of")
-            tell(url, STALL, DOWN, WATCHDOG)
-            tell(url, BUDGET)
+        addresses = {
+            name: f"{address}/{path}"
+            for name, path in (("webhook", "warden"), ("outside", "outside"), ("people", "people"))
+        }
+        with alertmanager(tmp_path, **addresses) as url:
+            tell(url, DEAD, LOST)
+            first = {("/warden", DEAD["alertname"]), ("/warden", LOST["alertname"]), ("/people", LOST["alertname"])}
+            eventually(lambda: first <= set(hook.told), "dead worker and lost host are told of, the host to people too")
+            tell(url, DOWN, WATCHDOG)
+            tell(url, STALL, LOW)
 
             wanted = {
                 ("/warden", "GpuwardenWatchdog"),
                 ("/outside", "GpuwardenWatchdog"),
-                ("/warden", BUDGET["alertname"]),
+                ("/warden", STALL["alertname"]),
+                ("/people", LOW["alertname"]),
             }
-            eventually(lambda: wanted <= set(hook.told), "the watchdog and the budget are told of")
+            eventually(
+                lambda: wanted <= set(hook.told), "the watchdog, the dead worker's stall and the GPU are told of"
+            )
 
-    assert set(hook.told) == {*wanted, ("/warden", DEAD["alertname"])}
+    assert set(hook.told) == {*wanted, *first}
+
+
+def test_a_stall_is_acted_on_while_its_dead_workers_alert_is_silenced_and_its_end_is_told(tmp_path: Path) -> None:
+    with heard() as hook, alertmanager(tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/warden") as url:
+        silence(url, alertname=DEAD["alertname"])
+        tell(url, DEAD)
+        tell(url, STALL)
+        eventually(lambda: ("/warden", STALL["alertname"]) in hook.told, "the stall is told of")
+        tell(url, STALL, firing=False)
+
+        eventually(lambda: hook.resolved == [STALL["alertname"]], "and that it is over")
+
+    assert ("/warden", DEAD["alertname"]) not in hook.told
 
 
 def test_init_and_the_chain_write_where_the_watchdog_goes_and_refuse_what_is_no_address(

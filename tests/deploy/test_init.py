@@ -2,12 +2,13 @@
 
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from deploy import init
+from deploy import init, reachable
 from deploy.check import run_part
 from deploy.init import InitError, Site, files
 from exporter.settings import Settings as WatchSettings
@@ -48,6 +49,49 @@ def test_a_second_run_keeps_token_and_host_and_changes_nothing(tmp_path: Path) -
 
     assert written(tmp_path) == first
     assert (tmp_path / "gpuwarden" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_run_keeps_where_the_watchdog_goes_until_it_is_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = written(tmp_path, "--host", "box1", "--watchdog-url", "https://example.com/ping/1")
+
+    assert written(tmp_path) == first
+    assert "https://example.com/ping/1" in first["alertmanager.yml"]
+    assert f"goes to the address in {tmp_path / '.watchdog-url'}" in capsys.readouterr().out
+    for name in (".watchdog-url", "alertmanager.yml"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
+
+    assert "https://example.com/2" in written(tmp_path, "--watchdog-url", "https://example.com/2")["alertmanager.yml"]
+    (tmp_path / ".watchdog-url").unlink()
+    assert "outside" not in written(tmp_path)["alertmanager.yml"]
+
+
+def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".watchdog-url").write_text("example.com\n")
+
+    with pytest.raises(InitError, match=r"\.watchdog-url: 'example\.com' is no address"):
+        init.command([str(tmp_path)])
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not there"])
+def test_docker_is_asked_where_its_socket_is(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "docker.sock"
+    monkeypatch.setattr(reachable, "SYSTEM_SOCKET", path)
+    with socket.socket(socket.AF_UNIX) as engine:
+        if there:
+            engine.bind(str(path))
+        found = written(tmp_path / "by-default")["gpuwarden/gpuwarden.env"]
+        said = capsys.readouterr().out
+        told = written(tmp_path / "told", "--docker", "unix:///run/d.sock")["gpuwarden/gpuwarden.env"]
+
+    wanted = f"unix://{path}" if there else "none"
+    assert f"GPUWARDEN_EXPORTER_DOCKER={wanted}\n" in found
+    assert f"GPUWARDEN_REMEDIATOR_DOCKER={wanted}\n" in found
+    assert ("Docker is not asked" in said) is not there
+    assert "GPUWARDEN_EXPORTER_DOCKER=unix:///run/d.sock\n" in told
 
 
 def test_other_options_change_what_was_left_as_it_was_written(tmp_path: Path) -> None:

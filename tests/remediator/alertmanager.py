@@ -31,10 +31,11 @@ def alertmanager(folder: Path, **webhook: Any) -> Iterator[str]:
         yield url
 
 
-def tell(url: str, *labels: Mapping[str, str]) -> None:
-    """Tell it of alerts that fire, as Prometheus does."""
-    starts_at = datetime.now(UTC).isoformat()
-    fire = [{"labels": dict(each), "annotations": {"summary": "wedged"}, "startsAt": starts_at} for each in labels]
+def tell(url: str, *labels: Mapping[str, str], firing: bool = True) -> None:
+    """Tell it of alerts that fire, or are over, as Prometheus does."""
+    now = datetime.now(UTC).isoformat()
+    times = {"startsAt": now} if firing else {"startsAt": now, "endsAt": now}
+    fire = [{"labels": dict(each), "annotations": {"summary": "wedged"}, **times} for each in labels]
     httpx.post(f"{url}/api/v2/alerts", json=fire, trust_env=False, verify=PLAIN).raise_for_status()
 
 
