@@ -107,7 +107,7 @@ class Scene:
         return "\n".join(f"{entry.act} {entry.step}: {entry.because}" for entry in self.stage.account(worker_of(case)))
 
     def fired(self, case: str) -> set[str]:
-        found = self.stage.chain.query(f'max_over_time(ALERTS{{worker="{worker_of(case)}"}}[30m])')
+        found = self.stage.chain.query(f'max_over_time(ALERTS{{worker="{worker_of(case)}", alertstate="firing"}}[30m])')
         return {f"{each['metric']['alertname']} {each['metric']['trip']}" for each in found}
 
     def happened(self, case: str) -> list[str]:

@@ -56,7 +56,7 @@ class Watched:
         episodes = [story for story in self.scene.ledger.stories() if story.worker == worker]
         job = self.scene.store.job(self.jobs[name])
         same = self.scene.fleet.incarnation(worker) == self.before[worker]
-        fired = self.scene.chain.query(f'max_over_time(ALERTS{{worker="{worker}"}}[10m])')
+        fired = self.scene.chain.query(f'max_over_time(ALERTS{{worker="{worker}", alertstate="firing"}}[10m])')
         return same and not episodes and not fired and (job.state, job.attempt) == (State.RUNNING, 1)
 
 
