@@ -59,11 +59,12 @@ class Patience:
         """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
 
         `None` while that cannot be said: it is not policed for stalls, has not taken enough steps to know their time,
-        or is in a phase that owes no steps and has not said how long that may take.
+        is in a phase that owes no steps and has not said how long that may take, or is one rank of a gang: at a barrier
+        a healthy rank waits for another, and spins as long as that one evaluates or writes a checkpoint.
         """
         silence_s = self.silence_s(job)
         owed = job.phase is Phase.STEP or job.patience_s is not None
-        if not silence_s or not owed or job.step < STEPS_MIN or job.step_max_s is None:
+        if job.ranks > 1 or not silence_s or not owed or job.step < STEPS_MIN or job.step_max_s is None:
             return None
         return max(self.stuck_floor_s, self.stuck_steps * job.step_max_s, silence_s)
 

@@ -148,8 +148,9 @@ class Reporter:
         budget_s: float,
         stall_timeout_s: float,
         steps_total: int | None = None,
+        ranks: int = 1,
     ) -> None:
-        """A new attempt begins, in phase `load` and not yet armed."""
+        """A new attempt begins, in phase `load` and not yet armed; `ranks` is how many its gang has."""
         now = clock.stamp()
         self._steps = self._intervals = 0
         self._step_time_s = self._step_max_s = 0.0
@@ -173,6 +174,7 @@ class Reporter:
             step_max_s=None,
             items_done=0,
             items_failed=0,
+            ranks=ranks,
         )
         with self._changing:
             self._job = job

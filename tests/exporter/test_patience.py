@@ -71,6 +71,8 @@ STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
         pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps"),
         pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
         pytest.param({"phase": Phase.IDLE, "patience_s": 900.0}, None, None, id="not while it is idle"),
+        pytest.param({"ranks": 2}, None, None, id="not as a rank of a gang, which may wait for another at a barrier"),
+        pytest.param({"ranks": 2, "patience_s": 900.0}, None, None, id="nor for its asking"),
         pytest.param({"stall_timeout_s": 0.0}, None, None, id="not where silence is not policed"),
         pytest.param({"stall_timeout_s": 0.0, "patience_s": 900.0}, None, None, id="whatever it asks for"),
     ],
