@@ -83,6 +83,12 @@ def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: flo
     assert (PATIENCE.stuck_after_s(found), PATIENCE.stuck_still_s(found)) == (after_s, still_s)
 
 
+def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:
+    job, patience = build.job_file(**STEPPED), Patience(stuck_steps=0.0)
+
+    assert (patience.stuck_after_s(job), patience.stuck_still_s(job)) == (None, None)
+
+
 def test_a_job_is_stuck_by_the_constants_that_are_set() -> None:
     job = build.job_file(**STEPPED, stall_timeout_s=5.0)
     patience = Patience(stuck_floor_s=30.0, stuck_steps=10.0)
