@@ -883,6 +883,7 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
 
 
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
+NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
 
 
@@ -914,6 +915,9 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(None)), (3, gpus_at(None))], None, 3, id="unknown throughout"),
         pytest.param([(0, gpus_at(None)), (3, gpus_at(None, 0.06))], None, 0, id="one of two seen busy"),
         pytest.param([(0, gpus_at(None)), (5.1, gpus_at(None))], None, 0, id="a gap starts that anew too"),
+        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
+        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
+        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, None, id="no GPU"),
         pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
                      id="on a GPU that it was not given"),
