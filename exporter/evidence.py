@@ -705,7 +705,8 @@ class _StillRate:
         while now_s - self._totals[1][0] >= WORK_WINDOW_S:
             self._totals.popleft()
         first_s, first = self._totals[0]
-        if total - first > self._rate_max * (now_s - first_s):
+        # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
+        if total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
             self._since_s = now_s
         return now_s - self._since_s
 

@@ -1018,6 +1018,8 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
                      id="a burst within the average of ten seconds is none"),
         pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 14], (5.0, 35.0, 35.0),
                      id="a greater one is life until the ten seconds are over"),
+        pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
+                     (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
         pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
                      id="what a new process did is done since"),
         pytest.param([*steady(20), (1.0, {1: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
