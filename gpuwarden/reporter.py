@@ -336,7 +336,9 @@ class Reporter:
 
 
 def _is_patience(given: object) -> bool:
-    """Whether a job's own patience is one that a state file can hold."""
+    """Whether a job's own patience is one that a state file can hold: a number, and none that is only read as one."""
+    if isinstance(given, bool | str | bytes | bytearray):
+        return False
     try:
         return 0 < float(given) < statefile.SECONDS_MAX  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -339,7 +339,9 @@ def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
     assert job_file(report).patience_s is None
 
 
-@pytest.mark.parametrize("patience_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object()])
+@pytest.mark.parametrize(
+    "patience_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object(), "900", b"900", True]
+)
 def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporter, patience_s: Any) -> None:
     start_job(report)
 
