@@ -436,6 +436,7 @@ class ContainerHistory:
         self._pegged_since_s: float | None = None
         self._pegged: frozenset[str] | None = None
         self._seen_busy_s: float | None = None
+        self._asked_s = 0.0
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
@@ -599,10 +600,18 @@ class ContainerHistory:
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
-        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU."""
+        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU.
+
+        Nor while no source of GPUs answers, which starts it anew once that lasts longer than a gap may: nobody looked.
+        """
         if gpu is None or (gpu.unknown is not None and gpu.unknown.reason == NO_GPU and not gpu.shares):
             self._seen_busy_s = None
             return None
+        if gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares:
+            return None
+        if now_s - self._asked_s > self._thresholds.gap_max_s:
+            self._seen_busy_s = None
+        self._asked_s = now_s
         ratios = (share.utilization_ratio for share in gpu.shares)
         if self._seen_busy_s is None or any(
             ratio is not None and ratio > self._thresholds.idle_ratio for ratio in ratios
@@ -718,7 +727,8 @@ class _StillRate:
         while now_s - self._totals[1][0] >= WORK_WINDOW_S:
             self._totals.popleft()
         first_s, first = self._totals[0]
-        if total - first > self._rate_max * (now_s - first_s):
+        # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
+        if total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
             self._since_s = now_s
         return now_s - self._since_s
 

@@ -32,7 +32,7 @@ class Patience:
         checkpoint_s: silence in the phase `checkpoint`.
         save_s: silence in the phase `save`.
         stuck_floor_s: no job is stuck sooner than this after its last sign of getting on (A14b, A19).
-        stuck_steps: nor sooner than so many times the longest step it has taken in this attempt.
+        stuck_steps: nor sooner than so many times the longest step it has taken in this attempt; 0: none is stuck.
     """
 
     load_s: float = 300.0
@@ -58,12 +58,15 @@ class Patience:
     def stuck_after_s(self, job: "JobFile") -> float | None:
         """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
 
-        `None` while that cannot be said: it is not policed for stalls, has not taken enough steps to know their time,
-        or is in a phase that owes no steps and has not said how long that may take.
+        `None` while that is not told, or cannot be said: it is not policed for stalls, has not taken enough steps to
+        know their time, is in a phase that owes no steps and has not said how long that may take, or is one rank of a
+        gang: at a barrier a healthy rank waits for another, and spins as long as that one evaluates or writes a
+        checkpoint.
         """
         silence_s = self.silence_s(job)
         owed = job.phase is Phase.STEP or job.patience_s is not None
-        if not silence_s or not owed or job.step < STEPS_MIN or job.step_max_s is None:
+        told = self.stuck_steps and silence_s and job.ranks <= 1
+        if not told or not owed or job.step < STEPS_MIN or job.step_max_s is None:
             return None
         return max(self.stuck_floor_s, self.stuck_steps * job.step_max_s, silence_s)
 

@@ -60,8 +60,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
     "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_job_stall_timeout_seconds`, it has done fewer than "
-    f"{STEPS_MIN} steps, or it is in another phase than `step` and has not asked for a patience there",
+    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_job_stall_timeout_seconds`, `--stuck-steps` is 0, it has done "
+    f"fewer than {STEPS_MIN} steps, is one rank of a gang, or is in another phase than `step` and has not asked for a "
+    "patience there",
     "gpuwarden_job_stuck_still_seconds": "as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
     "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
@@ -80,7 +81,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_pegged_seconds": "as `gpuwarden_container_gpu_idle_seconds`",
-    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, or is paused",
+    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, is paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",

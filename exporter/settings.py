@@ -20,6 +20,7 @@ class Settings(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=True,
         extra="forbid",
+        allow_inf_nan=False,
     )
 
     dir: Path = Field(
@@ -164,14 +165,17 @@ class Settings(BaseSettings):
     )
     stuck_steps: float = Field(
         default=20.0,
-        ge=1,
-        description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt",
+        ge=0,
+        le=1000,
+        description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt, "
+        "1 to 1000; with 0 none ever is",
     )
     pegged_ratio: float = Field(
         default=0.99,
         gt=0,
         le=1,
-        description="a GPU at or over this share of its time is pegged, as by a collective that waits for ever",
+        description="a GPU at or over this share of its time is pegged, as by a collective that waits for ever; more "
+        "than --idle-ratio",
     )
     vram_floor_mib: int = Field(
         default=1536,
@@ -211,6 +215,15 @@ class Settings(BaseSettings):
     def _pods_of_one_node(self) -> Self:
         if self.pods == "api" and not self.node_name:
             raise ValueError("--pods api needs --node-name: in a pod, give it spec.nodeName by the downward API")
+        return self
+
+    @model_validator(mode="after")
+    def _stuck_is_no_usual_step(self) -> Self:
+        if 0 < self.stuck_steps < 1:
+            raise ValueError(f"--stuck-steps {self.stuck_steps:g} is less than a step: give 1 or more, or 0 for never")
+        if self.pegged_ratio <= self.idle_ratio:
+            found = f"--pegged-ratio {self.pegged_ratio:g} is not above --idle-ratio {self.idle_ratio:g}"
+            raise ValueError(f"{found}: what is pegged cannot be idle; give a greater one")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from uuid import uuid4
 from gpuwarden import clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
+from gpuwarden.pace import Pace
 from gpuwarden.statefile import JobFile, WorkerFile
 
 DEFAULT_DIR: Final = Path("/run/gpuwarden")
@@ -103,10 +104,7 @@ class Reporter:
         )
         self._job: JobFile | None = None
         self._steps = 0
-        self._step_time_s = 0.0
-        self._step_max_s = 0.0
-        self._intervals = 0
-        self._last_step_s: float | None = None
+        self._pace = Pace()
         self._next_write_s = 0.0
         self._lock_fd: int | None = None
         # Re-entrant: a signal handler may call `phase` while its own thread is in `step`.
@@ -148,12 +146,11 @@ class Reporter:
         budget_s: float,
         stall_timeout_s: float,
         steps_total: int | None = None,
+        ranks: int = 1,
     ) -> None:
-        """A new attempt begins, in phase `load` and not yet armed."""
+        """A new attempt begins, in phase `load` and not yet armed; `ranks` is how many its gang has."""
         now = clock.stamp()
-        self._steps = self._intervals = 0
-        self._step_time_s = self._step_max_s = 0.0
-        self._last_step_s = None
+        self._steps, self._pace = 0, Pace()
         job = JobFile(
             job_id=job_id,
             attempt=attempt,
@@ -173,6 +170,7 @@ class Reporter:
             step_max_s=None,
             items_done=0,
             items_failed=0,
+            ranks=ranks,
         )
         with self._changing:
             self._job = job
@@ -183,6 +181,7 @@ class Reporter:
         with self._changing:
             if self._job is not None:
                 now = clock.stamp()
+                self._pace.goes_on(time.monotonic(), steps=True)
                 self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, patience_s=None)
                 self._publish_job()
 
@@ -207,6 +206,7 @@ class Reporter:
             if job is not None:
                 now = clock.stamp()
                 armed = job.beat is not None or phase == Phase.STEP
+                self._pace.goes_on(time.monotonic(), steps=phase == Phase.STEP)
                 self._job = replace(
                     job,
                     phase=Phase(phase),
@@ -220,12 +220,7 @@ class Reporter:
         """One step is done. Costs well under a microsecond but for one write a second; never raises."""
         now_s = time.monotonic()
         self._steps += 1
-        if self._last_step_s is not None:
-            took_s = now_s - self._last_step_s
-            self._intervals += 1
-            self._step_time_s += took_s
-            self._step_max_s = max(self._step_max_s, took_s)
-        self._last_step_s = now_s
+        self._pace.step(now_s)
         # Another thread that is writing now tells as much: a step waits for nobody.
         if now_s >= self._next_write_s and self._changing.acquire(blocking=False):
             try:
@@ -313,13 +308,8 @@ class Reporter:
     def _publish_job(self) -> None:
         self._next_write_s = time.monotonic() + STEP_WRITE_S
         if self._job is not None:
-            mean_s = self._step_time_s / self._intervals if self._intervals else None
-            self._job = replace(
-                self._job,
-                step=self._steps,
-                step_mean_s=mean_s,
-                step_max_s=self._step_max_s if self._intervals else None,
-            )
+            pace = self._pace
+            self._job = replace(self._job, step=self._steps, step_mean_s=pace.mean_s, step_max_s=pace.max_s)
             self._write(statefile.JOB_SUFFIX, self._job)
 
     def _path(self, suffix: str) -> Path:
@@ -346,7 +336,9 @@ class Reporter:
 
 
 def _is_patience(given: object) -> bool:
-    """Whether a job's own patience is one that a state file can hold."""
+    """Whether a job's own patience is one that a state file can hold: a number, and none that is only read as one."""
+    if isinstance(given, bool | str | bytes | bytearray):
+        return False
     try:
         return 0 < float(given) < statefile.SECONDS_MAX  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -96,7 +96,7 @@ class JobFile:
 
     A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `patience_s` is
     the silence that the job asks for while it is in its phase, above 0; it may be missing, and is then no more than
-    what holds anyway.
+    what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
     """
 
     job_id: int
@@ -118,6 +118,7 @@ class JobFile:
     items_done: int
     items_failed: int
     patience_s: float | None = None
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +201,7 @@ def parse_job(text: str) -> JobFile:
         items_done=fields.count("items_done"),
         items_failed=fields.count("items_failed"),
         patience_s=fields.some_seconds("patience_s") if fields.has("patience_s") else None,
+        ranks=fields.count("ranks") if fields.has("ranks") else 1,
     )
 
 

@@ -255,6 +255,7 @@ class Worker:
             budget_s=job.budget_s,
             stall_timeout_s=job.stall_timeout_s,
             steps_total=job.steps_total,
+            ranks=job.ranks,
         )
         over = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)

@@ -36,6 +36,7 @@ from exporter.readings import (
 )
 from gpuwarden import __version__
 from gpuwarden.job import HEARTBEAT_S, Phase
+from gpuwarden.pace import Pace
 from gpuwarden.statefile import JobFile, Stamp, WorkerFile
 from remediator.plan import Limits
 
@@ -76,7 +77,7 @@ class _Life:
         self.finished = self.failed = 0
         self._entered_s = self._last_s = 0
         self._changes = dict(program.does)
-        self._steps_s = (0, 0)
+        self._pace = Pace()
 
     @property
     def runs(self) -> bool:
@@ -150,6 +151,7 @@ class _Life:
         """As `Reporter` reports it: a change of phase is a beat once the job is armed, and one to `step` arms it."""
         if self.job is None:
             self.attempts += 1
+            self._pace = Pace()
             program = self.program
             started = replace(now, boottime_s=now.boottime_s - program.ran_s) if self.attempts == 1 else now
             budget_s = program.job_class.budget_s if program.budget_s is None else program.budget_s
@@ -158,10 +160,11 @@ class _Life:
                 job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
                 stall_timeout_s=program.patience_s, started=started, phase=Phase.LOAD, phase_started=started,
                 beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
-                items_failed=0,
+                items_failed=0, ranks=program.ranks,
             )  # fmt: skip
         if doing.phase is not None and doing.phase != self.job.phase:
             armed = self.job.beat is not None or doing.phase is Phase.STEP
+            self._pace.goes_on(now.boottime_s, steps=doing.phase is Phase.STEP)
             self.job = replace(
                 self.job, phase=doing.phase, phase_started=now, beat=now if armed else None, patience_s=doing.patience_s
             )
@@ -179,7 +182,7 @@ class _Life:
         if self.job is None:
             return
         for step_s in self._due(self.doing.step_every_s, before_s, second):
-            self.job = self._stepped(self.job, step_s, _earlier(now, second - step_s))
+            self.job = self._stepped(self.job, _earlier(now, second - step_s))
         self.finished += len(self._due(self.doing.finishes_every_s, before_s, second))
         self.failed += len(self._due(self.doing.fails_every_s, before_s, second))
 
@@ -188,16 +191,14 @@ class _Life:
         passed = range(before_s + 1, second + 1)
         return [each for each in passed if (each - self._entered_s) % every_s == 0] if every_s else []
 
-    def _stepped(self, job: JobFile, second: int, at: Stamp) -> JobFile:
-        done = job.step
-        first_s, last_s = self._steps_s if done else (second, second)
-        self._steps_s = first_s, second
+    def _stepped(self, job: JobFile, at: Stamp) -> JobFile:
+        self._pace.step(at.boottime_s)
         return replace(
             job,
-            step=done + 1,
+            step=job.step + 1,
             beat=at if job.beat or job.phase is not Phase.LOAD else None,
-            step_mean_s=(second - first_s) / done if done else None,
-            step_max_s=max(job.step_max_s or 0.0, second - last_s) if done else None,
+            step_mean_s=self._pace.mean_s,
+            step_max_s=self._pace.max_s,
         )
 
 
@@ -379,11 +380,15 @@ class Host:
         pids = frozenset(each.pid for each in inside)
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
+        use = evidence.gpu_use(container, pids, gpus, self._thresholds)
+        work = evidence.AS_IT_WAS
+        if history.wants_work(use, now_s=now.boottime_s):
+            work = WorkUse(processes={each.pid: each.work for each in inside})
         return history.observe(
             container,
-            evidence.gpu_use(container, pids, gpus, self._thresholds),
+            use,
             ram,
-            WorkUse(processes={each.pid: each.work for each in inside}),
+            work,
             now_s=now.boottime_s,
             lost=lost,
         )

@@ -155,6 +155,7 @@ class Program:
     budget_s: float | None = None
     stall_timeout_s: float | None = None
     ran_s: int = 0
+    ranks: int = 1
     run: str = ""
     budget_mib: int | None = None
     protected: bool = False
@@ -384,6 +385,7 @@ _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "budget_s": (("worker",), float),
     "stall_timeout_s": (("worker",), float),
     "ran_s": (("worker",), int),
+    "ranks": (("worker",), int),
     "run": (("worker",), str),
     "budget_mib": (("tenant",), int),
     "protected": (("tenant",), _yes),

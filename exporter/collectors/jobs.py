@@ -105,14 +105,15 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_job_step_mean_seconds",
-        "Mean time between the attempt's steps so far.",
+        "Mean time between the attempt's steps so far, less that in other phases, and without the first 20 once 20 "
+        "more are known.",
         _SLOT,
         ((row.key, row.job.step_mean_s) for row in rows),
         source="job file",
     )
     yield gauge(
         "gpuwarden_job_step_max_seconds",
-        "Longest time between two of the attempt's steps so far.",
+        "Longest time between two of the attempt's steps so far; what counts as in the mean.",
         _SLOT,
         ((row.key, row.job.step_max_s) for row in rows),
         source="job file",

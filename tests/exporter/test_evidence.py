@@ -916,6 +916,7 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
 
 
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
+NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
 
 
@@ -947,6 +948,9 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(None)), (3, gpus_at(None))], None, 3, id="unknown throughout"),
         pytest.param([(0, gpus_at(None)), (3, gpus_at(None, 0.06))], None, 0, id="one of two seen busy"),
         pytest.param([(0, gpus_at(None)), (5.1, gpus_at(None))], None, 0, id="a gap starts that anew too"),
+        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
+        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
+        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, None, id="no GPU"),
         pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
                      id="on a GPU that it was not given"),
@@ -1047,6 +1051,8 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
                      id="a burst within the average of ten seconds is none"),
         pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 14], (5.0, 35.0, 35.0),
                      id="a greater one is life until the ten seconds are over"),
+        pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
+                     (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
         pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
                      id="what a new process did is done since"),
         pytest.param([*steady(20), (1.0, {1: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),

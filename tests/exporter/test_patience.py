@@ -71,6 +71,8 @@ STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
         pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps"),
         pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
         pytest.param({"phase": Phase.IDLE, "patience_s": 900.0}, None, None, id="not while it is idle"),
+        pytest.param({"ranks": 2}, None, None, id="not as a rank of a gang, which may wait for another at a barrier"),
+        pytest.param({"ranks": 2, "patience_s": 900.0}, None, None, id="nor for its asking"),
         pytest.param({"stall_timeout_s": 0.0}, None, None, id="not where silence is not policed"),
         pytest.param({"stall_timeout_s": 0.0, "patience_s": 900.0}, None, None, id="whatever it asks for"),
     ],
@@ -79,6 +81,12 @@ def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: flo
     found = build.job_file(**(STEPPED | job))
 
     assert (PATIENCE.stuck_after_s(found), PATIENCE.stuck_still_s(found)) == (after_s, still_s)
+
+
+def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:
+    job, patience = build.job_file(**STEPPED), Patience(stuck_steps=0.0)
+
+    assert (patience.stuck_after_s(job), patience.stuck_still_s(job)) == (None, None)
 
 
 def test_a_job_is_stuck_by_the_constants_that_are_set() -> None:

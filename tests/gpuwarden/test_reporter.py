@@ -339,7 +339,9 @@ def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
     assert job_file(report).patience_s is None
 
 
-@pytest.mark.parametrize("patience_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object()])
+@pytest.mark.parametrize(
+    "patience_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object(), "900", b"900", True]
+)
 def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporter, patience_s: Any) -> None:
     start_job(report)
 
@@ -374,6 +376,27 @@ def test_a_step_is_a_beat_and_counts(report: Reporter, monkeypatch: pytest.Monke
     assert third.step_mean_s is not None
     assert third.step_max_s is not None
     assert 0 < third.step_mean_s <= third.step_max_s
+
+
+@pytest.mark.parametrize("back", [lambda report: report.phase(Phase.STEP), lambda report: report.arm()])
+def test_an_announced_phase_is_no_part_of_a_step(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch, back: Callable[[Reporter], None]
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    start_job(report)
+    report.arm()
+    report.step()
+
+    now_s += 2.0
+    report.phase(Phase.EVAL)
+    now_s += 300.0
+    back(report)
+    now_s += 1.0
+    report.step()
+
+    assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (3.0, 3.0)
 
 
 def test_a_warm_up_step_of_the_load_is_no_beat_and_arms_nothing(

@@ -999,6 +999,19 @@ def test_the_arming_beat_is_sent_between_the_load_and_the_work(store: JobStore, 
     assert beats[1] is not None
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_job_file_says_how_many_ranks_its_gang_has(store: JobStore, reporter: Reporter, ranks: int) -> None:
+    store.submit(Submission(queue="gpu", ranks=ranks), now=0)
+    told: list[int] = []
+
+    def body(_job: Job, _report: Reporter) -> Callable[[], None]:
+        return lambda: told.append(json.loads((reporter.folder / "w1.job.json").read_text())["ranks"])
+
+    run_worker(store, reporter, body)
+
+    assert told == [ranks]
+
+
 def test_a_body_is_found_by_module_and_function() -> None:
     assert find_body("gpuwarden.cgroup:start_ticks").__name__ == "start_ticks"
 

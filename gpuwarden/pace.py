@@ -1,0 +1,68 @@
+"""How long the steps of one attempt take: the mean and the longest, in seconds. Pure: times are arguments.
+
+What is no step counts as none: the time in other phases is taken out of the step that it falls into, and the first
+steps, which compile and fill caches, count only as long as too few others are known. For by the longest step it is told
+whether a job is stuck (A14b), and by the mean whether it slowed down.
+"""
+
+from typing import Final
+
+EARLY: Final = 20
+"""The first steps, which are no measure; and as many after them make one."""
+
+
+class Pace:
+    """The times between the steps of one attempt, which begins in another phase than `step`."""
+
+    __slots__ = ("_away_s", "_count", "_early_max_s", "_early_s", "_last_s", "_later_max_s", "_later_s")
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._away_s: float | None = 0.0
+        self._count = 0
+        self._early_s = self._early_max_s = 0.0
+        self._later_s = self._later_max_s = 0.0
+
+    def step(self, now_s: float) -> None:
+        """One step is done."""
+        last_s, self._last_s = self._last_s, now_s
+        if last_s is None:
+            return
+        took_s = now_s - last_s if now_s > last_s else 0.0  # two threads may step at once
+        self._count += 1
+        # Comparisons, and not `max`, which would take a quarter of the time of a step.
+        if self._count > EARLY:
+            self._later_s += took_s
+            if took_s > self._later_max_s:  # noqa: PLR1730
+                self._later_max_s = took_s
+        else:
+            self._early_s += took_s
+            if took_s > self._early_max_s:  # noqa: PLR1730
+                self._early_max_s = took_s
+
+    def goes_on(self, now_s: float, *, steps: bool) -> None:
+        """The attempt goes on to a phase: to its steps, or to another one."""
+        if not steps:
+            self._away_s = now_s if self._away_s is None else self._away_s
+        elif self._away_s is not None:
+            if self._last_s is not None:
+                self._last_s += max(0.0, now_s - max(self._away_s, self._last_s))
+            self._away_s = None
+
+    @property
+    def mean_s(self) -> float | None:
+        """The mean time of a step; `None` before the second."""
+        if self._known:
+            return self._later_s / (self._count - EARLY)
+        return (self._early_s + self._later_s) / self._count if self._count else None
+
+    @property
+    def max_s(self) -> float | None:
+        """The longest; `None` before the second step."""
+        if self._known:
+            return self._later_max_s
+        return max(self._early_max_s, self._later_max_s) if self._count else None
+
+    @property
+    def _known(self) -> bool:
+        return self._count >= 2 * EARLY

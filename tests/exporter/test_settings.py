@@ -1,0 +1,33 @@
+"""The exporter's settings: figures that no rule could work with are refused at the start."""
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from exporter.settings import Settings
+
+
+@pytest.mark.parametrize("figure", [float("inf"), float("nan")])
+@pytest.mark.parametrize("option", ["stuck_steps", "stuck_floor_s", "pegged_ratio", "io_still_kib_per_s"])
+def test_no_setting_is_infinite_or_no_number(option: str, figure: float) -> None:
+    with pytest.raises(ValidationError, match=option):
+        Settings(**{option: figure})  # type: ignore[arg-type]
+
+
+def test_stuck_after_less_than_a_step_is_refused_with_what_to_give() -> None:
+    refused = "--stuck-steps 0.5 is less than a step: give 1 or more, or 0 for never"
+
+    with pytest.raises(ValidationError, match=re.escape(refused)):
+        Settings(stuck_steps=0.5)
+
+
+@pytest.mark.parametrize("steps", [0.0, 1.0, 1000.0])
+def test_stuck_after_so_many_steps_will_do(steps: float) -> None:
+    assert Settings(stuck_steps=steps).stuck_steps == steps
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.01])
+def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
+    with pytest.raises(ValidationError, match=f"--pegged-ratio {ratio} is not above --idle-ratio 0.05"):
+        Settings(pegged_ratio=ratio)
