@@ -214,9 +214,10 @@ def see_dead(facts: Facts, free: Intent) -> Step:
 
 
 def take_lost(facts: Facts, free: Intent) -> Step | None:
-    """Once its container is being freed: those of its GPUs that are lost go out of use, until a person releases them.
+    """Those of its GPUs that are lost go out of use, until a person releases them.
 
-    Before its job is settled and its worker starts: neither they nor anybody else get the next job onto one.
+    Once its container is seen dead, and before its job is settled and its worker starts: neither they nor anybody else
+    get the next job onto one.
     """
     if free.stage in (Stage.PLANNED, Stage.ABANDONED) or not _fresh(facts) or not facts.armed:
         return None

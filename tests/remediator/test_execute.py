@@ -916,6 +916,36 @@ def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
+@sqlite_only
+def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+    with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+        its_own.execute("BEGIN IMMEDIATE")
+
+        def fails_once(box: Box) -> None:
+            box.unkillable = box.calls.count("stop") == 1
+            if not box.unkillable:
+                its_own.rollback()
+
+        world.before_stop = fails_once
+        patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+
+        to_the_end(executor(ledger, patient, world), ledger)
+
+    patient.close()
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did quarantine") < account.index("did requeue")
+    assert world.boxes["w1"].calls == ["stop", "stop", "start"]
+
+
 # --- killed anywhere
 
 

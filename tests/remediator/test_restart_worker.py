@@ -36,7 +36,7 @@ from remediator.plan import (
     WouldAct,
 )
 from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker, wrangle
-from remediator.remedies.restart_worker import adopt, confirm, decide
+from remediator.remedies.restart_worker import QUEUE_PATIENCE_S, adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
@@ -365,9 +365,30 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "only promised: nothing is taken from anybody yet": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), evidence=evidence(**ON_A_LOST_GPU)), Fence,
     ),
-    "once it is stopped, before its job is settled": (
+    "not while its container runs still: it is stopped first, for it may hold the queue's lock": (
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.PLANNED), queue_stuck_for_s=QUEUE_PATIENCE_S,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Stop(because="it still runs"),
+    ),
+    "nor while a process of it is left": (
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(pids=frozenset({4001})), evidence=evidence(**ON_A_LOST_GPU)),
+        Stop(because="it does not run, but processes [4001] are still in its cgroup"),
+    ),
+    "nor instead of seeing it dead": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container does not run, its cgroup is empty, no GPU of its lists its pids"),
+    ),
+    "once it is seen dead, before its job is settled": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        TAKEN,
+    ),
+    "and where its job is settled though it is not seen dead": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60.0,
+              limits=replace(LIMITS, unconfirmed=Unconfirmed.REQUEUE), evidence=evidence(**ON_A_LOST_GPU)),
         TAKEN,
     ),
     "before its worker starts": (
@@ -385,7 +406,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         Wait(reason="driver_silent", because="the driver does not list the processes of GPU-1"),
     ),
     "only the lost one of its two": (
-        facts(free(Stage.STOPPING, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+        facts(free(Stage.DEAD, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         TAKEN,
     ),
