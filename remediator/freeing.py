@@ -229,7 +229,9 @@ def take_lost(facts: Facts, free: Intent) -> Step | None:
 
 
 def _lost(facts: Facts) -> list[str]:
-    return (facts.place.lost_gpus if facts.place else None) or []
+    """The GPUs of this host that have been lost for long enough: a look proves nothing, and a person has to undo it."""
+    lost_s = (facts.place.lost_gpus_s if facts.place else None) or {}
+    return [gpu for gpu, for_s in lost_s.items() if for_s >= facts.limits.gpu_lost_s]
 
 
 def on_gpus(facts: Facts, free: Intent) -> Wait | None:

@@ -381,7 +381,7 @@ class Host:
         history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         return history.observe(
             container,
-            evidence.gpu_use(container, pids, gpus, self._thresholds),
+            evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there),
             ram,
             WorkUse(processes={each.pid: each.work for each in inside}),
             now_s=now.boottime_s,

@@ -95,6 +95,7 @@ def relay(tmp_path: Path) -> Relay:
 @pytest.fixture
 def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_GPU_LOST_S", "2")
     slots = [Slot(worker=LOSER, gpus=(LOST,)), Slot(worker=OTHER, gpus=(THERE,))]
     work = tmp_path / "stage"
     work.mkdir()

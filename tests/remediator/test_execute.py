@@ -22,6 +22,7 @@ from sqlalchemy import text
 
 import gpuwarden.database
 from gpuwarden.database import DatabaseError, NewerTablesError
+from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
@@ -599,6 +600,24 @@ def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is
     assert claims(store, "w1", incarnation="i2") is None, "the slot itself"
     assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
     assert claims(store, "w3", gpu="GPU-1") == 1
+
+
+def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.gpu_lost_s, about = 0.0, world.about
+
+    def lost_once(worker: str, *, host: str) -> WorkerFacts:
+        box = world.boxes["w1"]
+        world.gpu_lost = not world.gpu_lost and not box.running and not box.starts
+        return about(worker, host=host)
+
+    world.about = lost_once  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert "decided wait: driver_silent" in told(ledger), "it was lost when it was to be seen dead"
+    assert story(ledger).outcome == Outcome.MENDED
+    assert store.quarantined() == []
 
 
 def claims(store: JobStore, worker: str, *, incarnation: str = "new", gpu: str = "", host: str = HOST) -> int | None:

@@ -359,7 +359,8 @@ def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
     assert confirm(evidence(**OFF_BUS), Trip.STALL) == (False, "GPU unknown: GPU-0: GPU is lost")
 
 
-ON_A_LOST_GPU = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus": ["GPU-0"]}
+ON_A_LOST_GPU: dict[str, Any] = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus_s": {"GPU-0": 60.0}}
+JUST_LOST = ON_A_LOST_GPU | {"lost_gpus_s": {"GPU-0": 59.9}}
 TAKEN = Quarantine(because="GPU-0 is lost, and out of use until a person releases it", lost=("GPU-0",))
 WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "only promised: nothing is taken from anybody yet": (
@@ -402,7 +403,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     ),
     "not while another of its GPUs may list one of its pids": (
         facts(free(Stage.STOPPING, lost=["GPU-0"], gpus=["GPU-0", "GPU-1"]), settle(Stage.FENCED), job=FENCED_JOB,
-              container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus=["GPU-0"])),
+              container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus_s={"GPU-0": 60.0})),
         Wait(reason="driver_silent", because="the driver does not list the processes of GPU-1"),
     ),
     "only the lost one of its two": (
@@ -411,7 +412,18 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         TAKEN,
     ),
     "a GPU that another container lost is none of its own": (
-        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), evidence=evidence(lost_gpus=["GPU-9"])), Start,
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),
+              evidence=evidence(lost_gpus_s={"GPU-9": 60.0})),
+        Start,
+    ),
+    "not for a moment's loss": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), evidence=evidence(**JUST_LOST)),
+        Start,
+    ),
+    "for which nothing is seen dead either": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**JUST_LOST)),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
     ),
     "not by an old look": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),
