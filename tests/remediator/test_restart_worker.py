@@ -380,7 +380,8 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container does not run, its cgroup is empty, no GPU of its lists its pids"),
+                because="the container does not run, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "once it is seen dead, before its job is settled": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
@@ -399,12 +400,42 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         facts(free(Stage.STOPPING, lost=["GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container does not run, its cgroup is empty, no GPU of its lists its pids"),
+                because="the container does not run, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "not while another of its GPUs may list one of its pids": (
         facts(free(Stage.STOPPING, lost=["GPU-0"], gpus=["GPU-0", "GPU-1"]), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus_s={"GPU-0": 60.0})),
         Wait(reason="driver_silent", because="the driver does not list the processes of GPU-1"),
+    ),
+    "nor where nobody has looked for its processes": (
+        facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=None,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+    ),
+    "nor its engine has told where they were": (
+        facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(cgroup=None),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+    ),
+    "though they were looked for in the session of one that no cgroup holds": (
+        facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(cgroup=None, session=4001), evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container does not run, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+    ),
+    "and in the cgroup of one that its engine has no more": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=None,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container is gone, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+    ),
+    "not while a process is left there, also one that came after the stop": (
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(incarnation="", pids=frozenset({4999})), evidence=evidence(**ON_A_LOST_GPU)),
+        Wait(reason="dying", because="processes [4999] are still in its cgroup"),
     ),
     "only the lost one of its two": (
         facts(free(Stage.DEAD, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
