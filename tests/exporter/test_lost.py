@@ -114,7 +114,7 @@ def test_one_that_stands_without_its_name_where_a_known_one_stood_is_that_one() 
     assert found.seconds == {"GPU-0": 0.0, "GPU-1": 1.0}
     assert found.named == ("GPU-1",)
     assert readings is not None
-    assert [gpu.uuid for gpu in readings.gpus] == ["GPU-0", "unidentified-1", "GPU-1"]
+    assert [gpu.uuid for gpu in readings.gpus] == ["GPU-0", "GPU-1"]
 
 
 def test_a_gpu_that_is_listed_without_its_name_and_not_lost_may_be_any_that_is_missed() -> None:
@@ -189,6 +189,13 @@ def test_a_container_with_a_lost_gpu_and_an_idle_one_counts_from_when_both_are_s
     found = seen((BOTH, 0), ((BUSY, LOST), 1), ((FIRST, LOST), 2), ((FIRST, LOST), 5))
 
     assert found == [(None, ()), (0.0, ("GPU-1",)), (0.0, ("GPU-1",)), (3.0, ("GPU-1",))]
+
+
+@pytest.mark.parametrize("request_", [("all",), ("0", "1"), ("GPU-0", "GPU-1")], ids=lambda names: names[-1])
+def test_a_loss_goes_on_where_the_driver_is_asked_anew_and_does_not_tell_its_uuid(request_: tuple[str, ...]) -> None:
+    looks = [((FIRST, LOST), 1.0), ((FIRST, NAMELESS), 2.0), ((FIRST, NAMELESS), 4.0)]
+
+    assert seen((BOTH, 0.0), *looks, request=request_)[-1] == (3.0, ("GPU-1",))
 
 
 def test_it_counts_with_nothing_but_lost_gpus_whether_listed_or_not() -> None:
