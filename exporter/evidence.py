@@ -111,7 +111,8 @@ class GpuUse:
     """One container's GPUs at one moment: its shares, and the greatest utilisation or why it is unknown.
 
     `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
-    `nameless` are what others that are missing were given by: nobody knows their UUIDs.
+    `nameless` are what others that are missing were given by: nobody knows their UUIDs. `there` are those of its GPUs
+    that are no lost ones for sure.
     """
 
     gpus: tuple[str, ...]
@@ -119,6 +120,7 @@ class GpuUse:
     utilization_ratio: float | None
     unknown: Unknown | None
     nameless: tuple[str, ...] = ()
+    there: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,7 @@ def gpu_use(
     readings: GpuReadings | None,
     thresholds: Thresholds,
     had: Sequence[str] = (),
+    there: AbstractSet[str] | None = None,
 ) -> GpuUse:
     """Attribute GPU time and memory to a container by its processes.
 
@@ -166,13 +169,35 @@ def gpu_use(
     by CUDA than by the driver, and work seen on another GPU is no idleness. So are those that it `had`, by their UUIDs,
     until they are seen without it; and once such a one is lost it is missing, whatever was asked for. A GPU that is
     missing costs nothing of what is known of the others.
+
+    `there` are the GPUs that have been seen there with it; where that is not told, each may have been. Who was given
+    every GPU was not given one that was lost before, and is judged by what is left.
     """
+    use = _use(container, pids, readings, thresholds, had, there)
+    own = frozenset(use.gpus)
+    return (
+        replace(use, there=tuple(gpu.uuid for gpu in readings.gpus if gpu.lost is False and gpu.uuid in own))
+        if readings
+        else use
+    )
+
+
+def _use(
+    container: Container,
+    pids: frozenset[int] | None,
+    readings: GpuReadings | None,
+    thresholds: Thresholds,
+    had: Sequence[str],
+    there: AbstractSet[str] | None,
+) -> GpuUse:
     wanted = _wanted(container, readings)
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
         return replace(use, shares=_uninvited(pids, readings, thresholds))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
+    if there is not None and not wanted.isdisjoint({ALL, ALL_NODES}):
+        readings = _without_lost(readings, wanted, there)
     assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
     not_here = [uuid for uuid in had if uuid not in readings.by_name]
     missing = list(dict.fromkeys([*missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
@@ -186,6 +211,8 @@ def gpu_use(
         use = replace(use, nameless=tuple(name for name, uuid in named.items() if uuid is None))
         elsewhere = not readings.nodes_are_known and wanted == _nodes(wanted)
         return replace(use, shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
+    if not assigned and not unread:
+        return _unknown_use((), "gpu_missing", "every GPU with a render node is assigned, and each was lost before")
     if unread:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=next(iter(unread.values())))
     if ALL in wanted and container.kind in OUTSIDE and WITH_NODES in readings.failed:
@@ -201,6 +228,15 @@ def gpu_use(
     unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
+
+
+def _without_lost(readings: GpuReadings, wanted: AbstractSet[str], there: AbstractSet[str]) -> GpuReadings:
+    """The readings less the GPUs that were lost before they were seen with who was given every GPU, and not by name."""
+    gpus = [gpu for gpu in readings.gpus if not gpu.lost or gpu.uuid in there or not wanted.isdisjoint(gpu.names)]
+    gone = {node: uuid for node, uuid in readings.gone.items() if uuid in there or node in wanted}
+    if len(gpus) == len(readings.gpus) and len(gone) == len(readings.gone):
+        return readings
+    return replace(readings, gpus=tuple(gpus), gone=gone)
 
 
 def _unread(
@@ -424,11 +460,13 @@ class CpuHistory:
 class ContainerHistory:
     """What has been seen of one container incarnation, one sample after another.
 
-    `gpus` are its GPUs, by UUID, at the last look at which any was known. `kind` is the container's, once it was seen.
+    `gpus` are its GPUs, by UUID, at the last look at which any was known; `there` each that was seen there while it was
+    its own. `kind` is the container's, once it was seen.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.gpus: tuple[str, ...] = ()
+        self.there: frozenset[str] = frozenset()
         self.kind = ""
         self._thresholds = thresholds
         self._last_s: float | None = None
@@ -477,8 +515,13 @@ class ContainerHistory:
         now_s: float,
         lost: Collection[str] = (),
     ) -> ContainerEvidence:
-        """Take in one sample and return the evidence as it stands now. `lost` are the host's GPUs that are."""
+        """Take in one sample and return the evidence as it stands now.
+
+        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have.
+        """
         self.gpus = gpu.gpus or self.gpus
+        self.there = self.there.union(gpu.there)
+        lost = self.there.intersection(lost)
         self.kind = container.kind
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s

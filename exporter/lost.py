@@ -73,8 +73,11 @@ class LossHistory:
             lost_s={uuid: now_s - self._seen_s[uuid][0] for uuid in sorted(lost)},
             there=frozenset(uuid for uuid, gpu in listed.items() if gpu.lost is False),
         )
-        dropped = tuple(gpu.uuid for gpu in gone)
-        return losses, replace(readings, gpus=(*readings.gpus, *_kept(gone, readings.gpus)), dropped=dropped)
+        kept = _kept(gone, readings.gpus)
+        known = {gpu.index for gpu in kept if gpu.mig is None}
+        # Beside the one that it is it would be another, of which nothing is known.
+        others = (gpu for gpu in readings.gpus if not (gpu.lost and _is_nameless(gpu) and gpu.index in known))
+        return losses, replace(readings, gpus=(*others, *kept), dropped=tuple(gpu.uuid for gpu in gone))
 
     def _gone(self, listed: Mapping[str, Gpu], readings: GpuReadings) -> list[Gpu]:
         """What was told of before, is not listed, and has no excuse."""

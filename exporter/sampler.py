@@ -342,7 +342,7 @@ class Sampler:
         history = self._histories.get(container.incarnation)
         if history is None:
             history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
-        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus)
+        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
         wanted = pids is None or history.wants_work(use, now_s=now.boottime_s)
         work = self._work_of(pids) if wanted else evidence.AS_IT_WAS
         found = history.observe(container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named)

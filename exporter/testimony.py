@@ -108,7 +108,7 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "container_cpu_still_s": place.cpu_still_s if place else None,
         "work_unknown": _because(place.work_unknown) if place else None,
         "gpu_pids": _driver_pids(snapshot),
-        "lost_gpus": list(snapshot.lost_gpus),
+        "lost_gpus_s": {gpu: snapshot.gpu_lost_s[gpu] for gpu in snapshot.lost_gpus},
     }
 
 

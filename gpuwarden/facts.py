@@ -58,10 +58,10 @@ class ContainerFacts:
     # and null as a whole when none could.
     gpu_pids: dict[str, list[int] | None] | None
     # For how long one of the container's GPUs has been lost while each other one was idle or lost too, null where none
-    # is lost or another is unknown; and every GPU of the host that is lost, by UUID. An exporter of before these fields
-    # tells neither.
+    # is lost or another is unknown; and for how long each lost GPU of the host has been so, by UUID. An exporter of
+    # before these fields tells neither.
     gpu_lost_s: float | None = None
-    lost_gpus: list[str] | None = None
+    lost_gpus_s: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

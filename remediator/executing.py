@@ -119,6 +119,7 @@ def _pace(settings: ExecuteSettings) -> Pace:
             evidence_fresh_s=settings.evidence_fresh_s,
             settle_bound_s=settings.settle_bound_s,
             free_bound_s=settings.free_bound_s,
+            gpu_lost_s=settings.gpu_lost_s,
             retries_max=settings.retries_max,
             avoid_s=settings.avoid_s,
             node_lost_after_s=settings.node_lost_after_s,

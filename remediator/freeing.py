@@ -189,7 +189,8 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     container, had = facts.container, _had(free)
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
-    left = sorted(container.pids if ours else container.pids & had) if container else []
+    forgotten = container is not None and not container.incarnation  # nobody can have restarted that
+    left = sorted(container.pids if ours or forgotten else container.pids & had) if container else []
     lingers: Wait | None
     if left:
         lingers = Wait(reason="dying", because=f"processes {left} are still in its cgroup")
@@ -206,7 +207,7 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     else:
         lingers = on_gpus(facts, free)
         if lingers is None:
-            because = f"{down(facts)}, its cgroup is empty, no GPU of its lists its pids"
+            because = f"{down(facts)}, its cgroup is empty, {_unlisted(facts, free)}"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
     if late(facts, facts.free_for_s):
         return _give_up(facts, free, lingers.because)
@@ -214,9 +215,10 @@ def see_dead(facts: Facts, free: Intent) -> Step:
 
 
 def take_lost(facts: Facts, free: Intent) -> Step | None:
-    """Once its container is being freed: those of its GPUs that are lost go out of use, until a person releases them.
+    """Those of its GPUs that are lost go out of use, until a person releases them.
 
-    Before its job is settled and its worker starts: neither they nor anybody else get the next job onto one.
+    Once its container is seen dead, and before its job is settled and its worker starts: neither they nor anybody else
+    get the next job onto one.
     """
     if free.stage in (Stage.PLANNED, Stage.ABANDONED) or not _fresh(facts) or not facts.armed:
         return None
@@ -228,23 +230,44 @@ def take_lost(facts: Facts, free: Intent) -> Step | None:
 
 
 def _lost(facts: Facts) -> list[str]:
-    return (facts.place.lost_gpus if facts.place else None) or []
+    """The GPUs of this host that have been lost for long enough: a look proves nothing, and a person has to undo it."""
+    lost_s = (facts.place.lost_gpus_s if facts.place else None) or {}
+    return [gpu for gpu, for_s in lost_s.items() if for_s >= facts.limits.gpu_lost_s]
 
 
 def on_gpus(facts: Facts, free: Intent) -> Wait | None:
     """The wait for a process of the free's that the driver lists still, or may, by evidence that is there.
 
-    A lost GPU runs nothing, and its list is not to be had any more: what holds it is still in the cgroup.
+    A lost GPU runs nothing, and its list is not to be had any more: what holds it is still in the cgroup, where one
+    has looked there.
     """
     gpu_pids = (facts.place.gpu_pids if facts.place else None) or {}
     listed = {gpu: gpu_pids.get(gpu) for gpu in free.data.get("gpus", [])}
     held = sorted(_had(free).intersection(pid for pids in listed.values() for pid in pids or ()))
-    silent = [gpu for gpu, pids in listed.items() if pids is None and gpu not in _lost(facts)]
+    without = _lost(facts) if _was_looked_into(facts, free) else []
+    silent = [gpu for gpu, pids in listed.items() if pids is None and gpu not in without]
     if held:
         return Wait(reason="dying", because=f"the driver still lists its processes {held}")
     if silent:
         return Wait(reason="driver_silent", because=f"the driver does not list the processes of {', '.join(silent)}")
     return None
+
+
+def _was_looked_into(facts: Facts, free: Intent) -> bool:
+    """Whether its engine, or we, looked for processes of the container where they were, and not only for itself."""
+    container = facts.container
+    if container is None:
+        return free.data.get("cgroup") is not None
+    return container.cgroup is not None or container.session is not None
+
+
+def _unlisted(facts: Facts, free: Intent) -> str:
+    """That no GPU lists its processes, of those that tell."""
+    gpu_pids = (facts.place.gpu_pids if facts.place else None) or {}
+    lost = [gpu for gpu in free.data.get("gpus", []) if gpu_pids.get(gpu) is None]
+    if not lost:
+        return "no GPU of its lists its pids"
+    return f"no GPU of its that tells lists its pids, and {', '.join(lost)} is lost"
 
 
 def _fresh(facts: Facts) -> bool:

@@ -220,6 +220,7 @@ class Limits:
     settle_bound_s: float = 60.0
     free_bound_s: float = 120.0
     start_seen_s: float = 2.0
+    gpu_lost_s: float = 60.0
     retries_max: int = 3
     avoid_s: float = 600.0
     node_lost_after_s: float = 180.0

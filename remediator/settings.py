@@ -227,6 +227,13 @@ class ExecuteSettings(_Common):
         le=86400,
         description="after this long without progress a free is given up and a person told, seconds",
     )
+    gpu_lost_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=86400,
+        description="a GPU that has been lost for less than this long is not put out of use for it, and what was "
+        "on it is not taken for dead, seconds",
+    )
     retries_max: int = Field(
         default=WATCHDOG_RETRIES_MAX, ge=0, description="trips that requeue a job; the next one fails it"
     )

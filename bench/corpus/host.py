@@ -380,7 +380,7 @@ class Host:
         pids = frozenset(each.pid for each in inside)
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
-        use = evidence.gpu_use(container, pids, gpus, self._thresholds)
+        use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
         work = evidence.AS_IT_WAS
         if history.wants_work(use, now_s=now.boottime_s):
             work = WorkUse(processes={each.pid: each.work for each in inside})

@@ -20,7 +20,10 @@ class Actuator(Protocol):
     """One kind of container."""
 
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:
-        """The container as it is now; `None` when it is gone for good. `cgroup` is where its processes were.
+        """The container as it is now; `None` when it is gone for good, and nothing is left in `cgroup`.
+
+        That is where its processes were. While one is left of what its engine does not have any more, it has no
+        incarnation.
 
         Raises:
             ActuatorError: it cannot be told.

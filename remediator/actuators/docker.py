@@ -48,14 +48,10 @@ class DockerActuator:
             try:
                 found: dict[str, Any] = client.inspect_container(handle)
             except NotFound:
-                return None
+                return self._left(handle, cgroup)
         state, host_config = found["State"], found.get("HostConfig") or {}
         running = bool(state.get("Running") or state.get("Restarting")) and bool(state.get("Pid"))
         group = self._group(state["Pid"], found["Id"]) if running else (Path(cgroup) if cgroup else None)
-        try:
-            pids: frozenset[int] = frozenset() if group is None else cgroups.processes(group)
-        except OSError as error:
-            raise ActuatorError(f"the processes of container {handle} cannot be listed: {error}") from error
         return ContainerState(
             kind=self._kind,
             handle=found["Id"],
@@ -63,13 +59,23 @@ class DockerActuator:
             incarnation=f"{found['Id']}@{state['StartedAt']}",
             running=running,
             managed=(found["Config"].get("Labels") or {}).get(LABEL) == "true",
-            pids=pids,
+            pids=frozenset() if group is None else _processes(handle, group),
             cgroup=None if group is None else str(group),
             paused=bool(state.get("Paused")),
             vanishes=bool(host_config.get("AutoRemove")),
             left_down=state.get("Status") == "exited"
             and (host_config.get("RestartPolicy") or {}).get("Name") in KEPT_UP,
         )
+
+    def _left(self, handle: str, cgroup: str | None) -> ContainerState | None:
+        """What is left of a container that its engine has forgotten, as one does whose disk was emptied."""
+        pids = _processes(handle, Path(cgroup)) if cgroup else frozenset()
+        if not pids:
+            return None
+        return ContainerState(
+            kind=self._kind, handle=handle, name=handle[:12], incarnation="", running=False, managed=False, pids=pids,
+            cgroup=cgroup,
+        )  # fmt: skip
 
     def stop(self, handle: str, *, grace_s: float) -> None:
         """See `Actuator.stop`. The engine's own restart policy leaves a container alone that was stopped so."""
@@ -113,3 +119,10 @@ class DockerActuator:
             because = f"it is ending, or {self._name} is"
             raise ActuatorError(f"process {pid} is in no cgroup of container {container}: {because}")
         return group
+
+
+def _processes(handle: str, group: Path) -> frozenset[int]:
+    try:
+        return cgroups.processes(group)
+    except OSError as error:
+        raise ActuatorError(f"the processes of container {handle} cannot be listed: {error}") from error

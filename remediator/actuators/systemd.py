@@ -62,7 +62,7 @@ class SystemdActuator:
         """See `Actuator.look`."""
         shown = self._show(handle)
         running = _runs(shown)
-        if shown["LoadState"] == "not-found" and not running:
+        if shown["LoadState"] == "not-found" and not running and not (cgroup and _processes(handle, Path(cgroup))):
             return None
         group = _group(shown["ControlGroup"]) or (Path(cgroup) if cgroup else None)
         if running and group is None:

@@ -51,8 +51,15 @@ def decide(facts: Facts) -> Step:
     free, settle = facts.episode.free, facts.episode.settle
     if free is None:
         return _consider(facts)
-    if (step := freeing.take_lost(facts, free)) is not None:
-        return step
+    step = _go_on(facts, free, settle)
+    if free.stage in freeing.SEEN_DEAD or isinstance(step, (Requeue, Fail)):
+        # Not before: that needs the queue, the lock of which may be held by the very process that is to be stopped.
+        return freeing.take_lost(facts, free) or step
+    return step
+
+
+def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
+    """What comes next of what was promised: the settle's step, or the free's while the settle waits for it."""
     if settle is not None and not settle.over:
         step = _settle(facts, free, settle)
         if step is not None:

@@ -1525,6 +1525,27 @@ def _alert(name: str) -> str:
 NAMED = 'gpuwarden_gpu_info{gpu!~"unidentified-.*"}'
 MISSING, THROTTLED, BLIND = (_alert(each) for each in ("GpuMissing", "GpuThrottled", "GpuTelemetryDown"))
 
+_COUNTED: Final = """\
+          unless on {by} (
+            max by {by} ({series})
+              ==
+            (
+              max by {by} ({series} offset 1h)
+              or max by {by} ({series} offset 90m)
+              or max by {by} ({series} offset 3h)
+            )
+            unless on {by} max by {by} ({series} > 0 and resets({series}[1h]) > 0)
+          )
+"""
+_ECC: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
+_SEEN_TO_RISE: Final = f"""\
+          and on (host, gpu) (
+            max by (host, gpu) ({_ECC} offset 1h)
+            or max by (host, gpu) ({_ECC} offset 90m)
+            or max by (host, gpu) ({_ECC} offset 3h)
+            or max by (host, gpu) ({_ECC} > min_over_time({_ECC}[1h]))
+          )
+"""
 FAULTS_MUTANTS: Final = [
     *of(
         FAULTS,
@@ -1565,13 +1586,20 @@ FAULTS_MUTANTS: Final = [
         )
         for mutant in of(
             FAULTS,
-            f"          unless on {by} (\n            max by {by} ({series})\n              ==\n"
-            f"            max by {by} ({series} offset 1h)\n          )\n",
-            (f"{what}: what was is told for ever", "unless on", "or on"),
-            (f"{what}: a restart of the exporter hides what follows", "              ==", "              <="),
-            (f"{what}: it is told for another time", "offset ", "offset 1"),
+            _COUNTED.format(by=by, series=series),
+            (f"{what}: what was is told for ever", f"unless on {by} (\n", f"or on {by} (\n"),
+            (f"{what}: it is told for another time", "offset 1h", "offset 11h"),
+            (f"{what}: what is old is told where many are missing", f"or max by {by} ({series} offset 3h)", ""),
+            (f"{what}: as much as before a restart is not told", " > 0 and resets", " < 0 and resets"),
+            (f"{what}: another exporter's restart tells what is old", f"{series} > 0 and resets", "resets"),
         )
     ],
+    *of(
+        FAULTS,
+        _SEEN_TO_RISE,
+        ("ECC: what it had when it was first seen is told", _SEEN_TO_RISE, ""),
+        ("ECC: a first error is told an hour late", " > min_over_time", " < min_over_time"),
+    ),
     *of(
         FAULTS,
         'max by (host, gpu, xid) (gpuwarden_gpu_xid_errors_total{xid=~"46|48|62|64|74|79|95|119|120|140|143"}) > 0',

@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_parts]
 LOSER, OTHER = "gpuwarden-lost-a", "gpuwarden-lost-b"
 LOST, THERE = "GPU-0a0a0a0a-0000-0000-0000-000000000001", "GPU-0b0b0b0b-0000-0000-0000-000000000002"
 WINDOW_S: Final = 8.0
-NEVER_S: Final = 3600.0
 GPU_IS_LOST: Final = 15
 HANGS: Final = Script(
     picture="hangs", load_s=0.3, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2,
@@ -95,6 +94,7 @@ def relay(tmp_path: Path) -> Relay:
 @pytest.fixture
 def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_GPU_LOST_S", "2")
     slots = [Slot(worker=LOSER, gpus=(LOST,)), Slot(worker=OTHER, gpus=(THERE,))]
     work = tmp_path / "stage"
     work.mkdir()
@@ -120,10 +120,10 @@ def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_
     def until(holds: Any, what: str) -> None:
         eventually(holds, what, within_s=90, log=lambda: scene.chain.log_tail("execute"))
 
-    lost_job = scene.submit(HANGS, now=time.time(), stall_timeout_s=NEVER_S)
+    lost_job = scene.submit(HANGS, now=time.time(), stall_timeout_s=0.0)
     scene.fleet.start(LOSER)
     until(lambda: scene.store.job(lost_job).state is State.RUNNING and scene.armed(LOSER), "it steps")
-    other_job = scene.submit(GOES_ON, now=time.time(), stall_timeout_s=NEVER_S)
+    other_job = scene.submit(GOES_ON, now=time.time(), stall_timeout_s=0.0)
     scene.fleet.start(OTHER)
     until(lambda: scene.armed(OTHER), "the other one steps")
     loser, other = scene.fleet.incarnation(LOSER), scene.fleet.incarnation(OTHER)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds, gpu_use
+from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
 from exporter.lost import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
-from exporter.readings import Gpu, GpuReadings, MigInstance
+from exporter.readings import ContainerEvidence, Gpu, GpuReadings, MigInstance
 from tests.exporter import builders as build
 
 THRESHOLDS = Thresholds()
@@ -114,7 +114,7 @@ def test_one_that_stands_without_its_name_where_a_known_one_stood_is_that_one() 
     assert found.seconds == {"GPU-0": 0.0, "GPU-1": 1.0}
     assert found.named == ("GPU-1",)
     assert readings is not None
-    assert [gpu.uuid for gpu in readings.gpus] == ["GPU-0", "unidentified-1", "GPU-1"]
+    assert [gpu.uuid for gpu in readings.gpus] == ["GPU-0", "GPU-1"]
 
 
 def test_a_gpu_that_is_listed_without_its_name_and_not_lost_may_be_any_that_is_missed() -> None:
@@ -175,7 +175,7 @@ def seen(*looks: tuple[tuple[Gpu, ...], float], request: tuple[str, ...] = ("0",
     found = []
     for gpus, now_s in looks:
         lost, readings = losses.observe(build.gpus(*gpus), now_s=now_s)
-        use: GpuUse = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus)
+        use = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus, history.there)
         evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named)
         found.append((evidence.gpu_lost_s, evidence.lost_gpus))
     return found
@@ -189,6 +189,13 @@ def test_a_container_with_a_lost_gpu_and_an_idle_one_counts_from_when_both_are_s
     found = seen((BOTH, 0), ((BUSY, LOST), 1), ((FIRST, LOST), 2), ((FIRST, LOST), 5))
 
     assert found == [(None, ()), (0.0, ("GPU-1",)), (0.0, ("GPU-1",)), (3.0, ("GPU-1",))]
+
+
+@pytest.mark.parametrize("request_", [("all",), ("0", "1"), ("GPU-0", "GPU-1")], ids=lambda names: names[-1])
+def test_a_loss_goes_on_where_the_driver_is_asked_anew_and_does_not_tell_its_uuid(request_: tuple[str, ...]) -> None:
+    looks = [((FIRST, LOST), 1.0), ((FIRST, NAMELESS), 2.0), ((FIRST, NAMELESS), 4.0)]
+
+    assert seen((BOTH, 0.0), *looks, request=request_)[-1] == (3.0, ("GPU-1",))
 
 
 def test_it_counts_with_nothing_but_lost_gpus_whether_listed_or_not() -> None:
@@ -229,6 +236,71 @@ def test_a_gap_between_two_looks_breaks_a_loss_off() -> None:
     looks = [((FIRST, LOST), 1.0), ((FIRST, LOST), 6.0), ((FIRST, LOST), 11.5)]
 
     assert [found for found, _ in seen((BOTH, 0), *looks)] == [None, 0.0, 5.0, 0.0]
+
+
+def after(before: tuple[Gpu, ...], *looks: Look, request: tuple[str, ...], **container: Any) -> ContainerEvidence:
+    """What is told of a container whose exporter has seen these GPUs before it started, after a look a second."""
+    place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
+    losses.observe(build.gpus(*before), now_s=0.0)
+    history = ContainerHistory(THRESHOLDS)
+    for now_s, look in enumerate(looks, start=1):
+        lost, readings = losses.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=float(now_s))
+        use = gpu_use(place, frozenset({1}), readings, THRESHOLDS, history.gpus, history.there)
+        evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=float(now_s), lost=lost.named)
+    return evidence
+
+
+@pytest.mark.parametrize("kind", ["docker", "process", "systemd"])
+@pytest.mark.parametrize("look", [(FIRST, LOST), (FIRST, NAMELESS), (FIRST,)], ids=["called so", "nameless", "gone"])
+def test_who_was_given_every_gpu_was_not_given_one_that_was_lost_before_it_started(
+    kind: str, look: tuple[Gpu, ...]
+) -> None:
+    found = after(BOTH, look, look, look, request=("all",), kind=kind)
+
+    assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0",), (), None)
+    assert (found.gpu_idle_s, found.gpu_unknown) == (2.0, None), "judged by the rest"
+
+
+def test_but_one_that_it_was_seen_with_it_has_lost() -> None:
+    found = after(BOTH, BOTH, (FIRST, LOST), (FIRST, LOST), request=("all",))
+
+    assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0", "GPU-1"), ("GPU-1",), 1.0)
+    assert found.gpu_idle_s is None
+
+
+@pytest.mark.parametrize("name", ["1", "GPU-1"])
+def test_a_lost_gpu_that_it_was_given_by_name_and_never_seen_with_is_unknown_and_no_loss_of_its_own(name: str) -> None:
+    found = after(BOTH, (FIRST, LOST), (FIRST, LOST), request=("0", name))
+
+    assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0", "GPU-1"), (), None)
+    assert found.gpu_unknown is not None
+    assert found.gpu_unknown.reason == "not_listed"
+
+
+def test_who_was_given_every_gpu_where_each_was_lost_before_has_nothing_to_be_judged_by() -> None:
+    found = after(BOTH, (), (), request=("all",))
+
+    assert (found.gpus, found.gpu_lost_s, found.gpu_idle_s) == ((), None, None)
+    assert found.gpu_unknown is not None
+    assert found.gpu_unknown.reason == "gpu_missing"
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        pytest.param(
+            (build.gpu(1, build.process(1), uuid="GPU-amd-1", node="renderD129"),), (1.0, None), id="one is left"
+        ),
+        pytest.param((), (None, "gpu_missing"), id="none is left"),
+    ],
+)
+def test_so_it_is_with_every_render_node(left: tuple[Gpu, ...], told: tuple[float | None, str | None]) -> None:
+    look = GpuReadings(source="drm", gpus=left, gone={"renderD128": "GPU-amd"})
+
+    found = after((AMD, *left), look, look, request=("dri",))
+
+    assert (found.gpu_idle_s, found.gpu_unknown and found.gpu_unknown.reason) == told
+    assert (found.gpus, found.gpu_lost_s) == (tuple(gpu.uuid for gpu in left), None)
 
 
 def test_a_paused_container_owes_no_sign_of_life() -> None:

@@ -55,6 +55,16 @@ def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gp
     assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
 
 
+def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -> None:
+    lost_s = {"GPU-0": 0.0, "GPU-1": 42.0, "unidentified-2": 7.0}
+    snapshot = build.snapshot(build.sighting(), gpu_lost_s=lost_s, lost_gpus=("GPU-1",))
+
+    found = testimony.about("w0", snapshot, now=build.ago(0))
+
+    assert found is not None
+    assert found.lost_gpus_s == {"GPU-1": 42.0}
+
+
 @pytest.mark.parametrize(
     "snapshot",
     [

@@ -347,7 +347,7 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
         health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
         io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None,
-        gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus=[],
+        gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
     )  # fmt: skip
     assert facts.parse(facts.render(told)) == told
 
@@ -413,7 +413,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
                 recyclable=False,
             )],
         )],
-        unseen=[], lost_gpus=[], nameless_gpus=[],
+        unseen=[], lost_gpus_s={}, nameless_gpus=[],
     )  # fmt: skip
     assert facts.parse_server(facts.render(told)) == told
 

@@ -19,6 +19,7 @@ _FIGURES: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, list[int] | None]: st.dictionaries(
         st.text(max_size=10), st.none() | st.lists(st.integers(0, 2**31), max_size=3), max_size=3
     ),
+    dict[str, float]: st.dictionaries(st.text(max_size=10), st.floats(0, 1e15), max_size=3),
     list[CardFacts]: st.lists(st.builds(CardFacts), max_size=2),
     type(None): st.none(),
 }

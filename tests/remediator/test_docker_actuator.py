@@ -160,6 +160,22 @@ def test_a_container_that_is_gone_is_none_and_cannot_be_acted_on(engine: Engine)
         actuator.stop(UNKNOWN, grace_s=0)
 
 
+def test_what_is_left_of_a_container_that_its_engine_does_not_have_any_more_is_told(
+    engine: Engine, tmp_path: Path
+) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+    (tmp_path / "cgroup.procs").write_text("4001\n4002\n")
+
+    left = actuator.look(UNKNOWN, cgroup=str(tmp_path))
+    (tmp_path / "cgroup.procs").write_text("")
+    empty = actuator.look(UNKNOWN, cgroup=str(tmp_path))
+
+    assert left is not None
+    assert (left.incarnation, left.running, left.pids) == ("", False, frozenset({4001, 4002}))
+    assert empty is None
+    assert actuator.look(UNKNOWN, cgroup=str(tmp_path / "gone")) is None
+
+
 def test_processes_that_cannot_be_listed_are_an_error_not_an_empty_list(
     engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

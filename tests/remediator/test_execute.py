@@ -22,6 +22,7 @@ from sqlalchemy import text
 
 import gpuwarden.database
 from gpuwarden.database import DatabaseError, NewerTablesError
+from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
@@ -601,6 +602,24 @@ def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is
     assert claims(store, "w3", gpu="GPU-1") == 1
 
 
+def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.gpu_lost_s, about = 0.0, world.about
+
+    def lost_once(worker: str, *, host: str) -> WorkerFacts:
+        box = world.boxes["w1"]
+        world.gpu_lost = not world.gpu_lost and not box.running and not box.starts
+        return about(worker, host=host)
+
+    world.about = lost_once  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert "decided wait: driver_silent" in told(ledger), "it was lost when it was to be seen dead"
+    assert story(ledger).outcome == Outcome.MENDED
+    assert store.quarantined() == []
+
+
 def claims(store: JobStore, worker: str, *, incarnation: str = "new", gpu: str = "", host: str = HOST) -> int | None:
     """The job that a worker of queue w1 gets, if any."""
     store.register("w1", host=host, worker=worker, incarnation=incarnation, now=store.now(), gpus=[gpu] if gpu else [])
@@ -914,6 +933,36 @@ def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_
     assert "not fenced yet" in next(entry.because for entry in story(ledger).entries if entry.step == "stop")
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
+
+
+@sqlite_only
+def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+    with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+        its_own.execute("BEGIN IMMEDIATE")
+
+        def fails_once(box: Box) -> None:
+            box.unkillable = box.calls.count("stop") == 1
+            if not box.unkillable:
+                its_own.rollback()
+
+        world.before_stop = fails_once
+        patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+
+        to_the_end(executor(ledger, patient, world), ledger)
+
+    patient.close()
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did quarantine") < account.index("did requeue")
+    assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
 # --- killed anywhere

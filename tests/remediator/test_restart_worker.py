@@ -36,7 +36,7 @@ from remediator.plan import (
     WouldAct,
 )
 from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker, wrangle
-from remediator.remedies.restart_worker import adopt, confirm, decide
+from remediator.remedies.restart_worker import QUEUE_PATIENCE_S, adopt, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
@@ -359,15 +359,38 @@ def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
     assert confirm(evidence(**OFF_BUS), Trip.STALL) == (False, "GPU unknown: GPU-0: GPU is lost")
 
 
-ON_A_LOST_GPU = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus": ["GPU-0"]}
+ON_A_LOST_GPU: dict[str, Any] = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus_s": {"GPU-0": 60.0}}
+JUST_LOST = ON_A_LOST_GPU | {"lost_gpus_s": {"GPU-0": 59.9}}
 TAKEN = Quarantine(because="GPU-0 is lost, and out of use until a person releases it", lost=("GPU-0",))
 WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "only promised: nothing is taken from anybody yet": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), evidence=evidence(**ON_A_LOST_GPU)), Fence,
     ),
-    "once it is stopped, before its job is settled": (
+    "not while its container runs still: it is stopped first, for it may hold the queue's lock": (
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.PLANNED), queue_stuck_for_s=QUEUE_PATIENCE_S,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Stop(because="it still runs"),
+    ),
+    "nor while a process of it is left": (
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(pids=frozenset({4001})), evidence=evidence(**ON_A_LOST_GPU)),
+        Stop(because="it does not run, but processes [4001] are still in its cgroup"),
+    ),
+    "nor instead of seeing it dead": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container does not run, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+    ),
+    "once it is seen dead, before its job is settled": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        TAKEN,
+    ),
+    "and where its job is settled though it is not seen dead": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60.0,
+              limits=replace(LIMITS, unconfirmed=Unconfirmed.REQUEUE), evidence=evidence(**ON_A_LOST_GPU)),
         TAKEN,
     ),
     "before its worker starts": (
@@ -377,20 +400,61 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         facts(free(Stage.STOPPING, lost=["GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container does not run, its cgroup is empty, no GPU of its lists its pids"),
+                because="the container does not run, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "not while another of its GPUs may list one of its pids": (
         facts(free(Stage.STOPPING, lost=["GPU-0"], gpus=["GPU-0", "GPU-1"]), settle(Stage.FENCED), job=FENCED_JOB,
-              container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus=["GPU-0"])),
+              container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus_s={"GPU-0": 60.0})),
         Wait(reason="driver_silent", because="the driver does not list the processes of GPU-1"),
     ),
+    "nor where nobody has looked for its processes": (
+        facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=None,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+    ),
+    "nor its engine has told where they were": (
+        facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(cgroup=None),
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+    ),
+    "though they were looked for in the session of one that no cgroup holds": (
+        facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(cgroup=None, session=4001), evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container does not run, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+    ),
+    "and in the cgroup of one that its engine has no more": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=None,
+              evidence=evidence(**ON_A_LOST_GPU)),
+        Advance(kind=Kind.FREE, stage=Stage.DEAD,
+                because="the container is gone, its cgroup is empty, "
+                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+    ),
+    "not while a process is left there, also one that came after the stop": (
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
+              container=stopped(incarnation="", pids=frozenset({4999})), evidence=evidence(**ON_A_LOST_GPU)),
+        Wait(reason="dying", because="processes [4999] are still in its cgroup"),
+    ),
     "only the lost one of its two": (
-        facts(free(Stage.STOPPING, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+        facts(free(Stage.DEAD, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         TAKEN,
     ),
     "a GPU that another container lost is none of its own": (
-        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), evidence=evidence(lost_gpus=["GPU-9"])), Start,
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),
+              evidence=evidence(lost_gpus_s={"GPU-9": 60.0})),
+        Start,
+    ),
+    "not for a moment's loss": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(), evidence=evidence(**JUST_LOST)),
+        Start,
+    ),
+    "for which nothing is seen dead either": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
+              evidence=evidence(**JUST_LOST)),
+        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
     ),
     "not by an old look": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),

@@ -58,6 +58,7 @@ class World:
         self.silent = False
         self.engine_down = False
         self.gpu_lost = False
+        self.gpu_lost_s = 300.0
         self.before_stop: Callable[[Box], None] = lambda _: None
         self._lock = threading.Lock()
 
@@ -88,7 +89,7 @@ class World:
         if box.running:
             life |= {"container": box.worker, "container_id": box.handle, "container_incarnation": box.incarnation}
         if self.gpu_lost:
-            life |= {"gpu_pids": {"GPU-0": None}, "lost_gpus": ["GPU-0"], "gpu_idle_s": None}
+            life |= {"gpu_pids": {"GPU-0": None}, "lost_gpus_s": {"GPU-0": self.gpu_lost_s}, "gpu_idle_s": None}
             if first and box.running and box.wedged:
                 life |= {"gpu_lost_s": 300.0, "ram_still_s": 300.0, "phase_age_s": 300.0, "beat_age_s": 300.0}
         default = {"job_id": box.job_id, "attempt": box.attempt, "worker_incarnation": box.worker_incarnation}
@@ -117,7 +118,7 @@ class World:
         box = self._box(handle)
         return build.container(
             handle=handle, name=box.worker, incarnation=box.incarnation, running=box.running, managed=box.managed,
-            pids=box.pids, cgroup=cgroup,
+            pids=box.pids, cgroup=cgroup or f"/sys/fs/cgroup/gone/{handle}",
         )  # fmt: skip
 
     def stop(self, handle: str, *, grace_s: float) -> None:
