@@ -44,6 +44,12 @@ class Played:
 def played(work: Path, engine: Engine) -> Iterator[Played]:
     with stage(work, engine, SLOTS, armed=True, curves_s=CURVES_S) as scene:
         before = scene.start_workers()
+        told = "count(count by (container) (gpuwarden_container_gpu_memory_bytes))"
+        eventually(
+            lambda: [each["value"][1] for each in scene.chain.query(told)] == [str(len(SLOTS))],
+            within_s=30,
+            what="every worker's GPU memory is told before its job loads",
+        )
         cases = [
             Case(
                 job_id=scene.submit(script, now=time.time(), stall_timeout_s=SILENCE_S, run_id=f"run-{title}"),

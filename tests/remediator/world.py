@@ -118,7 +118,7 @@ class World:
         box = self._box(handle)
         return build.container(
             handle=handle, name=box.worker, incarnation=box.incarnation, running=box.running, managed=box.managed,
-            pids=box.pids, cgroup=cgroup or f"/sys/fs/cgroup/gone/{handle}",
+            pids=box.pids, cgroup=cgroup or (f"/sys/fs/cgroup/gone/{handle}" if self.gpu_lost else None),
         )  # fmt: skip
 
     def stop(self, handle: str, *, grace_s: float) -> None:
