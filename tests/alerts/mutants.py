@@ -1589,6 +1589,8 @@ FAULTS_MUTANTS: Final = [
             _COUNTED.format(by=by, series=series),
             (f"{what}: what was is told for ever", f"unless on {by} (\n", f"or on {by} (\n"),
             (f"{what}: it is told for another time", "offset 1h", "offset 11h"),
+            (f"{what}: a restart of the exporter hides what follows", "              ==", "              <="),
+            (f"{what}: what is old is told after a gap", f"              or max by {by} ({series} offset 90m)\n", ""),
             (f"{what}: what is old is told where many are missing", f"or max by {by} ({series} offset 3h)", ""),
             (f"{what}: as much as before a restart is not told", " > 0 and resets", " < 0 and resets"),
             (f"{what}: another exporter's restart tells what is old", f"{series} > 0 and resets", "resets"),
