@@ -52,6 +52,8 @@ def test_what_is_armed_with_approval_is_confirmed_and_waits_for_a_persons_yes(sc
     gpuwarden(scene, "approve", str(episode.episode_id), "--because", "the end-to-end test agrees")
 
     until(scene, lambda: mended(scene, job_id), "approved, it is mended")
+    # The job can be done before the container has run for as long as it takes to believe in it.
+    until(scene, lambda: not scene.ledger.open_episodes(), "its episode is over")
     code, said = run(scene, "approve", str(episode.episode_id))
     assert code == 1
     assert f"episode {episode.episode_id} is over (mended: " in said
