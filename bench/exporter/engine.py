@@ -9,6 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -19,6 +20,9 @@ from typing import Any, Final
 from bench.exporter import churn
 from bench.exporter.host import Box, Crowd
 from bench.figures import BenchError
+
+LOOK_EACH_S: Final = 0.1
+"""How often it is looked whether there is an event to tell, seconds."""
 
 _ONE: Final = re.compile(r"/v[0-9.]+/containers/([0-9a-f]{64})/json")
 
@@ -99,12 +103,17 @@ class _State:
         self.inspected: dict[str, Any] = {}
         self.listed = b""
 
+    def version(self) -> tuple[int, int]:
+        """Another one whenever anything has changed."""
+        found = self._path.stat()
+        return found.st_ino, found.st_mtime_ns
+
     def now(self) -> "_State":
         """As it is by now."""
         with self._changing:
-            found = self._path.stat()
-            if self._read != (found.st_ino, found.st_mtime_ns):
-                self._read = (found.st_ino, found.st_mtime_ns)
+            version = self.version()
+            if self._read != version:
+                self._read = version
                 self.inspected = {each["Id"]: each for each in json.loads(self._path.read_text(encoding="ascii"))}
                 self.listed = json.dumps([_listed(each) for each in self.inspected.values()]).encode()
         return self
@@ -121,6 +130,9 @@ def _main(socket: str, path: str) -> None:
             one = _ONE.fullmatch(path)
             now = state.now()
             inspected = now.inspected.get(one.group(1)) if one else {}
+            if path.endswith("/events"):
+                self._tell_on()
+                return
             if path.endswith("/version"):
                 body = b'{"ApiVersion": "1.41"}'
             elif path.endswith("/containers/json"):
@@ -132,6 +144,21 @@ def _main(socket: str, path: str) -> None:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def _tell_on(self) -> None:
+            """An event for each change, in chunks, until nobody listens."""
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            version = state.version()
+            event = json.dumps({"Type": "container", "Action": "start"}).encode() + b"\n"
+            while True:
+                time.sleep(LOOK_EACH_S)
+                if state.version() != version:
+                    version = state.version()
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
             """A line a call would say nothing."""

@@ -18,11 +18,16 @@ from requests import RequestException
 
 from exporter import answering, tenancy
 from exporter.readings import ALL_NODES, NODE, Container, Health, Probe, Server, Unknown
+from exporter.sources.engine_events import Events
 from exporter.sources.listener import Listener, Listing
 from gpuwarden import cgroup
 
 REFRESH_S: Final = 1.0
-"""How often the daemon is asked for its running containers, seconds."""
+"""How often the daemon is asked for its running containers, seconds, while anything about them is to be followed."""
+
+CALM_S: Final = 3.0
+"""And how often while it tells by itself of all that changes, and nothing has: each listing costs the daemon more than
+us. An event ends the calm, and so does a daemon that ends; one that hangs is seen by this."""
 
 TIMEOUT_S: Final = 5
 """How long the daemon may take to answer, seconds."""
@@ -66,6 +71,21 @@ class EngineContainers(Listener):
         self._known: dict[str, tuple[int, int, Container]] = {}
         self._tried_s: dict[str, float] = {}
         self._told: dict[str, tuple[str, int]] = {}
+        # Podman tells its events from a file or a journal that it reads for each who asks.
+        self._events = Events(lambda: _connect(base_url)) if kind == "docker" else None
+        self._is_calm = False
+
+    def close(self) -> None:
+        """Stop asking, and following."""
+        self._closing.set()
+        if self._events is not None:
+            self._events.close()
+        super().close()
+
+    def pause(self) -> None:
+        """Until the next listing is due."""
+        if not self._closing.wait(REFRESH_S) and self._is_calm and self._events is not None:
+            self._events.news.wait(CALM_S - REFRESH_S)
 
     def list_now(self) -> Listing:
         """Ask the daemon once; after a failure, the next time by another connection.
@@ -75,6 +95,10 @@ class EngineContainers(Listener):
             Exception: its answer makes no sense, in whichever way.
         """
         started_s = time.monotonic()
+        self._is_calm = False
+        followed = self._events is not None and self._events.followed()
+        if self._events is not None:
+            self._events.news.clear()  # what has happened is in the listing that follows
         try:
             client = self._client = self._client or _connect(self._base_url)
             rows = client.containers(all=True)
@@ -89,6 +113,9 @@ class EngineContainers(Listener):
                     self._client.close()
             self._client = None
             raise
+        inspected = {full_id for full_id, tried_s in self._tried_s.items() if tried_s >= started_s}
+        # Whoever else was inspected may have to be again: a server each time, and what did not answer.
+        self._is_calm = followed and inspected <= down.keys()
         self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
         return Listing(
             containers=containers,

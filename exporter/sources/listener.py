@@ -71,6 +71,10 @@ class Listener(ABC):
             Exception: an answer makes no sense, in whichever way.
         """
 
+    def pause(self) -> None:
+        """Wait until the next listing is due, or there is to be none."""
+        self._closing.wait(self._refresh_s)
+
     def start(self) -> None:
         """Begin to ask; returns with the first answer, or after `START_S` without one."""
         self._thread.start()
@@ -99,4 +103,4 @@ class Listener(ABC):
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:BECAUSE_MAX]
             self._asked.set()
-            self._closing.wait(self._refresh_s)
+            self.pause()

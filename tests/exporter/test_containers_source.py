@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import re
 import signal
 import socketserver
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import docker
 import pytest
@@ -21,7 +23,7 @@ from deploy.image import worker_image
 from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
 from exporter.sampler import Sampler
-from exporter.sources import containers
+from exporter.sources import containers, engine_events
 from exporter.sources.containers import EngineContainers, _container, visible_devices
 from exporter.sources.listener import Listing
 from gpuwarden import cgroup
@@ -270,6 +272,9 @@ def test_labels_that_cannot_be_used_are_told() -> None:
 
 Answer = Callable[[str], Any]
 
+Events = queue.SimpleQueue
+"""What a daemon tells of, as it happens; `None` ends it."""
+
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
@@ -284,6 +289,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
         answer = self.server.answer(self.path)
+        if isinstance(answer, Events):
+            self._tell(answer)
+            return
         status, body = answer if isinstance(answer, tuple) else (200, answer)
         content = json.dumps(body).encode()
         with suppress(BrokenPipeError):
@@ -292,6 +300,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+    def _tell(self, events: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+        with suppress(OSError):
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while (event := events.get()) is not None:
+                told = json.dumps(event).encode() + b"\n"
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(told), told))
+            self.wfile.write(b"0\r\n\r\n")
 
     def address_string(self) -> str:
         return "unix"
@@ -369,6 +387,8 @@ def a_daemon(*rows: dict[str, Any], inspect: Any = None) -> Answer:
             return {"ApiVersion": "1.41", "Version": "20.10.24"}
         if path.partition("?")[0].endswith("/containers/json"):
             return list(rows)
+        if path.partition("?")[0].endswith("/events"):
+            return 404, {"message": "page not found"}
         return inspect(path.split("/")[-2]) if callable(inspect) else inspect
 
     return answer
@@ -748,7 +768,164 @@ def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too
     assert slow_s or second.duration_s < (containers.FRESH_S - containers.REFRESH_S) / 2
 
 
+# A daemon that tells of what changes
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask often, but hardly ever one who tells by itself of what changes."""
+    monkeypatch.setattr(containers, "REFRESH_S", 0.02)
+    monkeypatch.setattr(containers, "CALM_S", 60.0)
+    monkeypatch.setattr(containers, "FRESH_S", 60.0)
+
+
+STARTED = {"Type": "container", "Action": "start", "id": build.DOCKER_ID}
+
+
+class Telling:
+    """One that tells its events: which listings it was asked for, and who follows."""
+
+    def __init__(self, *rows: dict[str, Any], inspect: Any = None) -> None:
+        self.listings: list[str] = []
+        self.followed: list[str] = []
+        self.events: queue.SimpleQueue[dict[str, Any] | None] = Events()
+        self._whole = a_daemon(*rows, inspect=inspect)
+
+    def __call__(self, path: str) -> Any:
+        if "/events" in path:
+            self.followed.append(path)
+            return self.events
+        if "/containers/json" in path:
+            self.listings.append(path)
+        return self._whole(path)
+
+    def is_left_alone(self) -> bool:
+        """Whether nobody asks for half a second, in which it would be asked some twenty times."""
+        before = len(self.listings)
+        time.sleep(0.5)
+        return len(self.listings) == before
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_that_tells_of_what_changes_is_asked_when_something_has(short_path: Path) -> None:
+    telling = Telling(row(), inspect=inspected(pid=os.getpid()))
+
+    with daemon(short_path, telling) as url, asked(url) as source:
+        eventually(telling.is_left_alone)
+        before = len(telling.listings)
+        telling.events.put(STARTED)
+        eventually(lambda: len(telling.listings) > before)
+        assert listing_of(source)
+        eventually(telling.is_left_alone)
+
+    (path,) = telling.followed
+    assert {"start", "die", "destroy", "rename", "pause", "unpause"} <= set(re.findall("[a-z]+", unquote(path)))
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_that_ends_what_it_told_is_asked_often_again(short_path: Path) -> None:
+    telling = Telling(row(), inspect=inspected(pid=os.getpid()))
+
+    with daemon(short_path, telling) as url, asked(url):
+        eventually(telling.is_left_alone)
+        telling.events.put(None)
+        eventually(lambda: not telling.is_left_alone())
+        assert not telling.is_left_alone()
+
+    assert len(telling.followed) == 1
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_that_ended_and_tells_again_is_left_alone_again(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_events, "RETRY_S", 0.1)
+    telling = Telling(row(), inspect=inspected(pid=os.getpid()))
+
+    with daemon(short_path, telling) as url, asked(url):
+        eventually(telling.is_left_alone)
+        telling.events.put(None)
+        eventually(lambda: len(telling.followed) == 2)
+        eventually(telling.is_left_alone)
+
+
+@pytest.mark.parametrize(
+    ("state", "inspection"),
+    [
+        pytest.param("running", inspected(pid=os.getpid(), labels=OWN, health=UNHEALTHY), id="a server's health"),
+        pytest.param("running", (500, {"message": "broken"}), id="one that runs and cannot be inspected"),
+        pytest.param("restarting", {"Name": "/worker-0", "RestartCount": 7}, id="one that waits for a start"),
+        pytest.param("exited", (500, {"message": "broken"}), id="one that is down and cannot be inspected"),
+    ],
+)
+@pytest.mark.usefixtures("calm")
+def test_where_a_listing_leaves_something_open_it_is_asked_often(
+    state: str, inspection: Any, short_path: Path, house: Path
+) -> None:
+    mounts = [{"Source": str(house / "w0")}]
+    telling = Telling({**row(), "State": state, "Mounts": mounts}, inspect=inspection)
+
+    with daemon(short_path, telling) as url, asked(url, house):
+        eventually(lambda: telling.followed)
+        time.sleep(0.2)
+        assert not telling.is_left_alone()
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_that_is_down_and_was_inspected_leaves_nothing_open(short_path: Path, house: Path) -> None:
+    mounts = [{"Source": str(house / "w0")}]
+    down = inspected(running=False, pid=0, mounts=mounts)
+    telling = Telling({**row(), "State": "exited", "Mounts": mounts}, inspect=down)
+
+    with daemon(short_path, telling) as url, asked(url, house):
+        eventually(telling.is_left_alone)
+
+
+@pytest.mark.usefixtures("calm")
+def test_what_follows_a_daemon_that_says_nothing_at_all_holds_up_no_end(short_path: Path) -> None:
+    silence = threading.Event()
+    whole = a_daemon(row(), inspect=inspected(pid=os.getpid()))
+    answer: Answer = lambda path: silence.wait(20) if "/events" in path else whole(path)  # noqa: E731
+
+    with daemon(short_path, answer) as url:
+        with asked(url) as source:
+            eventually(lambda: listing_of(source))
+            began_s = time.monotonic()
+        took_s = time.monotonic() - began_s
+        silence.set()
+
+    assert took_s < 2
+
+
 # A real daemon
+
+
+@pytest.mark.needs_docker
+def test_a_real_daemon_tells_of_what_changes(
+    engine: Engine, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "CALM_S", 60.0)
+    monkeypatch.setattr(containers, "FRESH_S", 60.0)
+    image = worker_image(client, extra={})
+    name = "gpuwarden-watched"
+
+    def states() -> dict[str, bool]:
+        found = listing_of(source)
+        return {} if found is None else {each.name: each.paused for each in found.containers.values()}
+
+    with asked(engine.base_url) as source:
+        eventually(lambda: source._is_calm)
+        real = client.containers.run(image, ["sleep", "60"], detach=True, network_mode="none", name=name)
+        try:
+            eventually(lambda: states().get(name) is False)
+            real.pause()
+            eventually(lambda: states().get(name))
+            real.unpause()
+            eventually(lambda: states().get(name) is False)
+            real.rename("gpuwarden-renamed")
+            eventually(lambda: "gpuwarden-renamed" in states())
+            real.kill()
+            eventually(lambda: "gpuwarden-renamed" not in states())
+        finally:
+            real.remove(force=True)
 
 
 @pytest.mark.needs_docker
