@@ -99,8 +99,12 @@ REQUESTS_MAX: Final = 256
 """Different requests for GPUs of which is remembered which names in them are nodes."""
 
 WORK_APART_S: Final = 3.0
-"""How far apart looks at the work of a container are that is seen to use its GPU in part, or that worked within
-`WORKED_S`, seconds: no stillness of its processes is proof then, and to read hundreds a second would cost the most."""
+"""How far apart looks at the work of a container are whose GPU is pegged or unknown and that worked within `WORKED_S`,
+seconds: it is not still for long enough, and to read hundreds of processes a second would cost the most."""
+
+BUSY_APART_S: Final = 10.0
+"""And of one that is seen to use its GPU in part, seconds: no stillness of its processes is proof of anything then. The
+first look that finds it otherwise reads all that it has done since."""
 
 WORKED_S: Final = 30.0
 """Who worked within this time is not still for as long as any condition asks, seconds."""
@@ -496,14 +500,14 @@ class ContainerHistory:
         while they are pegged or unknown, of who has done no I/O and touched no memory for a while.
         """
         last_s, ratio, limits = self._work_looked_s, gpu.utilization_ratio, self._thresholds
-        if last_s is None or not 0 <= now_s - last_s < WORK_APART_S:
+        if last_s is None or not 0 <= now_s - last_s < BUSY_APART_S:
             return True
         if ratio is None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU:
             return True
         if ratio is not None and ratio < limits.pegged_ratio:
             return ratio <= limits.idle_ratio
         (io_still_s, fault_still_s, _), _ = self._work_told
-        return min(io_still_s or 0.0, fault_still_s or 0.0) >= WORKED_S
+        return now_s - last_s >= WORK_APART_S or min(io_still_s or 0.0, fault_still_s or 0.0) >= WORKED_S
 
     def observe(
         self,

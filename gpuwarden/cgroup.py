@@ -19,7 +19,7 @@ ROOT: Final = Path("/sys/fs/cgroup")
 GROUPS_MAX: Final = 20_000
 """Groups of a host that are looked through for containers."""
 
-PARTS_READS: Final = 5
+PARTS_READS: Final = 10
 """For how many readings in a row the parts of a charge that does not change are believed: the kernel adds them up over
 all groups below each time, which costs more than all else that is read of a container."""
 

@@ -1099,16 +1099,20 @@ NO_GPU_USE = GpuUse(gpus=(), shares=(), utilization_ratio=None, unknown=Unknown(
     [
         pytest.param([(1.0, use(0.05))] * 5, [True] * 5, id="each look while the GPU is idle"),
         pytest.param([(1.0, NO_GPU_USE)] * 5, [True] * 5, id="or there is none"),
-        pytest.param([(1.0, use(0.06))] * 7, [True, False, False, True, False, False, True], id="each third: busy"),
-        pytest.param([(1.0, use(None))] * 5, [True, False, False, True, False], id="or nobody knows"),
+        pytest.param([(1.0, use(0.06))] * 12, [True] + [False] * 9 + [True, False], id="each tenth: busy in part"),
+        pytest.param([(1.0, use(None))] * 5, [True, False, False, True, False], id="each third: nobody knows"),
         pytest.param([(1.0, use(0.9))] * 2 + [(1.0, use(0.0))] * 2, [True, False, True, True],
                      id="at once when it goes idle"),
         pytest.param([(1.0, use(0.99))] * 5, [True, False, False, True, False], id="or it is pegged"),
         pytest.param([(3.0, use(0.99))] * 11 + [(1.0, use(0.99))] * 3 + [(1.0, use(None))] * 2, [True] * 16,
                      id="each look of who has been still for a while: pegged, or nobody knows"),
-        pytest.param([(3.0, use(0.98))] * 11 + [(1.0, use(0.98))] * 3, [True] * 11 + [False, False, True],
+        pytest.param([(3.0, use(0.98))] * 13 + [(1.0, use(0.98))] * 10,
+                     [True, False, False, False] * 3 + [True] + [False] * 9 + [True],
                      id="and not of who takes its GPU with pauses"),
-        pytest.param([(5.0, use(0.9))] * 3, [True] * 3, id="each look where looks are further apart"),
+        pytest.param([(5.0, use(0.9))] * 5, [True, False, True, False, True],
+                     id="each other look where looks are five seconds apart"),
+        pytest.param([(1.0, use(0.9))] * 4 + [(1.0, use(None))] * 2, [True, False, False, False, True, False],
+                     id="at once when nobody knows any more"),
         pytest.param([(1.0, use(0.9)), (-50.0, use(0.9))], [True, True], id="a clock that ran backwards"),
     ],
 )  # fmt: skip
@@ -1120,17 +1124,17 @@ def test_what_could_not_be_read_is_tried_again_at_the_next_look() -> None:
     history = ContainerHistory(RATES)
     turns = []
     for number, work in enumerate([WorkUse(processes={1: worked()}), evidence.NOT_LOOKED_AT] * 2):
-        turns.append(history.wants_work(use(0.9), now_s=1000.0 + 4 * number))
-        history.observe(build.container(), use(0.9), ram(1), work, now_s=1000.0 + 4 * number)
+        turns.append(history.wants_work(use(0.99), now_s=1000.0 + 4 * number))
+        history.observe(build.container(), use(0.99), ram(1), work, now_s=1000.0 + 4 * number)
 
     assert turns == [True] * 4
-    assert history.wants_work(use(0.9), now_s=1013.0)
+    assert history.wants_work(use(0.99), now_s=1013.0)
 
 
-def test_between_two_looks_at_the_work_of_a_busy_container_what_was_told_stands_and_does_not_grow() -> None:
+def test_between_two_looks_at_the_work_of_a_pegged_container_what_was_told_stands_and_does_not_grow() -> None:
     history, told = ContainerHistory(RATES), []
     for number in range(8):
-        gpu = use(0.9) if number < 7 else use(0.0)
+        gpu = use(0.99) if number < 7 else use(0.0)
         turn = history.wants_work(gpu, now_s=1000.0 + number)
         work = WorkUse(processes={1: worked()}) if turn else evidence.AS_IT_WAS
         told.append(history.observe(build.container(), gpu, ram(1), work, now_s=1000.0 + number).work_still_s)
