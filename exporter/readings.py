@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from exporter.patience import Patience
 
@@ -23,8 +23,7 @@ class Unknown:
     because: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(NamedTuple):
     """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`."""
 
     pid: int

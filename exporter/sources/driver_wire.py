@@ -1,6 +1,6 @@
 """What a process that asks a GPU's driver tells the exporter: one JSON object a line, each of one key. Pure.
 
-    {"gpus": {…}}      the answer to a look: `GpuReadings`, field by field
+    {"gpus": {…}}      the answer to a look: `GpuReadings`, field by field; a process is an array of its fields
     {"failed": {…}}    the answer to a look that failed: `because`, and `over` where this process can do no better
     {"xid": {…}}       unasked: NVIDIA's driver has reported an error `code` of a `gpu`
 
@@ -110,7 +110,7 @@ def parse(text: bytes) -> Told:
 
 def _gpu(
     *,
-    processes: list[dict[str, Any]] | None,
+    processes: list[list[Any]] | None,
     figures: dict[str, Any],
     mig: dict[str, Any] | None,
     also: list[str],
@@ -120,6 +120,6 @@ def _gpu(
         **rest,
         also=tuple(also),
         mig=None if mig is None else MigInstance(**mig),
-        processes=None if processes is None else tuple(GpuProcess(**each) for each in processes),
+        processes=None if processes is None else tuple(map(GpuProcess._make, processes)),
         figures=GpuFigures(**figures),
     )

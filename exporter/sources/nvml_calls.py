@@ -16,7 +16,7 @@ _PROCESS: Final = Struct("I4xQII")
 """nvmlProcessInfo_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId."""
 
 _SAMPLE: Final = Struct("I4xQIIII")
-"""nvmlProcessUtilizationSample_t: pid, timeStamp, smUtil, memUtil, encUtil, decUtil."""
+"""nvmlProcessUtilizationSample_t: pid, timeStamp, smUtil, memUtil, encUtil, decUtil, as `Sample` has them."""
 
 NOT_AVAILABLE: Final = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, of 64 bits."""
@@ -121,12 +121,7 @@ def utilizations(handle: Any, seen_us: int) -> list[Sample]:
     code = call(handle, into, byref(count), c_ulonglong(seen_us))
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
-    return [
-        Sample(
-            pid=pid, timestamp_us=at_us, sm_percent=sm, memory_percent=memory, encoder_percent=enc, decoder_percent=dec
-        )
-        for pid, at_us, sm, memory, enc, dec in _SAMPLE.iter_unpack(into.raw[: count.value * _SAMPLE.size])
-    ]
+    return [Sample._make(each) for each in _SAMPLE.iter_unpack(into.raw[: count.value * _SAMPLE.size])]
 
 
 def said(error: pynvml.NVMLError) -> str:

@@ -1,7 +1,8 @@
 """One GPU's sensors and error counters, as NVIDIA's driver tells them. Each is asked for alone and fails alone.
 
 What the driver does not support it is not asked again until its next session, or until the GPU comes back: each such
-answer costs as much as a figure. Counters that hardly ever move are asked for at every tenth look.
+answer costs as much as a figure. Sensors are asked for at every fifth look, for hardly anybody scrapes more often, and
+some drivers take milliseconds to read one; counters that hardly ever move, at every tenth.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +15,13 @@ import pynvml
 from exporter.readings import THROTTLE_REASONS, GpuFigures
 from exporter.sources import nvml_calls
 
+SENSOR_LOOKS: Final = 5
+"""How many looks a sensor is told for, once it was asked; all are asked again at the next one where any has failed."""
+
 SLOW_LOOKS: Final = 10
 """How many looks an error counter is told for, once it was asked."""
+
+NOT_SUPPORTED: Final = nvml_calls.reason(pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
 
 _CELSIUS_MAX: Final = 250
 _MILLIWATTS_MAX: Final = 10_000_000
@@ -76,6 +82,8 @@ class Figures:
 
     def __init__(self) -> None:
         self._not_there: set[str] = set()
+        self._fast: dict[str, Any] = {}
+        self._fast_unknown: dict[str, str] = {}
         self._slow: dict[str, Any] = {}
         self._slow_unknown: dict[str, str] = {}
         self._looks = 0
@@ -86,14 +94,14 @@ class Figures:
         Raises:
             NVMLError: the GPU is lost, or the driver is gone.
         """
-        fast: dict[str, Any] = {}
-        fast_unknown: dict[str, str] = {}
         if self._looks % SLOW_LOOKS == 0:
             self._slow, self._slow_unknown = {}, {}
             self._take(self._slow_asked(handle), self._slow, self._slow_unknown)
+        if self._looks % SENSOR_LOOKS == 0 or any(each != NOT_SUPPORTED for each in self._fast_unknown.values()):
+            self._fast, self._fast_unknown = {}, {}
+            self._take(self._fast_asked(handle), self._fast, self._fast_unknown)
         self._looks += 1
-        self._take(self._fast_asked(handle), fast, fast_unknown)
-        return GpuFigures(**fast, **self._slow, unknown={**fast_unknown, **self._slow_unknown})
+        return GpuFigures(**self._fast, **self._slow, unknown={**self._fast_unknown, **self._slow_unknown})
 
     @staticmethod
     def _take(asked: Iterator[tuple[str, dict[str, Any] | str]], into: dict[str, Any], unknown: dict[str, str]) -> None:
@@ -119,7 +127,7 @@ class Figures:
     def _asked(self, figure: str, ask: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | str:
         """The fields that a call tells, or the reason why it tells none."""
         if figure in self._not_there:
-            return "not_supported"
+            return NOT_SUPPORTED
         try:
             return ask() or nvml_calls.IMPOSSIBLE
         except pynvml.NVMLError as error:

@@ -12,7 +12,7 @@ non-zero utilization during the last sample period"). So, of a process on the li
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from exporter.readings import GpuProcess
 
@@ -25,8 +25,7 @@ BUSY_RATIO: Final = 0.5
 """A GPU so busy for so many looks without one sample: the driver's clock was set back, and its samples seem old."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listed:
+class Listed(NamedTuple):
     """One entry of a list of running processes; `memory_bytes` is `None` where the driver does not say."""
 
     pid: int
@@ -34,8 +33,7 @@ class Listed:
     mps: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """What one process did up to `timestamp_us`, by the driver's clock, microseconds; figures in percent."""
 
     pid: int

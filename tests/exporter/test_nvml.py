@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
-from exporter.sources import nvml_calls
+from exporter.sources import nvml_calls, nvml_figures
 from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
@@ -522,7 +522,8 @@ def test_what_is_not_supported_is_asked_again_only_of_a_driver_that_was_loaded_a
     source.read()
 
     driver_here.answer(Card(figures=SENSORS))
-    remembered = only(source.read()).figures
+    for _ in range(nvml_figures.SLOW_LOOKS + 1):
+        remembered = only(source.read()).figures
     driver_here.answer(Card(figures=SENSORS), session=2)
     with pytest.raises(DriverError):
         source.read()
@@ -542,6 +543,15 @@ def test_a_sensor_that_failed_once_is_asked_again_at_the_next_look(driver_here: 
     assert only(source.read()).figures.temperature_celsius == 61.0
 
 
+def test_sensors_are_asked_for_at_every_fifth_look_and_told_at_each(driver_here: Driver) -> None:
+    source, told = NvmlGpus(), []
+    for degrees in range(41, 52):
+        driver_here.answer(Card(figures=(f"{TEMPERATURE} 0 {degrees}", *SENSORS)))
+        told.append(only(source.read()).figures.temperature_celsius)
+
+    assert told == [41.0] * 5 + [46.0] * 5 + [51.0]
+
+
 def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=(f"{ECC} 0 3",)))
@@ -554,7 +564,8 @@ def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(drive
 def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS))
-    source.read()
+    for _ in range(nvml_figures.SENSOR_LOOKS):
+        source.read()
 
     driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS), but=(f"error 0 {TEMPERATURE} 15",))
     lost, other = source.read().gpus
