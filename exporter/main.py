@@ -25,7 +25,6 @@ from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
 from exporter.sources import drm, nvidia_host, nvml_library, simulated
-from exporter.sources.containers import EngineContainers
 from exporter.sources.driver_parent import Apart, Driver
 from exporter.sources.listener import Listener
 from exporter.sources.pods import Api, Pods
@@ -97,11 +96,7 @@ def serve(settings: Settings) -> None:
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
-    engines: dict[str, Listener] = {
-        kind: EngineContainers(base_url, settings.dir, kind=kind)
-        for kind, base_url in (("docker", settings.docker), ("podman", settings.podman))
-        if base_url != "none"
-    }
+    engines = engines_of(settings)
     if settings.pods != "off":
         engines["kubernetes"] = pods_of(settings)
     allow_files()
@@ -151,6 +146,18 @@ def serve(settings: Settings) -> None:
             engine.close()
         web.server_close()
         log.info("exporter stopped")
+
+
+def engines_of(settings: Settings) -> dict[str, Listener]:
+    """What listens to each engine that is to be asked, by kind."""
+    urls = {"docker": settings.docker, "podman": settings.podman}
+    asked = {kind: base_url for kind, base_url in urls.items() if base_url != "none"}
+    if not asked:
+        return {}
+    # Docker's client takes a fifth of this process's memory, which a host without an engine has no use for.
+    from exporter.sources.containers import EngineContainers  # noqa: PLC0415
+
+    return {kind: EngineContainers(base_url, settings.dir, kind=kind) for kind, base_url in asked.items()}
 
 
 def pods_of(settings: Settings) -> Pods:

@@ -20,6 +20,7 @@ from exporter import answering, tenancy
 from exporter.readings import ALL_NODES, NODE, Container, Health, Probe, Server, Unknown
 from exporter.sources.engine_events import Events
 from exporter.sources.listener import Listener, Listing
+from exporter.sources.processes import visible_devices
 from gpuwarden import cgroup
 
 REFRESH_S: Final = 1.0
@@ -367,9 +368,3 @@ def _nvidia_request(found: dict[str, Any]) -> tuple[str, ...] | None:
         if name == "NVIDIA_VISIBLE_DEVICES":
             return visible_devices(value)
     return None
-
-
-def visible_devices(value: str) -> tuple[str, ...] | None:
-    """NVIDIA_VISIBLE_DEVICES as the NVIDIA container runtime reads it: a list, `all`, or `none`, `void` and empty."""
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    return None if not names or names in (("none",), ("void",)) else names

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from exporter.readings import Container, CpuUse
-from exporter.sources.containers import visible_devices
 from gpuwarden import cgroup, clock
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -124,3 +123,9 @@ def resident_bytes(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> int:
     if not sizes:
         raise OSError("none of the worker's processes can be read")
     return sum(sizes)
+
+
+def visible_devices(value: str) -> tuple[str, ...] | None:
+    """NVIDIA_VISIBLE_DEVICES as the NVIDIA container runtime reads it: a list, `all`, or `none`, `void` and empty."""
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    return None if not names or names in (("none",), ("void",)) else names

@@ -6,6 +6,8 @@ import queue
 import re
 import signal
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +26,9 @@ from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
 from exporter.sampler import Sampler
 from exporter.sources import containers, engine_events
-from exporter.sources.containers import EngineContainers, _container, visible_devices
+from exporter.sources.containers import EngineContainers, _container
 from exporter.sources.listener import Listing
+from exporter.sources.processes import visible_devices
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -766,6 +769,24 @@ def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too
     assert (first.containers, second.restarting) == ({}, {})
     assert replaced_s - first.taken_s < containers.FRESH_S
     assert slow_s or second.duration_s < (containers.FRESH_S - containers.REFRESH_S) / 2
+
+
+# None
+
+
+def test_where_no_engine_is_asked_none_of_their_client_is_loaded(tmp_path: Path) -> None:
+    program = "import sys; from exporter import main; from exporter.settings import Settings\n"
+    program += "print(main.engines_of(Settings(_cli_parse_args=sys.argv[1:])), *sys.modules)"
+    common = [sys.executable, "-P", "-c", program, "--dir", str(tmp_path)]
+
+    def told(*arguments: str) -> list[str]:
+        return subprocess.run([*common, *arguments], capture_output=True, text=True, check=True).stdout.split()
+
+    none, one = told("--docker", "none"), told("--docker", "none", "--podman", "unix:///run/podman/podman.sock")
+    assert none[0] == "{}"
+    assert {"docker", "requests"}.isdisjoint(none)
+    assert one[0] == "{'podman':"
+    assert {"docker", "requests"} <= set(one)
 
 
 # A daemon that tells of what changes
