@@ -38,13 +38,18 @@ typedef struct { u32 field, scope; u64 timestamp, latency; u32 type, failed; u64
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8 };
-enum { GPUS_MAX = 64, INSTANCES_MAX = 7, REPORT_MS = 100, UNSIGNED_LONG_LONG = 3, CUDA_VERSION = 12020 };
+enum { GPUS_MAX = 64, INSTANCES_MAX = 7, FOLDER_BYTES = 4096, UNSIGNED_LONG_LONG = 3, CUDA_VERSION = 12020 };
 enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
+enum { IN_MOVED_TO = 0x80, POLLIN = 1, CLOCK_MONOTONIC = 1 };
 
 int open(const char *path, int flags, ...);
 long read(int file, void *into, unsigned long size);
 int close(int file);
 int usleep(u32 microseconds);
+int inotify_init1(int flags);
+int inotify_add_watch(int file, const char *path, u32 mask);
+int poll(void *files, unsigned long count, int timeout_ms);
+int clock_gettime(int clock, void *into);
 int statx(int folder, const char *path, int flags, u32 mask, void *into);
 char *getenv(const char *name);
 void *malloc(unsigned long size);
@@ -465,26 +470,55 @@ int nvmlDeviceRegisterEvents(void *device, u64 types, EventSet *set)
     return failed;
 }
 
+/* A file that can be read once another script is there: whoever waits needs not look for one ten times a second. */
+static int changes(void)
+{
+    const char *path = getenv("NVML_SCRIPT");
+    char folder[FOLDER_BYTES];
+    u32 end = 0;
+    int file = inotify_init1(0);
+    for (u32 at = 0; path && path[at] && at < FOLDER_BYTES - 1; at++)
+        if ((folder[at] = path[at]) == '/')
+            end = at;
+    folder[end] = 0;
+    inotify_add_watch(file, end ? folder : ".", IN_MOVED_TO);
+    return file;
+}
+
+static long now_ms(void)
+{
+    struct { long s, ns; } time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.s * 1000 + time.ns / 1000000;
+}
+
+/* What there is to report by now, `TIMEOUT` where that is nothing. */
+static int reported(EventSet *set, Event *into)
+{
+    int failed = begin(NO_GPU, "nvmlEventSetWait");
+    u64 found;
+    for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
+        const char *rest = set->gpus >> gpu & 1 ? find_call("error ", gpu, "nvmlEventSetWait") : 0;
+        failed = rest ? (int)number(&rest) : SUCCESS;
+    }
+    if (failed || !(found = report(set->seen, set->gpus, into)))
+        return failed ? failed : TIMEOUT;
+    set->seen = found;
+    return SUCCESS;
+}
+
 /* Also fails where a GPU that is waited for has an `error` line for it. */
 int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
 {
-    for (u32 waited_ms = 0;; waited_ms += REPORT_MS) {
-        int failed = begin(NO_GPU, "nvmlEventSetWait");
-        u64 found;
-        for (int gpu = 0; gpu < GPUS_MAX && !failed; gpu++) {
-            const char *rest = set->gpus >> gpu & 1 ? find_call("error ", gpu, "nvmlEventSetWait") : 0;
-            failed = rest ? (int)number(&rest) : SUCCESS;
-        }
-        if (failed)
-            return failed;
-        if ((found = report(set->seen, set->gpus, into))) {
-            set->seen = found;
-            return SUCCESS;
-        }
-        if (waited_ms >= timeout_ms)
-            return TIMEOUT;
-        usleep(REPORT_MS * 1000);
-    }
+    struct { int file; short wanted, found; } change = { changes(), POLLIN, 0 };
+    char told[FOLDER_BYTES];
+    long until_ms = now_ms() + timeout_ms, left_ms;
+    int code;
+    while ((code = reported(set, into)) == TIMEOUT && (left_ms = until_ms - now_ms()) > 0
+           && poll(&change, 1, (int)left_ms) > 0)
+        read(change.file, told, sizeof told);
+    close(change.file);
+    return code;
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(void *device, u32 *count)
