@@ -21,11 +21,12 @@ WATCHED_S: Final = 60.0
 """How long it samples once a second and is scraped each `SCRAPE_EACH_S`, while its CPU time is taken, seconds."""
 
 SCRAPE_EACH_S: Final = 5.0
+SETTLE_S: Final = 5.0
 READY_S: Final = 30.0
 
 
 def measure(place: Place) -> Iterator[Figure]:
-    """Scrapes one after another, then a minute as it is in production."""
+    """Scrapes one after another, then a minute as it is in production, and one in which no GPU has anything to do."""
     work = place.folder / "exporter-host"
     work.mkdir()
     progress("exporter on a full host")
@@ -44,9 +45,12 @@ def measure(place: Place) -> Iterator[Figure]:
         yield figure("exporter", "full host: series", "", [sum(line[:1] != b"#" for line in text.splitlines())])
         yield figure("exporter", "full host: size of a scrape", "KiB", [len(text) / 1024])
         yield figure("exporter", "full host: the same, packed", "KiB", [len(sent) / 1024])
-        used_s, passed_s = watched(subject, WATCHED_S)
-        what = f"full host: CPU, sampling every second and a scrape each {SCRAPE_EACH_S:g} s"
-        yield figure("exporter", what, "% of a core", [100 * used_s / passed_s])
+        what = f"CPU, sampling every second and a scrape each {SCRAPE_EACH_S:g} s"
+        for crowd.idle, doing in ((False, "all compute"), (True, "none computes")):
+            progress(f"exporter on a full host: {doing}")
+            time.sleep(SETTLE_S)
+            used_s, passed_s = watched(subject, WATCHED_S)
+            yield figure("exporter", f"full host, {doing}: {what}", "% of a core", [100 * used_s / passed_s])
         yield figure("exporter", "full host: resident memory", "MiB", [subject.resident_mib()])
 
 

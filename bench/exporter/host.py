@@ -1,11 +1,13 @@
-"""A full host: 64 containers of 4 processes, each on the two GPUs of its container, 256 processes on 8 GPUs in all.
+"""A full host: 64 containers of 4 processes, two on each of its two GPUs, 256 processes on 8 GPUs in all.
 
-A container is a cgroup as Docker makes it, named by a full id, and its processes sleep.
+A container is a cgroup as Docker makes it, named by a full id, and its processes sleep; that they compute is what the
+stand-in for the driver says, which has new samples of each, each second.
 """
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,10 @@ PROCESSES_EACH: Final = 4
 GPUS: Final = 8
 GPUS_EACH: Final = 2
 GONE_S: Final = 10.0
+TOLD_EACH_S: Final = 1.0
+BUSY_PERCENT: Final = 3
+"""What each process that computes uses of its GPU: 32 of them nearly all of it, and by two a container is not idle."""
+
 MARK: Final = str(os.getpid())
 """The last argument of every process of this host's containers."""
 
@@ -51,16 +57,21 @@ class Box:
 
 
 class Crowd:
-    """The host's containers as they are now; who starts or ends one has `tell` let the driver know."""
+    """The host's containers as they are now; who starts or ends one has `tell` let the driver know.
+
+    Their processes compute, unless they are set to be `idle`.
+    """
 
     def __init__(self, driver: Driver, root: Path) -> None:
         self.containers: list[Box] = []
+        self.idle = False
         self.environment = driver.environment
         """That in which its driver is found."""
         self._driver = driver
         self._root = root
         self._inside: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._told = 0
+        self._telling = threading.Lock()
 
     def start(self, number: int, *, run: Callable[[Path], tuple[int, ...]] | None = None) -> Box:
         """A container of this number, with processes that sleep.
@@ -94,8 +105,10 @@ class Crowd:
 
     def tell(self) -> None:
         """The driver answers with the processes of these containers, and has sampled all since the last time."""
-        self._told += 1
-        self._driver.answer(*(_card(index, self.containers, self._told) for index in range(GPUS)))
+        with self._telling:
+            self._told += 1
+            boxes, percent = tuple(self.containers), 0 if self.idle else BUSY_PERCENT
+            self._driver.answer(*(_card(index, boxes, self._told, percent) for index in range(GPUS)))
 
     def close(self) -> None:
         """All end."""
@@ -123,13 +136,23 @@ def host(driver: Driver, *, containers: int = CONTAINERS) -> Iterator[Crowd]:
     Raises:
         BenchError: no cgroups can be made here.
     """
-    crowd = Crowd(driver, _root())
+    crowd, ending = Crowd(driver, _root()), threading.Event()
+
+    def tell_on() -> None:
+        while not ending.wait(TOLD_EACH_S):
+            crowd.tell()
+
+    telling = threading.Thread(target=tell_on, name="driver")
     try:
         for number in range(containers):
             crowd.start(number)
         crowd.tell()
+        telling.start()
         yield crowd
     finally:
+        ending.set()
+        if telling.ident is not None:
+            telling.join()
         crowd.close()
 
 
@@ -151,15 +174,15 @@ def _removed(group: Path) -> bool:
     return not group.exists()
 
 
-def _card(index: int, boxes: list[Box], told: int) -> Card:
+def _card(index: int, boxes: Sequence[Box], told: int, percent: int) -> Card:
     """A GPU with one process of each container that has it for every GPU that one has."""
     pids = [pid for box in boxes if index in box.gpus for pid in box.pids[box.gpus.index(index) :: GPUS_EACH]]
     return Card(
         uuid=f"GPU-{index}",
         size_bytes=80 * 2**30,
         used_bytes=len(pids) * 2**28,
-        utilization=90,
+        utilization=min(100, percent * len(pids)),
         compute=dict.fromkeys(pids, 2**28),
-        samples=tuple(Sample(pid=pid, timestamp_us=told * 10**6, sm=2) for pid in pids),
+        samples=tuple(Sample(pid=pid, timestamp_us=told * 10**6, sm=percent) for pid in pids if percent),
         figures=_SENSORS,
     )
