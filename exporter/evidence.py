@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from exporter.patience import Patience
 from exporter.readings import (
@@ -110,8 +110,7 @@ WORKED_S: Final = 30.0
 """Who worked within this time is not still for as long as any condition asks, seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuUse:
+class GpuUse(NamedTuple):
     """One container's GPUs at one moment: its shares, and the greatest utilisation or why it is unknown.
 
     `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
@@ -127,8 +126,7 @@ class GpuUse:
     there: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RamUse:
+class RamUse(NamedTuple):
     """One container's RAM at one moment, bytes, or why it is unknown."""
 
     usage_bytes: int | None
@@ -178,12 +176,9 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    own = frozenset(use.gpus)
-    return (
-        replace(use, there=tuple(gpu.uuid for gpu in readings.gpus if gpu.lost is False and gpu.uuid in own))
-        if readings
-        else use
-    )
+    if readings is None:
+        return use
+    return use._replace(there=tuple(gpu.uuid for gpu in readings.gpus if gpu.lost is False and gpu.uuid in use.gpus))
 
 
 def _use(
@@ -194,17 +189,21 @@ def _use(
     had: Sequence[str],
     there: AbstractSet[str] | None,
 ) -> GpuUse:
-    wanted = _wanted(container, readings)
+    wanted = frozenset(container.gpu_request or ()) if readings is None else _asked_for(container, readings).wanted
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return replace(use, shares=_uninvited(pids, readings, thresholds))
+        return use._replace(shares=_uninvited(pids, readings, thresholds))
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     if there is not None and not wanted.isdisjoint({ALL, ALL_NODES}):
         readings = _without_lost(readings, wanted, there)
-    assigned, missing = _assigned(wanted, pids or frozenset(), readings), _missing(wanted, readings)
+        asked = _resolved(wanted, readings)
+    else:
+        asked = _asked_for(container, readings)
+    assigned, missing = _assigned(asked, pids or frozenset(), readings), asked.missing
     not_here = [uuid for uuid in had if uuid not in readings.by_name]
-    missing = list(dict.fromkeys([*missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
+    if not_here:
+        missing = tuple(dict.fromkeys([*missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
     unread = _unread(had, assigned, pids, readings)
     uuids = (*(gpu.uuid for gpu in assigned), *unread)
     shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds, wanted)
@@ -212,23 +211,23 @@ def _use(
         named = {name: _uuid_of_missing(name, readings) for name in missing}
         its = tuple(dict.fromkeys([*uuids, *not_here, *filter(None, named.values())]))
         use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
-        use = replace(use, nameless=tuple(name for name, uuid in named.items() if uuid is None))
+        use = use._replace(nameless=tuple(name for name, uuid in named.items() if uuid is None))
         elsewhere = not readings.nodes_are_known and wanted == _nodes(wanted)
-        return replace(use, shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
+        return use._replace(shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
     if not assigned and not unread:
         return _unknown_use((), "gpu_missing", "every GPU with a render node is assigned, and each was lost before")
     if unread:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=next(iter(unread.values())))
     if ALL in wanted and container.kind in OUTSIDE and WITH_NODES in readings.failed:
         because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
-        return replace(_unknown_use(uuids, "source_failed", because), shares=shares)
+        return _unknown_use(uuids, "source_failed", because)._replace(shares=shares)
     if pids is None:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
     if ALL in wanted and container.kind in OUTSIDE:
         others = (gpu for gpu in readings.gpus if gpu.node is not None and _may_be_on(gpu, pids, readings))
         if (other := next(others, None)) is not None:
             because = f"it names no GPU, so that it may be on {other.uuid}, whose processes are not all listed"
-            return replace(_unknown_use(uuids, "not_listed", because), shares=shares)
+            return _unknown_use(uuids, "not_listed", because)._replace(shares=shares)
     unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
@@ -252,11 +251,10 @@ def _unread(
     one of AMD's has its UUID from the driver that lists who computes on it.
     """
     own = {gpu.uuid for gpu in assigned}
-    here = {gpu.uuid: gpu for gpu in readings.gpus}
+    elsewhere = [uuid for uuid in had if uuid not in own]
     found: dict[str, Unknown] = {}
-    for uuid in had:
-        if uuid in own:
-            continue
+    here = {gpu.uuid: gpu for gpu in readings.gpus} if elsewhere else {}
+    for uuid in elsewhere:
         gpu = here.get(uuid)
         if gpu is None:
             if readings.failed:
@@ -291,8 +289,9 @@ def _parts(
     cut = {gpu.mig.parent for gpu in gpus if gpu.mig is not None}
 
     def told(gpu: Gpu) -> bool:
-        elsewhere = gpu.processes is not None and gpu.by_pid.keys().isdisjoint(pids) and wanted.isdisjoint(gpu.names)
-        return gpu.attribution != UNTOLD or gpu.uuid in cut or elsewhere
+        if gpu.attribution != UNTOLD or gpu.uuid in cut:
+            return True
+        return gpu.processes is not None and gpu.by_pid.keys().isdisjoint(pids) and wanted.isdisjoint(gpu.names)
 
     parts = [_part(gpu, pids, thresholds, told=told(gpu)) for gpu in gpus]
     return tuple(share for share, _ in parts), [reason for _, reason in parts]
@@ -525,7 +524,7 @@ class ContainerHistory:
         """
         self.gpus = gpu.gpus or self.gpus
         self.there = self.there.union(gpu.there)
-        lost = self.there.intersection(lost)
+        lost = self.there.intersection(lost) if lost else ()
         self.kind = container.kind
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -580,6 +579,8 @@ class ContainerHistory:
 
         A look that cannot tell breaks it off no sooner than a gap does.
         """
+        if not lost and self._lost_s is None:
+            return None
         others = [share for share in gpu.shares if share.gpu not in lost]
         told = set(gpu.gpus) - set(lost) <= {share.gpu for share in others if share.attributed}
         busy = any((share.utilization_ratio or 0.0) > self._thresholds.idle_ratio for share in others)
@@ -802,7 +803,36 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
     return GpuUse(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, because=because))
 
 
-def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str]:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a request comes to by these readings: names in full, the places of GPUs that bear them, what is missing."""
+
+    wanted: frozenset[str]
+    places: frozenset[int]
+    missing: tuple[str, ...]
+
+
+def _asked_for(container: Container, readings: GpuReadings) -> _Asked:
+    """Worked out once a look for all that ask alike: a full host has hundreds of containers, and a few requests."""
+    key = container.gpu_request or (), container.kind in OUTSIDE
+    found = readings.asked.get(key)
+    if not isinstance(found, _Asked):
+        found = readings.asked[key] = _resolved(_wanted(*key, readings), readings)
+    return found
+
+
+def _resolved(wanted: frozenset[str], readings: GpuReadings) -> _Asked:
+    """`all` and indexes are NVIDIA's names. GPUs with a render node go by it, or by their UUID."""
+    every = readings.numbered if ALL in wanted else frozenset[str]()
+    places = frozenset(
+        place
+        for place, gpu in enumerate(readings.gpus)
+        if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
+    )
+    return _Asked(wanted=wanted, places=places, missing=tuple(_missing(wanted, readings)))
+
+
+def _wanted(request: tuple[str, ...], outside: bool, readings: GpuReadings) -> frozenset[str]:
     """What a container asked for; less render nodes where no GPU that was ever read has one: they are of other GPUs.
 
     But not those that it was given by name, and nothing else: one may be of a GPU that went before the exporter began.
@@ -810,13 +840,11 @@ def _wanted(container: Container, readings: GpuReadings | None) -> frozenset[str
     What runs outside of any engine and names no GPU sees them all, and what was given some GPU, nobody tells which, may
     have any. Those are NVIDIA's, and on a host that has nothing of NVIDIA's those with a render node.
     """
-    if readings is None:
-        return frozenset(container.gpu_request or ())
-    wanted = frozenset(_in_full(name, readings) for name in container.gpu_request or ())
+    wanted = frozenset(_in_full(name, readings) for name in request)
     if not readings.nodes_are_known:
         return wanted - {ALL_NODES} if wanted == _nodes(wanted) else wanted - _nodes(wanted)
     without_nvidia = not (readings.numbered or readings.nvidia_unread or NUMBERED in readings.failed)
-    if ALL in wanted and without_nvidia and (container.kind in OUTSIDE or ALL_NODES in wanted):
+    if ALL in wanted and without_nvidia and (outside or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
 
@@ -838,23 +866,11 @@ def _nodes(names: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
 
 
-def _assigned(wanted: frozenset[str], pids: frozenset[int], readings: GpuReadings) -> list[Gpu]:
-    """The GPUs that a request names, or that list one of the pids.
-
-    `all` and indexes are NVIDIA's names. GPUs with a render node go by it, or by their UUID.
-    """
-    every = readings.numbered if ALL in wanted else frozenset[str]()
-    if every or ALL_NODES in wanted:
-        return [
-            gpu
-            for gpu in readings.gpus
-            if gpu.uuid in every
-            or (gpu.node is not None and ALL_NODES in wanted)
-            or not wanted.isdisjoint(gpu.names)
-            or not gpu.by_pid.keys().isdisjoint(pids)
-        ]
-    places = {place for name in wanted for place in readings.by_name.get(name, ())}
-    places.update(place for pid in pids for place in readings.by_pid.get(pid, ()))
+def _assigned(asked: _Asked, pids: frozenset[int], readings: GpuReadings) -> list[Gpu]:
+    """The GPUs that a request names, or that list one of the pids."""
+    places = set(asked.places)
+    for pid in pids:
+        places.update(readings.by_pid.get(pid, ()))
     return [readings.gpus[place] for place in sorted(places)]
 
 

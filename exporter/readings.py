@@ -204,6 +204,11 @@ class GpuReadings:
     dropped: tuple[str, ...] = ()
 
     @cached_property
+    def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:
+        """What each request comes to by these readings, as far as it was worked out (`exporter.evidence`)."""
+        return {}
+
+    @cached_property
     def by_name(self) -> Mapping[str, Sequence[int]]:
         """By each of these names, the places of the GPUs in `gpus` that are given by it."""
         found: dict[str, list[int]] = {}
@@ -383,8 +388,7 @@ class TaskReadings:
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuShare:
+class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
