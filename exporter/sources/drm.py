@@ -146,7 +146,7 @@ class DrmGpus:
         return found
 
     def _amd(self, seen: _Seen, computing: Mapping[int, Compute] | None, holders: Holders) -> Gpu:
-        device = seen.device
+        device, node = seen.device, seen.compute_node
         ratio = used = size = None
         figures = GpuFigures()
         if seen.whole:
@@ -165,6 +165,7 @@ class DrmGpus:
                     pid=pid,
                     utilization_ratio=self._amd_ratio(seen, ratio, pid, computing.get(pid, NO_PART), held, holders),
                     memory_bytes=_amd_bytes(computing.get(pid), held.get(pid)),
+                    evicted_s=None if node is None else self._kfd.evicted_s(pid, node.gpu_id),
                 )
                 for pid in sorted(computing.keys() | held.keys())
             )
@@ -183,6 +184,7 @@ class DrmGpus:
             node=device.node,
             also=_also(device),
             attribution=_attribution(seen),
+            evictions_told=node is not None and computing is not None,
             figures=figures,
         )
 

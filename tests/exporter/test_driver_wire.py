@@ -19,7 +19,7 @@ WHOLE = GpuReadings(
             memory_used_bytes=41 * GIB,
             memory_size_bytes=140 * GIB,
             memory_free_bytes=99 * GIB,
-            processes=(GpuProcess(pid=7, utilization_ratio=None, memory_bytes=40 * GIB),),
+            processes=(GpuProcess(pid=7, utilization_ratio=None, memory_bytes=40 * GIB, evicted_s=1.25),),
             figures=GpuFigures(temperature_celsius=61.0, throttled=["hw_slowdown"], unknown={"power_watts": "timeout"}),
         ),
         Gpu(
@@ -73,7 +73,7 @@ def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool)
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
     """GPUs with so many processes each, of which every figure is as long as it comes."""
     processes = tuple(
-        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB)
+        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB, evicted_s=123456.789)
         for number in range(count)
     )
     gpu = Gpu(uuid="GPU-0", index=0, name="", utilization_ratio=0.5, memory_used_bytes=1, memory_size_bytes=2,
