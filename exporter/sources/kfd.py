@@ -3,7 +3,8 @@
     topology/generation_id              another number once the topology has changed
     topology/nodes/N/gpu_id             the GPU's number in all that follows; 0 is a CPU
     topology/nodes/N/name               the chip's name
-    topology/nodes/N/properties         lines of `key value`: drm_render_minor, unique_id (0 where it has none)
+    topology/nodes/N/properties         lines of `key value`: drm_render_minor, unique_id (0 where it has none), domain
+                                        and location_id (its place on the PCI bus; parts of one GPU have the same)
     proc/PID/vram_GPUID                 memory of that GPU that the process holds, bytes; of every GPU that it may use
     proc/PID/queues/Q/gpuid             of which GPU a queue is that the process submits its work to
     proc/PID/stats_GPUID/cu_occupancy   how many compute units run a wave of it at this very moment; only some chips
@@ -29,12 +30,16 @@ SYS: Final = Path("/sys")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One GPU of the topology. `unique_id` is `None` where the chip has none."""
+    """One GPU of the topology, or a part of one. `unique_id` is `None` where the chip has none.
+
+    `addresses` are what its PCI address may be: some kernels put the number of a part in place of the function.
+    """
 
     gpu_id: int
     number: int
     name: str
     unique_id: int | None
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,7 @@ class Kfd:
                         number=int(name),
                         name=(folder / name / "name").read_text(encoding="ascii").strip(),
                         unique_id=int(properties.get("unique_id", "0")) or None,
+                        addresses=_addresses(int(properties.get("domain", "0")), int(properties["location_id"])),
                     )
             except (OSError, ValueError, KeyError):
                 whole = False
@@ -205,6 +211,15 @@ def number_in(file: str) -> int | None:
         return int(content(file))
     except (OSError, ValueError):
         return None
+
+
+def _addresses(domain: int, location: int) -> tuple[str, ...]:
+    """A place on the PCI bus as the kernel names it: as it is, and the first function of that device.
+
+    The lower 16 bits are the bus, device and function (PCI_DEVID in include/linux/pci.h).
+    """
+    place = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+    return f"{place}.{location & 7}", f"{place}.0"
 
 
 def _names(folder: Path) -> list[str] | None:
