@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from exporter.evictions import Evictions
 from exporter.patience import Patience
 from exporter.readings import (
     ALL_NODES,
@@ -481,6 +482,7 @@ class ContainerHistory:
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
+        self._evictions = Evictions()
         self._lost_s: tuple[float, float] | None = None
         self._work: Mapping[int, ProcessWork] | None = None
         self._work_looked_s: float | None = None
@@ -569,6 +571,7 @@ class ContainerHistory:
             cpu_still_s=cpu_still_s,
             work_unknown=work_unknown or unknown,
             peak_bytes=dict(self._peak_bytes),
+            evicted_s=self._evictions.observe(gpu.shares),
             oom_kills=ram.oom_kills,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost),
             gpu_lost_s=self._lost(container, gpu, lost, now_s),
@@ -916,7 +919,13 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     ratio, size = _sums(gpu, pids)
     reason = _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
-    return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size, attributed=attributed), reason
+    evicted_s = None
+    if gpu.evictions_told and gpu.processes is not None:
+        evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
+    share = GpuShare(
+        gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size, attributed=attributed, evicted_s=evicted_s
+    )
+    return share, reason
 
 
 def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:

@@ -29,6 +29,8 @@ class GpuProcess(NamedTuple):
     pid: int
     utilization_ratio: float | None
     memory_bytes: int | None
+    evicted_s: float | None = None
+    """For how long the kernel has kept its queues off the GPU since it began, seconds; AMD's alone tells."""
 
 
 RATIO_DIGITS: Final = 9
@@ -120,7 +122,13 @@ class Gpu:
     figures: GpuFigures = field(default_factory=GpuFigures)
     xids_watched: bool = False
     """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
+    evictions_told: bool = False
+    """Whether its driver tells for how long it keeps processes off it: with none on it that is a measured nothing."""
     mig: MigInstance | None = None
+    cut_by: str | None = None
+    """What of `GpuReadings.cuts` tells whether it is made, of one that is a part of a GPU, or a GPU that can be cut."""
+    cut_as: str | None = None
+    """The word there without which it is not made; `None` where that is not known just now."""
     lost: bool | None = False
     """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
 
@@ -193,6 +201,8 @@ class GpuReadings:
     host, or may be, and none of its GPUs is here. `unlisted` are the pids of which it could not be told which GPUs with
     a render node they have open, `None` where there are too many to name. `dropped` are the UUIDs of those that were
     read before, whose driver answers and lists them no more.
+    `cuts` say how each GPU that can be cut into parts is cut just now, in words, `None` where that cannot be told; one
+    that is not there, or does not answer, is not in it.
     """
 
     source: str
@@ -202,6 +212,7 @@ class GpuReadings:
     nvidia_unread: bool = False
     unlisted: tuple[int, ...] | None = ()
     dropped: tuple[str, ...] = ()
+    cuts: Mapping[str, str | None] = field(default_factory=dict)
 
     @cached_property
     def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:
@@ -392,13 +403,15 @@ class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
-    not known that the GPU does anything, though its driver can tell.
+    not known that the GPU does anything, though its driver can tell. `evicted_s` is for how long the kernel has kept
+    each of its processes there off the GPU since that process began, seconds, by pid.
     """
 
     gpu: str
     utilization_ratio: float | None
     memory_bytes: int | None
     attributed: bool | None = None
+    evicted_s: Mapping[int, float | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,6 +439,8 @@ class ContainerEvidence:
     """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
+    evicted_s: Mapping[str, float] = field(default_factory=dict)
+    """For how long the kernel has kept its processes off each GPU since it was first seen, seconds."""
     oom_kills: int | None = None
     """How many of its processes the kernel has killed for want of memory, in this incarnation."""
     lost_gpus: tuple[str, ...] = ()

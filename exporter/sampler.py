@@ -169,6 +169,7 @@ class Sampler:
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
         self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
+        self._nodes = {node: uuid for node, uuid in self._nodes.items() if uuid not in self._losses.unmade}
         self._all_placed = found_workers is not None and all(
             each is not None and each.whole for each in listings.values()
         )
@@ -276,6 +277,7 @@ class Sampler:
             failed=tuple(source for source, readings in answers.items() if readings is None),
             gone={node: uuid for node, uuid in self._nodes.items() if node not in nodes},
             nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_be_there(),
+            cuts={by: cut for readings in told for by, cut in readings.cuts.items()},
             unlisted=None
             if any(readings.unlisted is None for readings in told)
             else tuple(pid for readings in told for pid in readings.unlisted or ()),

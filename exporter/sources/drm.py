@@ -23,6 +23,7 @@ there were queues, so that it is none of those that never move. All else is unkn
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import Any, Final
 
 from exporter.readings import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
+from exporter.sources.cuts import HOSTS, XCP, Cuts, is_partitioned, settled, told_by
 from exporter.sources.kfd import NO_PART, SYS, Compute, Kfd, Node, Topology, number_in
 
 SOURCE: Final = "drm"
@@ -61,9 +63,13 @@ UNLISTED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """One render node, such as `renderD128`: its GPU's PCI address, driver and folder, and all nodes of that GPU."""
+    """One render node, such as `renderD128`: its GPU's PCI address, driver and folder, and all nodes of that GPU.
+
+    `name` is the device's own: that address, or a partition's, such as `amdgpu_xcp_1`, whose GPU has the rest.
+    """
 
     node: str
+    name: str
     pci: str
     driver: str
     folder: Path
@@ -78,6 +84,7 @@ class _Seen:
     device: _Device
     compute_node: Node | None
     asleep: bool
+    cuts: Mapping[str, str | None]
     whole: bool
 
 
@@ -87,6 +94,8 @@ class DrmGpus:
     def __init__(self, drivers: frozenset[str], *, sys: Path = SYS, proc: Path = PROC) -> None:
         self._drivers = drivers
         self._drm = sys / "class/drm"
+        self._bus = sys / "bus/pci/devices"
+        self._cuts = Cuts(drivers | (HOSTS if drivers & AMD else frozenset()), sys=sys)
         self._kfd = Kfd(sys=sys)
         self._clients = Clients(proc=proc)
         self._names: dict[tuple[str, str], str] = {}
@@ -94,7 +103,7 @@ class DrmGpus:
 
     def drivers_found(self) -> frozenset[str]:
         """The drivers, of those that are read, that drive a GPU now. No driver is called: links tell it."""
-        return frozenset(device.driver for device in self._devices())
+        return frozenset(device.driver for device in self._devices(Topology(nodes={}, whole=True)))
 
     def read(self) -> GpuReadings:
         """Every GPU of these drivers.
@@ -102,8 +111,11 @@ class DrmGpus:
         Raises:
             OSError: processes cannot be listed.
         """
-        devices = self._devices()
+        before = self._cuts.look()
         topology = self._kfd.topology()
+        devices = self._devices(topology)
+        after = self._cuts.look()
+        cuts = settled(before, after, topology)
         computing = self._kfd.processes() if topology.nodes else {}
         asleep = frozenset(name for device in devices if _is_asleep(device) for name in device.nodes)
         holders = self._clients.look(time.monotonic(), asleep=asleep)
@@ -116,7 +128,8 @@ class DrmGpus:
                 device=device,
                 compute_node=node,
                 asleep=device.node in asleep,
-                whole=parts[device.pci] == 1,
+                cuts=cuts,
+                whole=parts[device.pci] == 1 and not is_partitioned(device.pci, after),
             )
             if device.driver not in AMD:
                 gpus.append(self._intel(seen, holders))
@@ -124,9 +137,10 @@ class DrmGpus:
                 gpus.append(self._amd(seen, None, holders))
             else:
                 gpus.append(self._amd(seen, {} if node is None else computing.get(node.gpu_id, {}), holders))
-        return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=tuple(sorted(holders.unlisted)) if gpus else ())
+        unlisted = tuple(sorted(holders.unlisted)) if gpus else ()
+        return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=unlisted, cuts=cuts)
 
-    def _devices(self) -> list[_Device]:
+    def _devices(self, topology: Topology) -> list[_Device]:
         try:
             nodes_of_drm = list(self._drm.iterdir())
         except FileNotFoundError:  # a kernel without any GPU
@@ -136,17 +150,32 @@ class DrmGpus:
             if not NODE.fullmatch(node.name):
                 continue
             try:
-                folder = node.resolve(strict=True).parent.parent
+                own = node.resolve(strict=True).parent.parent
+                folder = self._card(topology.nodes.get(_minor(node.name))) if XCP.fullmatch(own.name) else own
                 driver = (folder / "driver").readlink().name
-                nodes = frozenset(each.name for each in (folder / "drm").iterdir())
-            except OSError:  # it has no driver, or is just taken out
+                nodes = frozenset(each.name for each in (own / "drm").iterdir())
+            except OSError:  # it has no driver, is just taken out, or is for a partition that is not made
                 continue
             if driver in self._drivers:
-                found.append(_Device(node=node.name, pci=folder.name, driver=driver, folder=folder, nodes=nodes))
+                device = _Device(
+                    node=node.name, name=own.name, pci=folder.name, driver=driver, folder=folder, nodes=nodes
+                )
+                found.append(device)
         return found
 
+    def _card(self, place: Node | None) -> Path:
+        """The folder of the GPU that a partition is of.
+
+        Raises:
+            OSError: there is no such partition, or no such GPU.
+        """
+        for address in place.addresses if place else ():
+            with suppress(OSError):
+                return (self._bus / address).resolve(strict=True)
+        raise FileNotFoundError
+
     def _amd(self, seen: _Seen, computing: Mapping[int, Compute] | None, holders: Holders) -> Gpu:
-        device = seen.device
+        device, node = seen.device, seen.compute_node
         ratio = used = size = None
         figures = GpuFigures()
         if seen.whole:
@@ -165,10 +194,12 @@ class DrmGpus:
                     pid=pid,
                     utilization_ratio=self._amd_ratio(seen, ratio, pid, computing.get(pid, NO_PART), held, holders),
                     memory_bytes=_amd_bytes(computing.get(pid), held.get(pid)),
+                    evicted_s=None if node is None else self._kfd.evicted_s(pid, node.gpu_id),
                 )
                 for pid in sorted(computing.keys() | held.keys())
             )
             unknown = _why_unknown(seen, ratio, processes, computing, holders)
+        cut_by, cut_as = told_by(seen.device.folder, seen.cuts, whole=seen.whole)
         return Gpu(
             uuid=_uuid(seen),
             index=seen.index,
@@ -182,7 +213,10 @@ class DrmGpus:
             source=device.driver,
             node=device.node,
             also=_also(device),
+            cut_by=cut_by,
+            cut_as=cut_as,
             attribution=_attribution(seen),
+            evictions_told=node is not None and computing is not None,
             figures=figures,
         )
 
@@ -218,6 +252,7 @@ class DrmGpus:
             for each in held.values():
                 engines.update(each.shares or {})
             ratio = _busiest(engines)
+        cut_by, cut_as = told_by(seen.device.folder, seen.cuts, whole=seen.whole)
         return Gpu(
             uuid=_uuid(seen),
             index=seen.index,
@@ -233,6 +268,8 @@ class DrmGpus:
             source=seen.device.driver,
             node=seen.device.node,
             also=_also(seen.device),
+            cut_by=cut_by,
+            cut_as=cut_as,
         )
 
     def _name(self, seen: _Seen) -> str:
@@ -264,8 +301,8 @@ def _uuid(seen: _Seen) -> str:
 
 
 def _also(device: _Device) -> tuple[str, ...]:
-    """Its PCI address, by which AMD's device plugin gives it, and its other nodes, such as `card0`, as Intel's does."""
-    return device.pci, *sorted(device.nodes - {device.node})
+    """Its own name, by which AMD's device plugin gives it, and its other nodes, such as `card0`, as Intel's does."""
+    return device.name, *sorted(device.nodes - {device.node})
 
 
 def _is_asleep(device: _Device) -> bool:

@@ -3,13 +3,16 @@
     topology/generation_id              another number once the topology has changed
     topology/nodes/N/gpu_id             the GPU's number in all that follows; 0 is a CPU
     topology/nodes/N/name               the chip's name
-    topology/nodes/N/properties         lines of `key value`: drm_render_minor, unique_id (0 where it has none)
+    topology/nodes/N/properties         lines of `key value`: drm_render_minor, unique_id (0 where it has none), domain
+                                        and location_id (its place on the PCI bus; parts of one GPU have the same)
     proc/PID/vram_GPUID                 memory of that GPU that the process holds, bytes; of every GPU that it may use
     proc/PID/queues/Q/gpuid             of which GPU a queue is that the process submits its work to
     proc/PID/stats_GPUID/cu_occupancy   how many compute units run a wave of it at this very moment; only some chips
+    proc/PID/stats_GPUID/evicted_ms     how long the kernel kept its queues off that GPU, in all; milliseconds
 
 Sources: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c (kfd_procfs_show, kfd_procfs_queue_show,
-kfd_get_cu_occupancy) of the kernel.
+kfd_procfs_stats_show, kfd_get_cu_occupancy) of the kernel. evicted_ms grows when an eviction is over, by all of it at
+once (restore_process_queues_cpsch in kfd_device_queue_manager.c).
 
 A process submits its work to its queues past the kernel, so nobody counts how long it runs: there is no utilisation
 here. cu_occupancy is none either. It is one moment, and asking for it stops at every queue of the GPU.
@@ -27,12 +30,16 @@ SYS: Final = Path("/sys")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One GPU of the topology. `unique_id` is `None` where the chip has none."""
+    """One GPU of the topology, or a part of one. `unique_id` is `None` where the chip has none.
+
+    `addresses` are what its PCI address may be: some kernels put the number of a part in place of the function.
+    """
 
     gpu_id: int
     number: int
     name: str
     unique_id: int | None
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,7 @@ class Compute:
     queues: int | None
 
 
+MS_PER_S: Final = 1000
 RELIST_LOOKS: Final = 5
 READ_BYTES: Final = 4096
 """A page: no file of sysfs is longer, and hardly one of fdinfo."""
@@ -101,6 +109,7 @@ class Kfd:
                         number=int(name),
                         name=(folder / name / "name").read_text(encoding="ascii").strip(),
                         unique_id=int(properties.get("unique_id", "0")) or None,
+                        addresses=_addresses(int(properties.get("domain", "0")), int(properties["location_id"])),
                     )
             except (OSError, ValueError, KeyError):
                 whole = False
@@ -166,6 +175,17 @@ class Kfd:
         """How many compute units run a wave of a process right now; `None` where the chip does not tell."""
         return number_in(f"{self._root}/proc/{pid}/stats_{gpu_id}/cu_occupancy")
 
+    def evicted_s(self, pid: int, gpu_id: int) -> float | None:
+        """For how long the kernel kept a process's queues off a GPU since it began, seconds; `None` where unknown.
+
+        The compute driver has a folder of each process that ever opened it: one without had no queue to be kept off.
+        """
+        folder = f"{self._root}/proc/{pid}"
+        evicted_ms = number_in(f"{folder}/stats_{gpu_id}/evicted_ms")
+        if evicted_ms is None:
+            return None if Path(folder).exists() else 0.0
+        return evicted_ms / MS_PER_S if evicted_ms >= 0 else None
+
 
 def content(file: str) -> bytes:
     """A file of the kernel's, whole; in half the time of `Path.read_bytes`, which counts where there are hundreds.
@@ -191,6 +211,15 @@ def number_in(file: str) -> int | None:
         return int(content(file))
     except (OSError, ValueError):
         return None
+
+
+def _addresses(domain: int, location: int) -> tuple[str, ...]:
+    """A place on the PCI bus as the kernel names it: as it is, and the first function of that device.
+
+    The lower 16 bits are the bus, device and function (PCI_DEVID in include/linux/pci.h).
+    """
+    place = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+    return f"{place}.{location & 7}", f"{place}.0"
 
 
 def _names(folder: Path) -> list[str] | None:

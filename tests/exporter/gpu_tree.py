@@ -4,6 +4,7 @@ The sources of each format are named by the modules that read it: exporter/sourc
 """
 
 import os
+import shutil
 from pathlib import Path
 
 CHILD = """
@@ -86,6 +87,7 @@ class Tree:
         self.child = "-c", CHILD.format(root=str(root))
         self.sys = root / "sys"
         self.proc = root / "proc"
+        self.generation = 1
         for folder in (self.sys / "class/drm", self.sys / "bus/pci/devices", self.proc):
             folder.mkdir(parents=True)
 
@@ -100,15 +102,11 @@ class Tree:
         status: str = "active",
     ) -> Path:
         """A GPU with a render node; returns its folder. `vram` is what is used and what there is, bytes."""
-        folder = self.sys / "devices/pci0000:00" / pci
+        folder = self.device(pci, driver)
         for name in (f"renderD{minor}", f"card{minor - 128}"):
             (folder / "drm" / name).mkdir(parents=True)
             (self.sys / "class/drm" / name).symlink_to(f"../../devices/pci0000:00/{pci}/drm/{name}")
-        if not (folder / "driver").is_symlink():
-            (folder / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
         self.write(folder / "power/runtime_status", status)
-        self.write(folder / "vendor", "0x1002" if driver == "amdgpu" else "0x8086")
-        self.write(folder / "device", "0x744c")
         if busy_percent is not None:
             self.write(folder / "gpu_busy_percent", busy_percent)
         if vram is not None:
@@ -116,29 +114,122 @@ class Tree:
             self.write(folder / "mem_info_vram_total", vram[1])
         return folder
 
-    def node(self, number: int, *, gpu_id: int, minor: int = 0, unique_id: int = 0, name: str = "navi31") -> Path:
+    def device(self, pci: str, driver: str) -> Path:
+        """A device on the PCI bus that a driver has; returns its folder."""
+        folder = self.sys / "devices/pci0000:00" / pci
+        if not (folder / "driver").is_symlink():
+            maker = 0x8086 if driver in {"i915", "xe"} else 0x1002
+            self.write(folder / "vendor", f"0x{maker:04x}")
+            self.write(folder / "device", "0x744c")
+            (folder / "config").write_bytes(maker.to_bytes(2, "little") + bytes(62))
+            (folder / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+            for place in (self.sys / "bus/pci/devices", self.sys / "bus/pci/drivers" / driver):
+                place.mkdir(parents=True, exist_ok=True)
+                (place / pci).symlink_to(folder)
+        return folder
+
+    def take_out(self, pci: str) -> None:
+        """A GPU falls off its bus: nothing is left of it and of its parts, nor, of one of AMD's, of the topology."""
+        folder = self.sys / "devices/pci0000:00" / pci
+        for function in folder.glob("virtfn*"):
+            self.take_out(function.readlink().name)
+        driver = (folder / "driver").readlink().name
+        for link in (self.sys / "class/drm").iterdir():
+            if pci in str(link.resolve()) or (driver == "amdgpu" and "amdgpu_xcp" in str(link.resolve())):
+                link.unlink()
+        shutil.rmtree(folder)
+        for place in ("devices", f"drivers/{driver}"):
+            (self.sys / "bus/pci" / place / pci).unlink()
+        if driver == "amdgpu":
+            self._clear_topology()
+
+    def cut(self, pci: str, mode: str, parts: int, *, minor: int = 128, unique_id: int = 0, fold: bool = False) -> None:
+        """One of AMD's GPUs computes as so many: `parts` of its topology, each with a node of its own.
+
+        The first has the GPU's own node, and each of the others one of the seven platform devices that there always
+        are (amdgpu_xcp_dev_alloc in amdgpu_xcp.c). Where kernels `fold`, the number of a part stands in place of its
+        function (kfd_topology_add_device in kfd_topology.c).
+        """
+        folder = self.sys / "devices/pci0000:00" / pci
+        for number in range(7):
+            device = self.sys / "devices/platform" / f"amdgpu_xcp_{number}"
+            for name in (f"renderD{minor + 1 + number}", f"card{minor - 127 + number}"):
+                if not (device / "drm" / name).exists():
+                    (device / "drm" / name).mkdir(parents=True)
+                    (self.sys / "class/drm" / name).symlink_to(f"../../devices/platform/{device.name}/drm/{name}")
+        self._clear_topology()
+        self.write(folder / "current_compute_partition", mode)  # whoever reads it waits until a change is over
+        bus, device_function = pci.split(":")[1:]
+        place = (int(bus, 16) << 8) + (int(device_function[:2], 16) << 3)
+        for part in range(parts):
+            location = place + part if fold else place + (part << 28) * (parts > 1)
+            self.node(part + 1, gpu_id=5000 + part, minor=minor + part, unique_id=unique_id, location=location)
+
+    def _clear_topology(self) -> None:
+        topology = self.sys / "class/kfd/kfd/topology"
+        if topology.exists():
+            shutil.rmtree(topology / "nodes", ignore_errors=True)
+            (topology / "nodes").mkdir()
+            self.generation += 100
+            self.write(topology / "generation_id", self.generation)
+
+    def functions(self, pci: str, minors: dict[str, int], *, driver: str = "xe") -> None:
+        """A GPU is cut into virtual functions: the minor number of each one's node, by its PCI address.
+
+        All those that it had go first, as they do before there can be others (sriov_numvfs_store in drivers/pci/iov.c).
+        """
+        folder = self.sys / "devices/pci0000:00" / pci
+        self.write(folder / "sriov_totalvfs", 7)
+        for link in folder.glob("virtfn*"):
+            function = link.readlink().name
+            link.unlink()
+            self.take_out(function)
+        for number, (function, minor) in enumerate(minors.items()):
+            (self.gpu(minor, function, driver) / "physfn").symlink_to(f"../{pci}")
+            (folder / f"virtfn{number}").symlink_to(f"../{function}")
+
+    def node(
+        self,
+        number: int,
+        *,
+        gpu_id: int,
+        minor: int = 0,
+        unique_id: int = 0,
+        name: str = "navi31",
+        location: int = 0x300,
+    ) -> Path:
         """A node of AMD's topology; `gpu_id` 0 is a CPU's."""
         topology = self.sys / "class/kfd/kfd/topology"
         (self.sys / "class/kfd/kfd/proc").mkdir(parents=True, exist_ok=True)
-        self.write(topology / "generation_id", number + 1)
+        self.generation += 1
+        self.write(topology / "generation_id", self.generation)
         folder = topology / "nodes" / str(number)
         self.write(folder / "gpu_id", gpu_id)
         self.write(folder / "name", name)
         self.write(
             folder / "properties",
-            f"cpu_cores_count 0\nsimd_count 192\nvendor_id 4098\nlocation_id 768\ndomain 0\ndrm_render_minor {minor}\n"
-            f"hive_id 0\nunique_id {unique_id}",
+            f"cpu_cores_count 0\nsimd_count 192\nvendor_id 4098\nlocation_id {location}\ndomain 0\n"
+            f"drm_render_minor {minor}\nhive_id 0\nunique_id {unique_id}",
         )
         return folder
 
     def computes(
-        self, pid: int, *, vram: dict[int, int], queues: dict[int, int], occupied: dict[int, int] | None = None
+        self,
+        pid: int,
+        *,
+        vram: dict[int, int],
+        queues: dict[int, int],
+        occupied: dict[int, int] | None = None,
+        evicted_ms: int = 0,
     ) -> Path:
-        """A process of AMD's compute driver: bytes by GPU, the GPU of each queue, units that are occupied by GPU."""
+        """A process of AMD's compute driver: bytes by GPU, the GPU of each queue, units that are occupied by GPU.
+
+        `evicted_ms` is for how long its queues were kept off each GPU.
+        """
         folder = self.sys / "class/kfd/kfd/proc" / str(pid)
         for gpu_id, size in vram.items():
             self.write(folder / f"vram_{gpu_id}", size)
-            self.write(folder / f"stats_{gpu_id}/evicted_ms", 0)
+            self.write(folder / f"stats_{gpu_id}/evicted_ms", evicted_ms)
         for gpu_id, units in (occupied or {}).items():
             self.write(folder / f"stats_{gpu_id}/cu_occupancy", units)
         (folder / "queues").mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from exporter.sources.driver_parent import Apart, restart_after_s
 from exporter.sources.driver_wire import DriverError
 from exporter.sources.nvml import NvmlGpus
 from tests.exporter import builders as build
+from tests.exporter.apart import Start, answered, asking, refused, starting
 from tests.nvml.driver import Card, Driver, Sample
 from tests.waiting import eventually
 
@@ -32,30 +33,13 @@ HANGS = f"hang 0 {RATES}"
 GAVE_UP = "did not return within"
 
 
-Start = Callable[..., Apart]
-
-
 @pytest.fixture
 def start(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start(answer_s=…)`: a source whose processes meet the driver to order, and are not left behind."""
     for name, value in driver.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
-    started: list[Apart] = []
-
-    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> Apart:
-        started.append(Apart(nvml_library.DRIVER, answer_s=answer_s, wait_s=wait_s))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
-
-
-def asking(source: Apart) -> int:
-    """The pid of the process that asks now."""
-    assert source._child
-    return source._child.process.pid
+    with starting(nvml_library.DRIVER, monkeypatch) as begin:
+        yield begin
 
 
 def is_over(pid: int) -> bool:
@@ -64,19 +48,6 @@ def is_over(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
-
-
-def refused(source: Apart) -> str:
-    with pytest.raises(DriverError) as error:
-        source.read()
-    return str(error.value)
-
-
-def answered(source: Apart) -> GpuReadings | None:
-    try:
-        return source.read()
-    except DriverError:
-        return None
 
 
 def without_xids(found: GpuReadings) -> GpuReadings:

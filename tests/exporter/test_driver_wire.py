@@ -19,7 +19,7 @@ WHOLE = GpuReadings(
             memory_used_bytes=41 * GIB,
             memory_size_bytes=140 * GIB,
             memory_free_bytes=99 * GIB,
-            processes=(GpuProcess(pid=7, utilization_ratio=None, memory_bytes=40 * GIB),),
+            processes=(GpuProcess(pid=7, utilization_ratio=None, memory_bytes=40 * GIB, evicted_s=1.25),),
             figures=GpuFigures(temperature_celsius=61.0, throttled=["hw_slowdown"], unknown={"power_watts": "timeout"}),
         ),
         Gpu(
@@ -31,6 +31,9 @@ WHOLE = GpuReadings(
             memory_size_bytes=None,
             processes=None,
             unknown="GPU is lost",
+            cut_by="0000:03:00.0/current_compute_partition",
+            cut_as="CPX",
+            evictions_told=True,
             mig=MigInstance(parent="GPU-0", number=0, gpu_instance=3, compute_instance=0, shares_memory=True),
         ),
     ),
@@ -44,6 +47,7 @@ WHOLE = GpuReadings(
         GpuReadings(source="nvml", gpus=()),
         GpuReadings(source="drm", gpus=(), unlisted=(1, 4001)),
         GpuReadings(source="drm", gpus=(), unlisted=None),
+        GpuReadings(source="drm", gpus=(), cuts={"0000:03:00.0/current_compute_partition": "CPX", "a/virtfn": None}),
         Failed(because="Driver Not Loaded"),
         Failed(because="of two\nversions", over=True),
         Xid(gpu="GPU-0", code=79),
@@ -73,7 +77,7 @@ def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool)
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
     """GPUs with so many processes each, of which every figure is as long as it comes."""
     processes = tuple(
-        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB)
+        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB, evicted_s=123456.789)
         for number in range(count)
     )
     gpu = Gpu(uuid="GPU-0", index=0, name="", utilization_ratio=0.5, memory_used_bytes=1, memory_size_bytes=2,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from exporter.readings import GpuReadings
-from exporter.sources import clients, driver_parent, drm
+from exporter.sources import clients, drm
 from exporter.sources.driver_parent import Apart, Driver
 from exporter.sources.driver_wire import PROCESSES_MAX, TOO_MANY, DriverError
 from exporter.sources.drm import AMD, INTEL, DrmGpus
 from tests.exporter import gpu_tree
+from tests.exporter.apart import Start, answered, asking, refused, starting
 from tests.exporter.gpu_tree import Tree
 from tests.waiting import eventually
 
@@ -27,8 +27,6 @@ CARD, ARC = "0000:03:00.0", "0000:00:02.0"
 CARD_ID, PID = 51706, 4001
 NO_ANSWER = "there is no answer yet from the kernel's AMD and Intel drivers"
 GAVE_UP = "a call into the kernel's AMD and Intel drivers did not return within"
-
-Start = Callable[..., Apart]
 
 
 @pytest.fixture
@@ -47,36 +45,9 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture
 def start(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start(answer_s=…)`: a source whose processes read the tree, and are not left behind."""
-    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
-    started: list[Apart] = []
-
-    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> Apart:
-        driver = Driver(who=drm.WHO, program=tree.child, arguments=tuple(sorted(AMD | INTEL)))
-        started.append(Apart(driver, answer_s=answer_s, wait_s=wait_s))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
-
-
-def asking(source: Apart) -> int:
-    """The pid of the process that reads now."""
-    assert source._child
-    return source._child.process.pid
-
-
-def refused(source: Apart) -> str:
-    with pytest.raises(DriverError) as error:
-        source.read()
-    return str(error.value)
-
-
-def answered(source: Apart) -> GpuReadings | None:
-    try:
-        return source.read()
-    except DriverError:
-        return None
+    driver = Driver(who=drm.WHO, program=tree.child, arguments=tuple(sorted(AMD | INTEL)))
+    with starting(driver, monkeypatch) as begin:
+        yield begin
 
 
 @contextmanager

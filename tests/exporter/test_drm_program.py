@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,58 @@ def test_a_worker_on_an_amd_gpu_is_unknown_while_the_gpu_works_and_idle_once_it_
     assert 'gpuwarden_collector_success{collector="source_drm"} 1.0' in busy
     assert idle not in busy
     assert f"gpuwarden_container_gpu_utilization_ratio{place}" not in busy
+
+
+def test_a_gpu_that_is_cut_otherwise_loses_nobody_a_gpu_and_one_that_falls_off_its_bus_does(
+    house: Path, tree: Tree, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+    tree.cut(CARD, "CPX", 8, unique_id=0x18B7_0C33_A1B2_C3D4)
+    name = "GPU-18b70c33a1b2c3d4"
+    parts = f'gpuwarden_gpu_lost_seconds{{gpu="{name}/renderD'
+    whole = f'gpuwarden_gpu_lost_seconds{{gpu="{name}"}}'
+    idle, lost = (f'gpuwarden_container_gpu_{what}_seconds{{container="w0"}} ' for what in ("idle", "lost"))
+
+    with running(house, tree) as (port, _):
+        eventually(lambda: f'{parts}135"}} 0.0' in scrape(port))
+        tree.cut(CARD, "SPX", 1, unique_id=0x18B7_0C33_A1B2_C3D4)
+        cut = eventually(lambda: text if f"{whole} 0.0" in (text := scrape(port)) else None)
+        # Its worker is judged by what is left, although it was on every part before.
+        eventually(lambda: idle in scrape(port))
+        tree.take_out(CARD)
+        gone = eventually(lambda: text if lost in (text := scrape(port)) else None)
+
+    assert parts not in cut
+    assert lost not in cut
+    assert whole in gone
+    assert parts not in gone
+
+
+def test_time_for_which_a_process_was_kept_off_its_gpu_stays_counted_when_it_ends(
+    house: Path, tree: Tree, start_worker: StartWorker
+) -> None:
+    worker = start_worker("w0")
+    tree.node(1, gpu_id=CARD_ID, minor=128)
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+    folder = tree.computes(worker.pid, vram={CARD_ID: 4096}, queues={0: CARD_ID}, evicted_ms=60_000)
+    place = f'{{container="w0",gpu="pci-{CARD}"}}'
+    evicted, held = (f"gpuwarden_container_gpu_{what}{place}" for what in ("evicted_seconds_total", "memory_bytes"))
+
+    def seen(port: int, value: str) -> bool:
+        return f"{evicted} {value}\n" in scrape(port)
+
+    with running(house, tree) as (port, _):
+        eventually(lambda: seen(port, "0.0"))
+        tree.write(folder / f"stats_{CARD_ID}/evicted_ms", 61_500)
+        eventually(lambda: seen(port, "1.5"))
+        shutil.rmtree(folder)
+        ended = eventually(lambda: text if f"{held} 0.0\n" in (text := scrape(port)) else None)
+        # Another that the kernel gives that pid.
+        tree.computes(worker.pid, vram={CARD_ID: 4096}, queues={0: CARD_ID}, evicted_ms=250)
+        eventually(lambda: seen(port, "1.75"))
+
+    assert f"{evicted} 1.5\n" in ended
 
 
 @pytest.mark.parametrize(
