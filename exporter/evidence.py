@@ -317,11 +317,6 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
-def unattributed_ratio(gpu: Gpu) -> float | None:
-    """What a GPU does beyond the processes on its list; `None` when either is unknown."""
-    return gpu.unattributed_ratio
-
-
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
     if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
@@ -919,7 +914,7 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
-    beyond = unattributed_ratio(gpu)
+    beyond = gpu.unattributed_ratio
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:

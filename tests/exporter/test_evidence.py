@@ -786,7 +786,7 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
     ],
 )
 def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, size: int | None) -> None:
-    assert evidence.unattributed_ratio(found) == ratio
+    assert found.unattributed_ratio == ratio
     assert evidence.unattributed_bytes(found) == size
 
 
