@@ -467,7 +467,8 @@ class ContainerHistory:
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
         self._pegged_since_s: float | None = None
-        self._pegged: frozenset[str] | None = None
+        self._pegged_seen_s = 0.0
+        self._pegged: frozenset[str] = frozenset()
         self._seen_busy_s: float | None = None
         self._asked_s = 0.0
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
@@ -547,7 +548,7 @@ class ContainerHistory:
             gpus=gpu.gpus,
             nameless=gpu.nameless,
             gpu_idle_s=idle_s,
-            gpu_pegged_s=None if unknown else self._pegged_for(gpu, now_s),
+            gpu_pegged_s=self._pegged_for(None if unknown else gpu, now_s),
             gpu_not_seen_busy_s=self._not_seen_busy(None if unknown else gpu, now_s),
             gpu_unknown=gpu.unknown or unknown,
             busy_s=dict(self._busy_s),
@@ -617,24 +618,30 @@ class ContainerHistory:
             self._idle_since_s = now_s
         return now_s - self._idle_since_s
 
-    def _pegged_for(self, gpu: GpuUse, now_s: float) -> float | None:
+    def _pegged_for(self, gpu: GpuUse | None, now_s: float) -> float | None:
         """For how long the same GPUs of it have been fully taken, and the others idle; `None` where any is unknown.
 
         What computes pauses now and then, and one that is pegged and then idle has done something: both start it anew.
+        A look that cannot tell breaks it off no sooner than a gap does, unless what it can tell says otherwise.
         """
         limits = self._thresholds
-        ratios = {share.gpu: share.utilization_ratio for share in gpu.shares}
-        if gpu.unknown is not None or any(ratio is None for ratio in ratios.values()):
+        if gpu is None:
             self._pegged_since_s = None
             return None
-        known = {uuid: ratio for uuid, ratio in ratios.items() if ratio is not None}
+        known = {share.gpu: share.utilization_ratio for share in gpu.shares if share.utilization_ratio is not None}
+        whole = gpu.unknown is None and len(known) == len(gpu.shares)
         full = frozenset(uuid for uuid, ratio in known.items() if ratio >= limits.pegged_ratio)
-        if not full or any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values()):
+        in_part = any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values())
+        if in_part or full != (self._pegged if whole else self._pegged & known.keys()):
             self._pegged_since_s = None
-            return 0.0
-        if self._pegged_since_s is None or full != self._pegged:
-            self._pegged_since_s = now_s
+        if not whole:
+            return None
         self._pegged = full
+        if not full:
+            return 0.0
+        if self._pegged_since_s is None or now_s - self._pegged_seen_s > limits.gap_max_s:
+            self._pegged_since_s = now_s
+        self._pegged_seen_s = now_s
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:

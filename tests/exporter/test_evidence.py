@@ -937,10 +937,26 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.99)), (2, gpus_at(1.0))], 3, 0, id="pegged throughout"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.98)), (1, gpus_at(1.0))], 0, 0, id="a pause starts it anew"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.0)), (1, gpus_at(1.0))], 0, 0, id="so does one that is idle"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (1, gpus_at(1.0))], 0, 0, id="and one that is unknown"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4, gpus_at(1.0))], 5, 0, id="not one unknown look"),
+        pytest.param([(0, gpus_at(1.0)), (1, NOBODY_ASKED), (4, gpus_at(1.0))], 5, 0, id="nor one nobody could ask"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4.1, gpus_at(1.0))], 0, 0, id="but unknown past a gap"),
+        pytest.param([(0, gpus_at(1.0)), (3, gpus_at(None)), (1, gpus_at(None)), (1, gpus_at(1.0)), (3, gpus_at(None)),
+                      (2, gpus_at(1.0))], 10, 0, id="each time it is seen pegged it is told anew how long that holds"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None))], None, 1, id="unknown is not pegged, and not seen busy"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 0.5)), (1, gpus_at(1.0, 0.0))], 0, 0,
+                     id="another works where its own is unknown"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(0.0, None)), (1, gpus_at(1.0, 0.0))], 0, 0,
+                     id="it idles where another is unknown"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 1.0)), (1, gpus_at(1.0, 0.0))], 0, 0,
+                     id="in turns, where its own is unknown"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(1.0, None)), (1, gpus_at(1.0, 0.0))], 2, 0,
+                     id="as before where the idle one is unknown"),
+        pytest.param([(0, gpus_at(1.0, 1.0)), (1, gpus_at(1.0))], 0, 0, id="another set of GPUs"),
         pytest.param([(0, gpus_at(1.0, 0.05)), (2, gpus_at(1.0, 0.0))], 2, 0, id="the others idle"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(1.0, 0.06))], 0, 0, id="another one works"),
+        pytest.param([(0, gpus_at(1.0, 0.5)), (2, gpus_at(1.0, 0.5))], 0, 0, id="another one works throughout"),
+        pytest.param([(0, gpus_at(1.0, None)), (1, replace(gpus_at(1.0, None), unknown=None))], None, 0,
+                     id="unknown without a word"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(0.0, 1.0))], 0, 0, id="in turns is no stillness"),
         pytest.param([(0, gpus_at(1.0, 1.0)), (2, gpus_at(1.0, 1.0))], 2, 0, id="both pegged"),
         pytest.param([(0, gpus_at(1.0)), (5.1, gpus_at(1.0))], 0, 0, id="a gap starts it anew"),
@@ -966,6 +982,17 @@ def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
     looks = [(0.0, gpus_at(1.0)), (1.0, gpus_at(1.0))]
 
     assert proved(*looks, paused_last=True) == (None, None)
+
+
+def test_what_was_pegged_before_a_pause_begins_anew_after_it() -> None:
+    history = ContainerHistory(THRESHOLDS)
+    for now_s, paused in ((1000.0, False), (1001.0, False), (1002.0, True)):
+        history.observe(build.container(paused=paused), gpus_at(1.0), ram(1), now_s=now_s)
+
+    first = history.observe(build.container(), gpus_at(1.0), ram(1), now_s=1003.0)
+    second = history.observe(build.container(), gpus_at(1.0), ram(1), now_s=1004.0)
+
+    assert (first.gpu_pegged_s, second.gpu_pegged_s) == (0.0, 1.0)
 
 
 # Work: A5, where GPU and RAM tell too little
