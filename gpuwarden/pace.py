@@ -49,6 +49,10 @@ class Pace:
                 self._last_s += max(0.0, now_s - max(self._away_s, self._last_s))
             self._away_s = None
 
+    def begins_anew(self) -> None:
+        """The attempt is in its steps, and nobody said since when: the next one done has taken no known time."""
+        self._last_s = self._away_s = None
+
     @property
     def mean_s(self) -> float | None:
         """The mean time of a step; `None` before the second."""

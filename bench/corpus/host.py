@@ -192,6 +192,10 @@ class _Life:
         return [each for each in passed if (each - self._entered_s) % every_s == 0] if every_s else []
 
     def _stepped(self, job: JobFile, at: Stamp) -> JobFile:
+        """As `Reporter` reports it: a step ends the phase `idle`."""
+        if job.phase is Phase.IDLE:
+            self._pace.begins_anew()
+            job = replace(job, phase=Phase.STEP, phase_started=at, patience_s=None)
         self._pace.step(at.boottime_s)
         return replace(
             job,

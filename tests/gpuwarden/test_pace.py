@@ -70,6 +70,31 @@ def test_the_steps_of_another_phase_are_steps_too() -> None:
     assert (pace.max_s, pace.mean_s) == (7.0, 4.5)
 
 
+def test_a_step_of_which_nobody_knows_when_it_began_is_no_measure() -> None:
+    pace = Pace()
+    pace.step(0.0)
+    pace.step(5.0)
+    pace.goes_on(6.0, steps=False)
+
+    pace.begins_anew()
+    pace.step(300.0)
+    pace.step(307.0)
+
+    assert (pace.max_s, pace.mean_s) == (7.0, 6.0)
+
+
+def test_the_phase_before_such_a_step_is_over() -> None:
+    pace = Pace()
+    pace.goes_on(0.0, steps=False)
+
+    pace.begins_anew()
+    pace.step(300.0)
+    pace.goes_on(304.0, steps=True)
+    pace.step(307.0)
+
+    assert pace.max_s == 7.0
+
+
 def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
     pace = Pace()
     pace.step(10.0)
