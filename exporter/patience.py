@@ -1,9 +1,9 @@
 """How long a job may show no sign of life, by its phase: the one definition, for the series and for `/evidence`.
 
-What the job itself asks for in its phase counts first (`patience_s`). Else it is the silence that its owner allows, and
-in `load`, `eval`, `checkpoint` and `save` no less than this host allows there: one of them may wait for a disk or a
-service that does nothing for its processes to show. In `idle` a job says that it has nothing to do, and owes no sign of
-life: its budget, and that its worker lives, hold on. Pure.
+What the job itself asks for in its phase counts first (`patience_s`), as 30 s where it is less. Else it is the silence
+that its owner allows, and in `load`, `eval`, `checkpoint` and `save` no less than this host allows there: one of them
+may wait for a disk or a service that does nothing for its processes to show. In `idle` a job says that it has nothing
+to do, and owes no sign of life: its budget, and that its worker lives, hold on. Pure.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,11 @@ if TYPE_CHECKING:  # not for the processes that ask drivers, which load this wit
 
 STEPS_MIN: Final = 20
 """Steps after which a job's own step time is known: the first ones compile, and fill caches."""
+
+ASKED_MIN_S: Final = 30.0
+"""What a job asks for in its phase is no less than this, seconds: as long as a process that lives may leave nothing to
+see (`--dead-after-s`). Its last sign of life may be told 1 s late, and is seen at a look a second apart; what it does
+is known as an average over 10 s; a batch that is made ready, or a collection of garbage, takes seconds."""
 
 STILL_LATE_S: Final = 20.0
 """A stuck job must be without other signs of life for this much less than without a step, seconds: rates of work are
@@ -77,7 +82,7 @@ class Patience:
 
     def _allowed_s(self, job: "JobFile") -> float:
         if job.patience_s is not None:
-            return job.patience_s
+            return max(ASKED_MIN_S, job.patience_s)
         own_s = {
             Phase.LOAD: self.load_s,
             Phase.EVAL: self.eval_s,

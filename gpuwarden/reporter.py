@@ -196,8 +196,9 @@ class Reporter:
         Args:
             phase: what it does now. While it is `idle` neither its silence nor its GPU is policed. A step ends that:
                 say it once the last one is done, and of a job with several threads once none of them steps any more.
-            patience_s: how long it may show no sign of life in this phase, seconds, above 0; when not given, as long as
-                the host and its owner allow. What is no such number is counted in `write_errors`, and not given.
+            patience_s: how long it may show no sign of life in this phase, seconds, above 0, and held to be 30 where it
+                is less; when not given, as long as the host and its owner allow. What is no such number is counted in
+                `write_errors`, and not given.
         """
         if phase not in list(Phase):
             self.write_errors += 1

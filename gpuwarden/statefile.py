@@ -95,8 +95,8 @@ class JobFile:
     """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3).
 
     A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `patience_s` is
-    the silence that the job asks for while it is in its phase, above 0; it may be missing, and is then no more than
-    what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
+    the silence that the job asks for while it is in its phase, above 0 (exporters take less than 30 for 30); it may be
+    missing, and is then no more than what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
     """
 
     job_id: int
