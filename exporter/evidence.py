@@ -91,6 +91,9 @@ _UUID_BEGINS: Final = re.compile(r"GPU-[0-9a-f]{8}")
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
 
+PAUSES_MAX: Final = 64
+"""Pauses of a container that are remembered; past them the oldest go, and the steps they fell into count whole."""
+
 WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
@@ -475,6 +478,8 @@ class ContainerHistory:
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
         self._lost_s: tuple[float, float] | None = None
+        self._frozen_s: float | None = None
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)
         self._work: Mapping[int, ProcessWork] | None = None
         self._work_looked_s: float | None = None
         self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (
@@ -510,11 +515,14 @@ class ContainerHistory:
         *,
         now_s: float,
         lost: Collection[str] = (),
+        frozen_s: float | None = None,
     ) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now.
 
-        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have.
+        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have. `frozen_s` is when
+        the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
         """
+        self._pause(frozen_s)
         self.gpus = gpu.gpus or self.gpus
         self.there = self.there.union(gpu.there)
         lost = self.there.intersection(lost)
@@ -565,7 +573,16 @@ class ContainerHistory:
             oom_kills=ram.oom_kills,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost),
             gpu_lost_s=self._lost(container, gpu, lost, now_s),
+            pauses=tuple(self._pauses),
         )
+
+    def _pause(self, frozen_s: float | None) -> None:
+        """A pause is as long as it was seen for sure: from one look that saw all of it frozen to the next."""
+        before_s, self._frozen_s = self._frozen_s, frozen_s
+        if frozen_s is None or before_s is None or not 0 < frozen_s - before_s <= self._thresholds.gap_max_s:
+            return
+        goes_on = self._pauses and self._pauses[-1][1] == before_s
+        self._pauses.append((self._pauses.pop()[0] if goes_on else before_s, frozen_s))
 
     def _lost(self, container: Container, gpu: GpuUse, lost: Collection[str], now_s: float) -> float | None:
         """For how long one of its GPUs has been lost and each other one idle or lost.

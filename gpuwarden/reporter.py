@@ -23,11 +23,13 @@ from gpuwarden import clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
 from gpuwarden.pace import Pace
-from gpuwarden.statefile import JobFile, WorkerFile
+from gpuwarden.statefile import JobFile, LongStep, WorkerFile
 
 DEFAULT_DIR: Final = Path("/run/gpuwarden")
 STEP_WRITE_S: Final = 1.0
 """`step()` writes its file at most this often, seconds."""
+SLEPT_S: Final = 0.5
+"""A machine that slept for less since an attempt began did not sleep, seconds: its clocks are read one by one."""
 
 
 class LockHeldError(GpuwardenError):
@@ -108,6 +110,7 @@ class Reporter:
         self._job: JobFile | None = None
         self._steps = 0
         self._pace = Pace()
+        self._ahead_s = _boottime_ahead_s()
         self._next_write_s = 0.0
         self._lock_fd: int | None = None
         # Re-entrant: a signal handler may call `phase` while its own thread is in `step`.
@@ -153,7 +156,7 @@ class Reporter:
     ) -> None:
         """A new attempt begins, in phase `load` and not yet armed; `ranks` is how many its gang has."""
         now = clock.stamp()
-        self._steps, self._pace = 0, Pace()
+        self._steps, self._pace, self._ahead_s = 0, Pace(), _boottime_ahead_s()
         job = JobFile(
             job_id=job_id,
             attempt=attempt,
@@ -324,7 +327,16 @@ class Reporter:
         self._next_write_s = time.monotonic() + STEP_WRITE_S
         if self._job is not None:
             pace = self._pace
-            self._job = replace(self._job, step=self._steps, step_mean_s=pace.mean_s, step_max_s=pace.max_s)
+            # By CLOCK_BOOTTIME, which counts what the machine slept: if it did, none is known to have begun then.
+            ahead_s = _boottime_ahead_s()
+            awake = abs(ahead_s - self._ahead_s) < SLEPT_S
+            longest = tuple(
+                LongStep(took_s=took_s, began_s=began_s + ahead_s if awake and began_s is not None else None)
+                for took_s, began_s in pace.longest
+            )
+            self._job = replace(
+                self._job, step=self._steps, step_mean_s=pace.mean_s, step_max_s=pace.max_s, longest=longest
+            )
             self._write(statefile.JOB_SUFFIX, self._job)
 
     def _path(self, suffix: str) -> Path:
@@ -348,6 +360,11 @@ class Reporter:
             self._path(suffix).unlink(missing_ok=True)
         except OSError:
             self.write_errors += 1
+
+
+def _boottime_ahead_s() -> float:
+    """By how much CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: for how long the machine has slept, seconds."""
+    return clock.boottime_s() - time.monotonic()
 
 
 def _is_patience(given: object) -> bool:

@@ -22,7 +22,7 @@ from exporter.sources import workers
 from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.reporter import HostKeyError, LockHeldError, Reporter, StateFolderError, host_key
-from gpuwarden.statefile import JobFile, StateFileError, WorkerFile, parse_job, parse_worker
+from gpuwarden.statefile import JobFile, LongStep, StateFileError, WorkerFile, parse_job, parse_worker
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -397,6 +397,48 @@ def test_an_announced_phase_is_no_part_of_a_step(
     report.step()
 
     assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (3.0, 3.0)
+
+
+def test_the_longest_steps_are_told_by_the_clock_that_counts_what_a_machine_sleeps(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
+    start_job(report)
+    report.arm()
+    for took_s in (0.0, 3.0, 8.0):
+        now_s += took_s
+        report.step()
+
+    found = job_file(report)
+    assert found.longest == (LongStep(took_s=8.0, began_s=5103.0), LongStep(took_s=3.0, began_s=5100.0))
+    assert found.step_max_s == 8.0
+
+
+def test_once_the_machine_slept_nobody_knows_since_when_a_step_of_the_attempt_ran(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, slept_s = 100.0, 5000.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
+    start_job(report)
+    report.arm()
+    report.step()
+    slept_s += 0.6
+    now_s += 3.0
+    report.step()
+    asleep = job_file(report).longest
+
+    start_job(report, attempt=2)
+    report.step()
+    now_s += 3.0
+    report.step()
+
+    assert asleep == (LongStep(took_s=3.0, began_s=None),)
+    assert job_file(report).longest == (LongStep(took_s=3.0, began_s=5103.6),)
 
 
 def test_whoever_steps_is_not_idle_any_more_and_tells_it_at_once(
