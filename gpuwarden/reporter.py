@@ -44,7 +44,7 @@ class HostKeyError(GpuwardenError):
     """The host's key cannot be read."""
 
 
-# For `step`: Python 3.11 takes 40 ns, of a step's 300, to look a member up in its enum.
+# For `step`, which takes 225 ns: Python 3.11 takes 65 more to look a member up in its enum.
 _IDLE: Final = Phase.IDLE
 
 # POSIX locks do not exclude their own process, so that a second reporter in it is refused here: (pid, lock file).
