@@ -92,6 +92,9 @@ _UUID_BEGINS: Final = re.compile(r"GPU-[0-9a-f]{8}")
 EXTREMES_MAX: Final = 14_400
 """Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
 
+PAUSES_MAX: Final = 64
+"""Pauses of a container that are remembered; past them the oldest go, and the steps they fell into count whole."""
+
 WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
@@ -321,11 +324,6 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
-def unattributed_ratio(gpu: Gpu) -> float | None:
-    """What a GPU does beyond the processes on its list; `None` when either is unknown."""
-    return gpu.unattributed_ratio
-
-
 def unattributed_bytes(gpu: Gpu) -> int | None:
     """GPU memory used beyond the processes on its list; `None` when either is unknown."""
     if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
@@ -476,7 +474,8 @@ class ContainerHistory:
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
         self._pegged_since_s: float | None = None
-        self._pegged: frozenset[str] | None = None
+        self._pegged_seen_s = 0.0
+        self._pegged: frozenset[str] = frozenset()
         self._seen_busy_s: float | None = None
         self._asked_s = 0.0
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
@@ -484,6 +483,8 @@ class ContainerHistory:
         self._peak_bytes: dict[str, int] = {}
         self._evictions = Evictions()
         self._lost_s: tuple[float, float] | None = None
+        self._frozen_s: float | None = None
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)
         self._work: Mapping[int, ProcessWork] | None = None
         self._work_looked_s: float | None = None
         self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (
@@ -519,11 +520,14 @@ class ContainerHistory:
         *,
         now_s: float,
         lost: Collection[str] = (),
+        frozen_s: float | None = None,
     ) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now.
 
-        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have.
+        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have. `frozen_s` is when
+        the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
         """
+        self._pause(frozen_s)
         self.gpus = gpu.gpus or self.gpus
         self.there = self.there.union(gpu.there)
         lost = self.there.intersection(lost) if lost else ()
@@ -557,7 +561,7 @@ class ContainerHistory:
             gpus=gpu.gpus,
             nameless=gpu.nameless,
             gpu_idle_s=idle_s,
-            gpu_pegged_s=None if unknown else self._pegged_for(gpu, now_s),
+            gpu_pegged_s=self._pegged_for(None if unknown else gpu, now_s),
             gpu_not_seen_busy_s=self._not_seen_busy(None if unknown else gpu, now_s),
             gpu_unknown=gpu.unknown or unknown,
             busy_s=dict(self._busy_s),
@@ -575,7 +579,16 @@ class ContainerHistory:
             oom_kills=ram.oom_kills,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost),
             gpu_lost_s=self._lost(container, gpu, lost, now_s),
+            pauses=tuple(self._pauses),
         )
+
+    def _pause(self, frozen_s: float | None) -> None:
+        """A pause is as long as it was seen for sure: from one look that saw all of it frozen to the next."""
+        before_s, self._frozen_s = self._frozen_s, frozen_s
+        if frozen_s is None or before_s is None or not 0 < frozen_s - before_s <= self._thresholds.gap_max_s:
+            return
+        goes_on = self._pauses and self._pauses[-1][1] == before_s
+        self._pauses.append((self._pauses.pop()[0] if goes_on else before_s, frozen_s))
 
     def _lost(self, container: Container, gpu: GpuUse, lost: Collection[str], now_s: float) -> float | None:
         """For how long one of its GPUs has been lost and each other one idle or lost.
@@ -630,24 +643,30 @@ class ContainerHistory:
             self._idle_since_s = now_s
         return now_s - self._idle_since_s
 
-    def _pegged_for(self, gpu: GpuUse, now_s: float) -> float | None:
+    def _pegged_for(self, gpu: GpuUse | None, now_s: float) -> float | None:
         """For how long the same GPUs of it have been fully taken, and the others idle; `None` where any is unknown.
 
         What computes pauses now and then, and one that is pegged and then idle has done something: both start it anew.
+        A look that cannot tell breaks it off no sooner than a gap does, unless what it can tell says otherwise.
         """
         limits = self._thresholds
-        ratios = {share.gpu: share.utilization_ratio for share in gpu.shares}
-        if gpu.unknown is not None or any(ratio is None for ratio in ratios.values()):
+        if gpu is None:
             self._pegged_since_s = None
             return None
-        known = {uuid: ratio for uuid, ratio in ratios.items() if ratio is not None}
+        known = {share.gpu: share.utilization_ratio for share in gpu.shares if share.utilization_ratio is not None}
+        whole = gpu.unknown is None and len(known) == len(gpu.shares)
         full = frozenset(uuid for uuid, ratio in known.items() if ratio >= limits.pegged_ratio)
-        if not full or any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values()):
+        in_part = any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values())
+        if in_part or full != (self._pegged if whole else self._pegged & known.keys()):
             self._pegged_since_s = None
-            return 0.0
-        if self._pegged_since_s is None or full != self._pegged:
-            self._pegged_since_s = now_s
+        if not whole:
+            return None
         self._pegged = full
+        if not full:
+            return 0.0
+        if self._pegged_since_s is None or now_s - self._pegged_seen_s > limits.gap_max_s:
+            self._pegged_since_s = now_s
+        self._pegged_seen_s = now_s
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
@@ -948,7 +967,7 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
-    beyond = unattributed_ratio(gpu)
+    beyond = gpu.unattributed_ratio
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:

@@ -1,25 +1,34 @@
 """How long a job may show no sign of life, by its phase: the one definition, for the series and for `/evidence`.
 
-What the job itself asks for in its phase counts first (`patience_s`). Else it is the silence that its owner allows, and
-in `load`, `eval`, `checkpoint` and `save` no less than this host allows there: one of them may wait for a disk or a
-service that does nothing for its processes to show. In `idle` a job says that it has nothing to do, and owes no sign of
-life: its budget, and that its worker lives, hold on. Pure.
+What the job itself asks for in its phase counts first (`patience_s`), as 30 s where it is less. Else it is the silence
+that its owner allows, and in `load`, `eval`, `checkpoint` and `save` no less than this host allows there: one of them
+may wait for a disk or a service that does nothing for its processes to show. In `idle` a job says that it has nothing
+to do, and owes no sign of life: its budget, and that its worker lives, hold on. Pure.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.job import Phase
 
 if TYPE_CHECKING:  # not for the processes that ask drivers, which load this with their readings
-    from gpuwarden.statefile import JobFile
+    from gpuwarden.statefile import JobFile, LongStep
 
 STEPS_MIN: Final = 20
 """Steps after which a job's own step time is known: the first ones compile, and fill caches."""
 
+ASKED_MIN_S: Final = 30.0
+"""What a job asks for in its phase is no less than this, seconds: as long as a process that lives may leave nothing to
+see (`--dead-after-s`). Its last sign of life may be told 1 s late, and is seen at a look a second apart; what it does
+is known as an average over 10 s; a batch that is made ready, or a collection of garbage, takes seconds."""
+
 STILL_LATE_S: Final = 20.0
 """A stuck job must be without other signs of life for this much less than without a step, seconds: rates of work are
 averages over 10 s and more, so that they show late that it did nothing any more after its last step."""
+
+Pauses = Sequence[tuple[float, float]]
+"""From when until when a container was paused, CLOCK_BOOTTIME seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +64,10 @@ class Patience:
             return None
         return max(health_window_s, self._allowed_s(job))
 
-    def stuck_after_s(self, job: "JobFile") -> float | None:
+    def stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
+
+        `pauses` are those of its container: the time of one is no part of the step that it fell into.
 
         `None` while that is not told, or cannot be said: it is not policed for stalls, has not taken enough steps to
         know their time, is in a phase that owes no steps and has not said how long that may take, or is one rank of a
@@ -66,18 +77,19 @@ class Patience:
         silence_s = self.silence_s(job)
         owed = job.phase is Phase.STEP or job.patience_s is not None
         told = self.stuck_steps and silence_s and job.ranks <= 1
-        if not told or not owed or job.step < STEPS_MIN or job.step_max_s is None:
+        longest_s = _longest_s(job, pauses)
+        if not told or not owed or job.step < STEPS_MIN or longest_s is None:
             return None
-        return max(self.stuck_floor_s, self.stuck_steps * job.step_max_s, silence_s)
+        return max(self.stuck_floor_s, self.stuck_steps * longest_s, silence_s)
 
-    def stuck_still_s(self, job: "JobFile") -> float | None:
+    def stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """For how long one that is stuck must have shown no other sign of life; `None` as `stuck_after_s`."""
-        after_s = self.stuck_after_s(job)
+        after_s = self.stuck_after_s(job, pauses)
         return None if after_s is None else max(after_s - STILL_LATE_S, after_s / 2)
 
     def _allowed_s(self, job: "JobFile") -> float:
         if job.patience_s is not None:
-            return job.patience_s
+            return max(ASKED_MIN_S, job.patience_s)
         own_s = {
             Phase.LOAD: self.load_s,
             Phase.EVAL: self.eval_s,
@@ -85,3 +97,21 @@ class Patience:
             Phase.SAVE: self.save_s,
         }
         return max(job.stall_timeout_s, own_s.get(job.phase, 0.0))
+
+
+def _longest_s(job: "JobFile", pauses: Pauses) -> float | None:
+    """How long its longest step took, without the time for which its container was seen paused; never too little.
+
+    A process that was paused cannot tell that from a step that took so long. Its longest steps are told one by one, so
+    each is known without its pauses; no other one is longer than the shortest of those was with them.
+    """
+    if job.step_max_s is None or not any(step.took_s >= job.step_max_s for step in job.longest):
+        return job.step_max_s
+    return max(min(step.took_s for step in job.longest), *(_unpaused_s(step, pauses) for step in job.longest))
+
+
+def _unpaused_s(step: "LongStep", pauses: Pauses) -> float:
+    if step.began_s is None:
+        return step.took_s
+    ended_s = step.began_s + step.took_s
+    return step.took_s - sum(max(0.0, min(ended_s, to_s) - max(step.began_s, from_s)) for from_s, to_s in pauses)

@@ -450,6 +450,8 @@ class ContainerEvidence:
     lost, or another is unknown."""
     nameless: tuple[str, ...] = ()
     """By what it was given GPUs that are missing and whose UUIDs nobody knows."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """From when until when it was seen paused, CLOCK_BOOTTIME seconds, as far as it was looked at without a gap."""
 
     @property
     def work_still_s(self) -> float | None:

@@ -347,7 +347,10 @@ class Sampler:
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
         wanted = pids is None or history.wants_work(use, now_s=now.boottime_s)
         work = self._work_of(pids) if wanted else evidence.AS_IT_WAS
-        found = history.observe(container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named)
+        frozen_s = self._places.frozen_s(container) if container.paused else None
+        found = history.observe(
+            container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named, frozen_s=frozen_s
+        )
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1

@@ -31,6 +31,7 @@ def _facts(
     sample_age_s: float,
 ) -> WorkerFacts:
     taken, job, patience = snapshot.taken, sighting.job, snapshot.patience
+    pauses = place.pauses if place else ()
     return WorkerFacts(
         **_container_facts(snapshot, place, sample_age_s),
         worker=sighting.worker.worker,
@@ -50,8 +51,8 @@ def _facts(
         elapsed_s=job.started.age_s(taken) if job else None,
         budget_s=job.budget_s if job else None,
         stall_timeout_s=patience.silence_s(job) if job else None,
-        stuck_after_s=patience.stuck_after_s(job) if job else None,
-        stuck_still_s=patience.stuck_still_s(job) if job else None,
+        stuck_after_s=patience.stuck_after_s(job, pauses) if job else None,
+        stuck_still_s=patience.stuck_still_s(job, pauses) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
         health_window_s=patience.window_s(job, snapshot.health_window_s) if job else None,
         health_grace_s=snapshot.health_grace_s if job and job.job_class.uses_gpu else None,

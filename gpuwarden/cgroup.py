@@ -277,6 +277,27 @@ def _figure(text: bytes, name: bytes) -> int | None:
     return int(rest.partition(b"\n")[0]) if there else None
 
 
+def frozen(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> bool:
+    """Whether the kernel says that it has frozen each process of a container; False where it does not tell.
+
+    By `frozen` in cgroup.events, in version 1 by freezer.state (cgroup-v1/freezer-subsystem.rst).
+
+    Raises:
+        OSError: the process is gone.
+    """
+    for controllers, path in _groups(pid, container, proc):
+        told: tuple[tuple[Path, bytes], ...] = ()
+        if "freezer" in controllers.split(","):
+            told = ((root / "freezer" / path / "freezer.state", b"FROZEN"),)
+        elif not controllers:
+            told = tuple((each / path / "cgroup.events", b"frozen 1") for each in (root, root / "unified"))
+        for file, word in told:
+            with contextlib.suppress(OSError):  # not there: another version's, or the container's end
+                if word in read(str(file)).splitlines():
+                    return True
+    return False
+
+
 def place(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Place:
     """Where a container is accounted, by its id and one of its processes. It does not move as long as it is there.
 

@@ -39,6 +39,9 @@ SIZE_MAX_BYTES: Final = 65536
 SECONDS_MAX: Final = 1e12
 """Durations and times are below this, seconds."""
 
+LONGEST_MAX: Final = 16
+"""The longest steps that a job file may tell."""
+
 TEXT_MAX: Final = 256
 """Characters a text field may have."""
 WORKER_SUFFIX: Final = ".worker.json"
@@ -91,12 +94,26 @@ class WorkerFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LongStep:
+    """One step: how long it took, and when it began, CLOCK_BOOTTIME seconds.
+
+    `began_s` is `None` where what it took is not simply the time since then: other phases are no part of it, or the
+    machine slept.
+    """
+
+    took_s: float
+    began_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobFile:
     """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3).
 
     A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `patience_s` is
-    the silence that the job asks for while it is in its phase, above 0; it may be missing, and is then no more than
-    what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
+    the silence that the job asks for while it is in its phase, above 0 (exporters take less than 30 for 30); it may be
+    missing, and is then no more than what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
+    `longest` are the longest steps, at most `LONGEST_MAX`: no other one is longer than the shortest of them. It may be
+    missing, and then the exporter goes by `step_max_s` alone.
     """
 
     job_id: int
@@ -119,6 +136,7 @@ class JobFile:
     items_failed: int
     patience_s: float | None = None
     ranks: int = 1
+    longest: tuple[LongStep, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +220,7 @@ def parse_job(text: str) -> JobFile:
         items_failed=fields.count("items_failed"),
         patience_s=fields.some_seconds("patience_s") if fields.has("patience_s") else None,
         ranks=fields.count("ranks") if fields.has("ranks") else 1,
+        longest=fields.long_steps("longest") if fields.has("longest") else (),
     )
 
 
@@ -271,6 +290,20 @@ class _Fields:
         if self.seconds(name) == 0:
             raise _field_error(name, "seconds, a number above 0", value)
         return self.seconds(name)
+
+    def long_steps(self, name: str) -> tuple[LongStep, ...]:
+        value = self._fields.get(name)
+        if not isinstance(value, list) or len(value) > LONGEST_MAX or not all(isinstance(each, dict) for each in value):
+            raise _field_error(name, f"a list of at most {LONGEST_MAX} objects with took_s and began_s", value)
+        try:
+            return tuple(
+                LongStep(
+                    took_s=each.seconds("took_s"), began_s=each.seconds("began_s") if each.has("began_s") else None
+                )
+                for each in map(_Fields, value)
+            )
+        except StateFileError as error:
+            raise StateFileError(error.reason, f"{name}: {error}") from None
 
     def number(self, name: str, *, least: int, most: int) -> int:
         """A whole number that may be text."""

@@ -173,7 +173,7 @@ class Current:
     def phase(self, phase: Phase | str, *, patience_s: float | None = None) -> None:
         """What it does now: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`; each has its own signs of life.
 
-        `patience_s` is how long it may show none of them in this phase, seconds.
+        `patience_s` is how long it may show none of them in this phase, seconds, held to be 30 where it is less.
         """
         self.report.phase(Phase(phase), patience_s=patience_s)
 

@@ -37,7 +37,7 @@ from exporter.readings import (
 from gpuwarden import __version__
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace
-from gpuwarden.statefile import JobFile, Stamp, WorkerFile
+from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
 from remediator.plan import Limits
 
 MIB: Final = 2**20
@@ -192,9 +192,14 @@ class _Life:
         return [each for each in passed if (each - self._entered_s) % every_s == 0] if every_s else []
 
     def _stepped(self, job: JobFile, at: Stamp) -> JobFile:
+        """As `Reporter` reports it: a step ends the phase `idle`."""
+        if job.phase is Phase.IDLE:
+            self._pace.begins_anew()
+            job = replace(job, phase=Phase.STEP, phase_started=at, patience_s=None)
         self._pace.step(at.boottime_s)
         return replace(
             job,
+            longest=tuple(LongStep(took_s=took_s, began_s=began_s) for took_s, began_s in self._pace.longest),
             step=job.step + 1,
             beat=at if job.beat or job.phase is not Phase.LOAD else None,
             step_mean_s=self._pace.mean_s,
@@ -391,6 +396,7 @@ class Host:
             work,
             now_s=now.boottime_s,
             lost=lost,
+            frozen_s=now.boottime_s if container.paused else None,
         )
 
     def _servers(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:

@@ -95,7 +95,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_gpu_unattributed_utilization_ratio",
         "Share of the GPU's time used by no process on its list; over the idle ratio it vetoes idle.",
         _GPU,
-        (((gpu.uuid,), evidence.unattributed_ratio(gpu)) for gpu in gpus),
+        (((gpu.uuid,), gpu.unattributed_ratio) for gpu in gpus),
         source="the GPU's utilisation less that of all its listed processes, at each look",
     )
     yield gauge(

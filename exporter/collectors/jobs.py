@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 
 from exporter import evidence
 from exporter.collectors.family import gauge
+from exporter.patience import Pauses
 from exporter.readings import ContainerEvidence, Snapshot
 from gpuwarden.statefile import JobFile
 
@@ -21,6 +22,10 @@ class _Row:
     place: ContainerEvidence | None
     # A job whose worker is dead shows no life by any clock: what is wrong is that, and nothing else is accused of it.
     policed: bool
+
+    @property
+    def pauses(self) -> Pauses:
+        return self.place.pauses if self.place else ()
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -181,15 +186,15 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
         "step it has taken.",
         _SLOT,
-        ((row.key, snapshot.patience.stuck_after_s(row.job)) for row in policed),
-        source="job file, `--stuck-floor-s`, `--stuck-steps`",
+        ((row.key, snapshot.patience.stuck_after_s(row.job, row.pauses)) for row in policed),
+        source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
     )
     yield gauge(
         "gpuwarden_job_stuck_still_seconds",
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
         "beat, for rates of work show late.",
         _SLOT,
-        ((row.key, snapshot.patience.stuck_still_s(row.job)) for row in policed),
+        ((row.key, snapshot.patience.stuck_still_s(row.job, row.pauses)) for row in policed),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`",
     )
     yield gauge(

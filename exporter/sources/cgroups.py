@@ -16,10 +16,13 @@ from exporter.readings import Container, Unknown
 from exporter.sources import processes
 from exporter.sources.listener import Listing
 from exporter.sources.work import files_max
-from gpuwarden import cgroup
+from gpuwarden import cgroup, clock
 
 OWNER_S: Final = 5.0
 """How long it is believed that a process has not moved into another container, seconds."""
+
+ASKED_MAX_S: Final = 0.1
+"""How long it may take to ask whether a container is frozen, seconds."""
 
 
 class Places:
@@ -79,6 +82,18 @@ class Places:
         if container.group is not None:
             return cgroup.at(Path(container.group))
         return cgroup.place(container.pid, container.id, proc=self._proc, root=self._root)
+
+    def frozen_s(self, container: Container) -> float | None:
+        """When, CLOCK_BOOTTIME seconds, the kernel said that all of a container is frozen; `None` where it does not.
+
+        Nor where the asking took so long that nobody knows when that was.
+        """
+        asked_s = clock.boottime_s()
+        try:
+            frozen = cgroup.frozen(container.pid, container.id, proc=self._proc, root=self._root)
+        except OSError:  # its first process is gone
+            return None
+        return asked_s if frozen and clock.boottime_s() - asked_s <= ASKED_MAX_S else None
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget all others."""

@@ -111,6 +111,81 @@ def processes_in(places: Places, place: Container) -> set[int] | None:
     return None if pids is None else set(pids)
 
 
+# --- frozen
+
+
+def freeze(host: Host, told: str, *, full_id: str = ID, below: str = "") -> None:
+    """The kernel's word on a container: `FROZEN` or another state of version 1, a line of version 2."""
+    place = host.root / (below if host.version_2 else "freezer") / scope(full_id)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / ("cgroup.events" if host.version_2 else "freezer.state")).write_text(told)
+    if not host.version_2:
+        (host.proc / "41" / "cgroup").write_text(f"7:freezer,misc:/{scope()}\n4:memory:/{scope()}\n")
+
+
+FROZEN = {True: "populated 1\nfrozen 1\n", False: "FROZEN\n"}
+
+
+def test_a_container_is_frozen_by_the_kernels_word_and_when_it_was_asked_is_told(host: Host) -> None:
+    host.process(41, scope())
+    freeze(host, FROZEN[host.version_2])
+    before_s = clock.boottime_s()
+
+    frozen_s = host.places().frozen_s(container())
+
+    assert frozen_s is not None
+    assert before_s <= frozen_s <= clock.boottime_s()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({True: "populated 1\nfrozen 0\n", False: "THAWED\n"}, id="not"),
+        pytest.param({True: "populated 1\nfrozen 10\n", False: "FREEZING\n"}, id="not all of it"),
+        pytest.param({True: "", False: ""}, id="nothing is told"),
+    ],
+)
+def test_a_container_is_not_frozen_where_the_kernel_does_not_say_so(host: Host, told: dict[bool, str]) -> None:
+    host.process(41, scope())
+    freeze(host, told[host.version_2])
+
+    assert host.places().frozen_s(container()) is None
+
+
+def test_a_container_whose_group_or_process_is_gone_is_not_known_to_be_frozen(host: Host) -> None:
+    host.process(41, scope())
+    without_file = host.places().frozen_s(container())
+
+    assert (without_file, host.places().frozen_s(container(pid=99))) == (None, None)
+
+
+def test_a_neighbour_that_is_frozen_freezes_nobody_else(host: Host) -> None:
+    host.process(41, scope())
+    host.process(51, scope(OTHER))
+    freeze(host, FROZEN[host.version_2], full_id=OTHER)
+
+    assert host.places().frozen_s(container()) is None
+
+
+def test_on_a_hybrid_host_either_version_may_tell(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.process(41, scope())
+    freeze(host, FROZEN[True], below="unified")
+
+    assert host.places().frozen_s(container()) is not None
+
+
+def test_a_look_that_was_held_up_does_not_tell_when_it_saw_a_container_frozen(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    freeze(host, FROZEN[host.version_2])
+    told_s = iter([100.0, 100.1, 200.0, 200.2])
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: next(told_s))
+
+    assert [host.places().frozen_s(container()) for _ in range(2)] == [pytest.approx(100.0), None]
+
+
 # --- where
 
 

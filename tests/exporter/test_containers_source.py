@@ -23,6 +23,7 @@ import pytest
 from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.evidence import Thresholds
+from exporter.patience import Patience
 from exporter.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
 from exporter.sampler import Sampler
 from exporter.sources import containers, engine_events
@@ -30,6 +31,7 @@ from exporter.sources.containers import EngineContainers, _container
 from exporter.sources.listener import Listing
 from exporter.sources.processes import visible_devices
 from gpuwarden import cgroup
+from gpuwarden.statefile import JobFile
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
 from tests.waiting import eventually
@@ -1060,6 +1062,61 @@ def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
             real.remove(force=True)
 
     assert first_s == (0.0,)
+
+
+@pytest.mark.needs_docker
+def test_the_pause_of_a_real_container_is_no_part_of_the_step_that_it_fell_into(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={"/app/gpuwarden": Path(cgroup.__file__).parent})
+    script = (
+        "import time; from pathlib import Path; from gpuwarden.job import JobClass\n"
+        "from gpuwarden.reporter import Reporter\n"
+        "report = Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
+        "report.start_job(job_id=7, attempt=1, job_class=JobClass.GPU, model=None, budget_s=600, stall_timeout_s=0.5)\n"
+        "report.arm()\n"
+        "while True: time.sleep(0.02); report.step()\n"
+    )
+    (house / "slot").mkdir()
+    real = client.containers.run(
+        image,
+        ["python3", "-c", script],
+        detach=True,
+        network_mode="none",
+        volumes={str(house / "slot"): {"bind": "/run/gpuwarden/slot", "mode": "rw"}},
+    )
+    by_its_steps = Patience(stuck_floor_s=0.001, stuck_steps=1.0)
+    with asked(engine.base_url) as source:
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
+
+        def seen() -> tuple[JobFile, tuple[tuple[float, float], ...]] | None:
+            snapshot = sampler.sample()
+            sighting = next(iter((snapshot.workers or build.NO_WORKERS).workers), None)
+            place = None if sighting is None else snapshot.container_of(sighting)
+            return (sighting.job, place.pauses) if sighting and sighting.job and place else None
+
+        def paused_s() -> float:
+            return sum(until_s - since_s for since_s, until_s in (seen() or (None, ()))[1])
+
+        try:
+            before = eventually(lambda: found if (found := seen()) and found[0].step > 100 else None)
+            real.pause()
+            eventually(lambda: paused_s() > 4.0)
+            real.unpause()
+            job, pauses = eventually(
+                lambda: found if (found := seen()) and (found[0].step_max_s or 0.0) > 4.0 else None
+            )
+        finally:
+            real.remove(force=True)
+
+    took_s, left_s = by_its_steps.stuck_after_s(job), by_its_steps.stuck_after_s(job, pauses)
+    assert before[1] == ()
+    assert took_s == job.step_max_s
+    assert took_s is not None
+    assert left_s is not None
+    assert 0.5 <= left_s <= took_s - 4.0
 
 
 def test_what_a_container_may_hold_of_a_gpus_memory_is_read_from_its_labels() -> None:

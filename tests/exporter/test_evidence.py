@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from exporter import evidence
 from exporter.evidence import (
     NO_GPU,
+    PAUSES_MAX,
     ContainerHistory,
     CpuHistory,
     DeathHistory,
@@ -800,7 +801,7 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
     ],
 )
 def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, size: int | None) -> None:
-    assert evidence.unattributed_ratio(found) == ratio
+    assert found.unattributed_ratio == ratio
     assert evidence.unattributed_bytes(found) == size
 
 
@@ -951,10 +952,26 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.99)), (2, gpus_at(1.0))], 3, 0, id="pegged throughout"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.98)), (1, gpus_at(1.0))], 0, 0, id="a pause starts it anew"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.0)), (1, gpus_at(1.0))], 0, 0, id="so does one that is idle"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (1, gpus_at(1.0))], 0, 0, id="and one that is unknown"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4, gpus_at(1.0))], 5, 0, id="not one unknown look"),
+        pytest.param([(0, gpus_at(1.0)), (1, NOBODY_ASKED), (4, gpus_at(1.0))], 5, 0, id="nor one nobody could ask"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4.1, gpus_at(1.0))], 0, 0, id="but unknown past a gap"),
+        pytest.param([(0, gpus_at(1.0)), (3, gpus_at(None)), (1, gpus_at(None)), (1, gpus_at(1.0)), (3, gpus_at(None)),
+                      (2, gpus_at(1.0))], 10, 0, id="each time it is seen pegged it is told anew how long that holds"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None))], None, 1, id="unknown is not pegged, and not seen busy"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 0.5)), (1, gpus_at(1.0, 0.0))], 0, 0,
+                     id="another works where its own is unknown"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(0.0, None)), (1, gpus_at(1.0, 0.0))], 0, 0,
+                     id="it idles where another is unknown"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 1.0)), (1, gpus_at(1.0, 0.0))], 0, 0,
+                     id="in turns, where its own is unknown"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(1.0, None)), (1, gpus_at(1.0, 0.0))], 2, 0,
+                     id="as before where the idle one is unknown"),
+        pytest.param([(0, gpus_at(1.0, 1.0)), (1, gpus_at(1.0))], 0, 0, id="another set of GPUs"),
         pytest.param([(0, gpus_at(1.0, 0.05)), (2, gpus_at(1.0, 0.0))], 2, 0, id="the others idle"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(1.0, 0.06))], 0, 0, id="another one works"),
+        pytest.param([(0, gpus_at(1.0, 0.5)), (2, gpus_at(1.0, 0.5))], 0, 0, id="another one works throughout"),
+        pytest.param([(0, gpus_at(1.0, None)), (1, replace(gpus_at(1.0, None), unknown=None))], None, 0,
+                     id="unknown without a word"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(0.0, 1.0))], 0, 0, id="in turns is no stillness"),
         pytest.param([(0, gpus_at(1.0, 1.0)), (2, gpus_at(1.0, 1.0))], 2, 0, id="both pegged"),
         pytest.param([(0, gpus_at(1.0)), (5.1, gpus_at(1.0))], 0, 0, id="a gap starts it anew"),
@@ -980,6 +997,57 @@ def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
     looks = [(0.0, gpus_at(1.0)), (1.0, gpus_at(1.0))]
 
     assert proved(*looks, paused_last=True) == (None, None)
+
+
+def pauses_seen(*looks: tuple[float, float | None]) -> tuple[tuple[float, float], ...]:
+    """The pauses after looks so far apart, each with when the kernel said that all of it is frozen."""
+    history, now_s = ContainerHistory(THRESHOLDS), 1000.0
+    for gap_s, frozen_s in looks:
+        now_s += gap_s
+        container = build.container(paused=frozen_s is not None)
+        last = history.observe(container, gpus_at(1.0), ram(1), now_s=now_s, frozen_s=frozen_s)
+    return last.pauses
+
+
+@pytest.mark.parametrize(
+    ("looks", "pauses"),
+    [
+        pytest.param([(0, None), (1, None)], (), id="none"),
+        pytest.param([(0, None), (1, 1001.1), (1, None)], (), id="one look proves no time"),
+        pytest.param([(0, 1000.1), (1, 1001.3)], ((1000.1, 1001.3),), id="to the next look, by the kernel's time"),
+        pytest.param([(0, 1000.1), (1, 1001.3), (1, 1002.2), (1, None)], ((1000.1, 1002.2),), id="and on to another"),
+        pytest.param([(0, 1000.0), (5, 1005.0)], ((1000.0, 1005.0),), id="as far apart as samples may be"),
+        pytest.param([(0, 1000.0), (5.1, 1005.1)], (), id="but no further"),
+        pytest.param([(0, 1000.0), (1, 1000.0)], (), id="nor where no time has passed"),
+        pytest.param([(0, 1000.0), (1, 1001.0), (1, None), (1, 1003.0), (2, 1005.0)],
+                     ((1000.0, 1001.0), (1003.0, 1005.0)), id="two"),
+        pytest.param([(0, 1000.0), (1, 1001.0), (6, 1007.0), (1, 1008.0)],
+                     ((1000.0, 1001.0), (1007.0, 1008.0)), id="what nobody saw between is none"),
+    ],
+)  # fmt: skip
+def test_a_pause_is_as_long_as_it_was_seen(
+    looks: list[tuple[float, float | None]], pauses: tuple[tuple[float, float], ...]
+) -> None:
+    assert pauses_seen(*looks) == pauses
+
+
+def test_the_oldest_pauses_are_forgotten_first() -> None:
+    looks = [(1.0, each) for number in range(PAUSES_MAX + 1) for each in (3.0 * number, 3.0 * number + 1.0, None)]
+
+    seen = pauses_seen(*looks)
+
+    assert (len(seen), seen[0], seen[-1]) == (PAUSES_MAX, (3.0, 4.0), (3.0 * PAUSES_MAX, 3.0 * PAUSES_MAX + 1.0))
+
+
+def test_what_was_pegged_before_a_pause_begins_anew_after_it() -> None:
+    history = ContainerHistory(THRESHOLDS)
+    for now_s, paused in ((1000.0, False), (1001.0, False), (1002.0, True)):
+        history.observe(build.container(paused=paused), gpus_at(1.0), ram(1), now_s=now_s)
+
+    first = history.observe(build.container(), gpus_at(1.0), ram(1), now_s=1003.0)
+    second = history.observe(build.container(), gpus_at(1.0), ram(1), now_s=1004.0)
+
+    assert (first.gpu_pegged_s, second.gpu_pegged_s) == (0.0, 1.0)
 
 
 # Work: A5, where GPU and RAM tell too little

@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exporter.patience import STEPS_MIN, Patience
 from gpuwarden.job import JobClass, Phase
+from gpuwarden.pace import Pace
+from gpuwarden.statefile import LongStep
 from tests.exporter import builders as build
 
 PATIENCE = Patience(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0)
@@ -23,6 +27,10 @@ PATIENCE = Patience(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0
         pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 1800.0, id="what the job asks for"),
         pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 60.0, id="what the job asks for, though it is less"),
         pytest.param({"phase": Phase.STEP, "patience_s": 700.0}, 700.0, id="what it asks for in its steps"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 1.0}, 30.0, id="what it asks for, of 30 s at least"),
+        pytest.param({"phase": Phase.STEP, "patience_s": 29.9}, 30.0, id="in its steps too"),
+        pytest.param({"phase": Phase.STEP, "patience_s": 30.1}, 30.1, id="and not a moment more"),
+        pytest.param({"phase": Phase.STEP, "stall_timeout_s": 5.0}, 5.0, id="and its owner's word stands as it is"),
         pytest.param({"phase": Phase.IDLE}, 0.0, id="none is policed while it is idle"),
         pytest.param({"phase": Phase.IDLE, "patience_s": 60.0}, 0.0, id="nor for its asking"),
         pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 0.0}, 0.0, id="nor where its owner wants none policed"),
@@ -41,6 +49,7 @@ def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: fl
         pytest.param({"phase": Phase.EVAL}, 320.0, id="nor than its phase is allowed"),
         pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 1800.0, id="nor than it asks for"),
         pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 300.0, id="and never less than the host's"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 1.0}, 300.0, id="however little it asks for"),
         pytest.param({"stall_timeout_s": 0.0}, 300.0, id="the host's where silence is not policed"),
         pytest.param({"stall_timeout_s": 0.0, "phase": Phase.SAVE}, 340.0, id="by its phase, there too"),
         pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 300.0, id="of a video model"),
@@ -81,6 +90,70 @@ def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: flo
     found = build.job_file(**(STEPPED | job))
 
     assert (PATIENCE.stuck_after_s(found), PATIENCE.stuck_still_s(found)) == (after_s, still_s)
+
+
+def long_steps(*steps: tuple[float, float | None]) -> tuple[LongStep, ...]:
+    return tuple(LongStep(took_s=took_s, began_s=began_s) for took_s, began_s in steps)
+
+
+@pytest.mark.parametrize(
+    ("longest", "pauses", "longest_s"),
+    [
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [], 300.0, id="as told without a pause"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(1010.0, 1290.0)], 60.0, id="without the pause it fell into"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(1010.0, 1200.0)], 110.0, id="what is left of it counts"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(1100.0, 1150.0), (1200.0, 1290.0)], 160.0, id="two pauses"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(900.0, 1100.0)], 200.0, id="one that began before it"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(1200.0, 1900.0)], 200.0, id="one that ended after it"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(700.0, 1000.0), (1300.0, 1400.0)], 300.0, id="beside it"),
+        pytest.param([(300.0, 1000.0), (60.0, 500.0)], [(500.0, 560.0), (1000.0, 1300.0)], 60.0,
+                     id="never less than the shortest of them took: others may be as long"),
+        pytest.param([(300.0, 1000.0), (200.0, 1300.0), (60.0, 500.0)], [(1000.0, 1500.0)], 60.0, id="two of them"),
+        pytest.param([(300.0, None), (60.0, 500.0)], [(0.0, 9999.0)], 300.0, id="nobody knows when it began"),
+        pytest.param([(300.0, 1000.0)], [(1010.0, 1290.0)], 300.0, id="of one alone nothing is known of the others"),
+        pytest.param([], [(0.0, 9999.0)], 300.0, id="none is told"),
+        pytest.param([(299.0, 1000.0), (60.0, 500.0)], [(1000.0, 1290.0)], 300.0, id="the longest is not among them"),
+    ],
+)  # fmt: skip
+def test_the_time_for_which_a_container_was_paused_is_no_part_of_a_step(
+    longest: list[tuple[float, float | None]], pauses: list[tuple[float, float]], longest_s: float
+) -> None:
+    job = build.job_file(**STEPPED | {"step_max_s": 300.0}, longest=long_steps(*longest))
+    patience = Patience(stuck_floor_s=1.0, stuck_steps=10.0)
+
+    assert patience.stuck_after_s(job, pauses) == max(120.0, 10.0 * longest_s)
+    assert patience.stuck_still_s(job, pauses) == max(120.0, 10.0 * longest_s) - 20.0
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=6, max_size=12),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(1, 100)), max_size=4),
+)
+def test_a_step_is_never_taken_to_be_shorter_than_it_was_without_its_pauses(
+    worked_s: list[int], paused: list[tuple[int, int]]
+) -> None:
+    """Steps that follow one another and worked for so long, and pauses of so long that began at those moments."""
+    pauses = [(float(since), float(since + length)) for since, length in paused]
+    merged: list[tuple[float, float]] = []
+    for since, until in sorted(pauses):
+        if merged and since <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(until, merged[-1][1])
+        else:
+            merged.append((since, until))
+    pace, now_s = Pace(), 0.0
+    pace.step(now_s)
+    for each in worked_s:
+        left_s = float(each)
+        while left_s > 0:
+            now_s += 1.0
+            left_s -= not any(since < now_s <= until for since, until in merged)
+        pace.step(now_s)
+    job = build.job_file(step=STEPS_MIN, step_max_s=pace.max_s, stall_timeout_s=0.5, longest=long_steps(*pace.longest))
+
+    found_s = Patience(stuck_floor_s=0.5, stuck_steps=1.0).stuck_after_s(job, merged)
+
+    assert found_s is not None
+    assert max(worked_s) <= found_s <= (pace.max_s or 0.0)
 
 
 def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:

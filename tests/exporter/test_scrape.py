@@ -22,6 +22,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
+from gpuwarden.statefile import LongStep
 from tests.exporter import builders as build
 from tests.exporter import golden
 
@@ -178,6 +179,17 @@ def test_a_job_is_policed(changes: dict[str, Any], silence_s: list[float], windo
     assert values(text, "gpuwarden_job_stall_timeout_seconds") == silence_s
     assert values(text, "gpuwarden_job_health_window_seconds") == window_s
     assert values(text, "gpuwarden_job_stall_suspected") == [1.0] * len(silence_s)
+
+
+def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() -> None:
+    longest = (LongStep(took_s=305.0, began_s=9000.0), LongStep(took_s=5.0, began_s=9310.0))
+    seen = build.sighting(job=build.job_file(step=100, step_max_s=305.0, longest=longest))
+    places = [build.evidence(pauses=pauses) for pauses in ((), ((9001.0, 9301.0),))]
+
+    texts = [golden.scraped(build.snapshot(seen, containers=(each,))) for each in places]
+
+    assert [values(each, "gpuwarden_job_stuck_after_seconds") for each in texts] == [[6100.0], [600.0]]
+    assert [values(each, "gpuwarden_job_stuck_still_seconds") for each in texts] == [[6080.0], [580.0]]
 
 
 def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is_not() -> None:

@@ -8,6 +8,7 @@ from exporter import testimony
 from exporter.patience import Patience
 from exporter.readings import GpuShare, Snapshot, Unknown, WorkerReadings
 from gpuwarden.job import Phase
+from gpuwarden.statefile import LongStep
 from tests.exporter import builders as build
 
 OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
@@ -53,6 +54,16 @@ def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gp
     assert found is not None
     assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
     assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
+
+
+def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() -> None:
+    longest = (LongStep(took_s=305.0, began_s=9000.0), LongStep(took_s=5.0, began_s=9310.0))
+    seen = build.sighting(job=build.job_file(step=100, step_max_s=305.0, longest=longest))
+    places = [build.evidence(pauses=pauses) for pauses in ((), ((9001.0, 9301.0),))]
+
+    found = [testimony.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+
+    assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
 
 
 def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -> None:

@@ -1,6 +1,6 @@
 """How long the steps of an attempt take: what counts as one."""
 
-from gpuwarden.pace import EARLY, Pace
+from gpuwarden.pace import EARLY, KEPT, Pace
 
 
 def stepping(pace: Pace, *, from_s: float, every_s: float, count: int) -> float:
@@ -70,6 +70,31 @@ def test_the_steps_of_another_phase_are_steps_too() -> None:
     assert (pace.max_s, pace.mean_s) == (7.0, 4.5)
 
 
+def test_a_step_of_which_nobody_knows_when_it_began_is_no_measure() -> None:
+    pace = Pace()
+    pace.step(0.0)
+    pace.step(5.0)
+    pace.goes_on(6.0, steps=False)
+
+    pace.begins_anew()
+    pace.step(300.0)
+    pace.step(307.0)
+
+    assert (pace.max_s, pace.mean_s) == (7.0, 6.0)
+
+
+def test_the_phase_before_such_a_step_is_over() -> None:
+    pace = Pace()
+    pace.goes_on(0.0, steps=False)
+
+    pace.begins_anew()
+    pace.step(300.0)
+    pace.goes_on(304.0, steps=True)
+    pace.step(307.0)
+
+    assert pace.max_s == 7.0
+
+
 def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
     pace = Pace()
     pace.step(10.0)
@@ -77,6 +102,60 @@ def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
     pace.step(9.9)
 
     assert (pace.max_s, pace.mean_s) == (0.0, 0.0)
+
+
+def test_the_longest_steps_are_known_one_by_one_and_since_when_they_ran() -> None:
+    pace = Pace()
+    for now_s in (0.0, 3.0, 4.0, 9.0, 11.0, 18.0):
+        pace.step(now_s)
+
+    assert pace.longest == ((7.0, 11.0), (5.0, 4.0), (3.0, 0.0), (2.0, 9.0))
+    assert len(pace.longest) == KEPT
+
+
+def test_no_step_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
+    pace = Pace()
+    took_s = [float(3 + number * 7 % 19) for number in range(3 * EARLY)]
+    now_s = 0.0
+    pace.step(now_s)
+    for each in took_s:
+        now_s += each
+        pace.step(now_s)
+
+    assert [each for each, _ in pace.longest] == sorted(took_s[EARLY:], reverse=True)[:KEPT]
+
+
+def test_the_early_steps_are_among_the_longest_as_long_as_too_few_others_are_known() -> None:
+    pace = Pace()
+    pace.step(0.0)
+    after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY + 3)
+    early = pace.longest
+
+    stepping(pace, from_s=after_s + 5.0, every_s=2.0, count=EARLY)
+
+    assert early == ((300.0, 0.0), (2.0, 300.0), (2.0, 302.0), (2.0, 304.0))
+    assert pace.longest[0] == (5.0, after_s)
+
+
+def test_nobody_knows_since_when_a_step_ran_that_another_phase_fell_into() -> None:
+    pace = Pace()
+    pace.goes_on(0.0, steps=True)
+    pace.step(10.0)
+
+    pace.goes_on(13.0, steps=False)
+    pace.goes_on(313.0, steps=True)
+    pace.step(315.0)
+    pace.step(319.0)
+
+    assert pace.longest == ((5.0, None), (4.0, 315.0))
+
+
+def test_steps_that_took_no_time_are_steps() -> None:
+    pace = Pace()
+    pace.step(10.0)
+    pace.step(10.0)
+
+    assert pace.longest == ((0.0, 10.0),)
 
 
 def test_a_phase_before_the_first_step_is_none_of_its_time() -> None:

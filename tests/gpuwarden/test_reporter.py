@@ -22,7 +22,7 @@ from exporter.sources import workers
 from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.reporter import HostKeyError, LockHeldError, Reporter, StateFolderError, host_key
-from gpuwarden.statefile import JobFile, StateFileError, WorkerFile, parse_job, parse_worker
+from gpuwarden.statefile import JobFile, LongStep, StateFileError, WorkerFile, parse_job, parse_worker
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -397,6 +397,134 @@ def test_an_announced_phase_is_no_part_of_a_step(
     report.step()
 
     assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (3.0, 3.0)
+
+
+def test_the_longest_steps_are_told_by_the_clock_that_counts_what_a_machine_sleeps(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
+    start_job(report)
+    report.arm()
+    for took_s in (0.0, 3.0, 8.0):
+        now_s += took_s
+        report.step()
+
+    found = job_file(report)
+    assert found.longest == (LongStep(took_s=8.0, began_s=5103.0), LongStep(took_s=3.0, began_s=5100.0))
+    assert found.step_max_s == 8.0
+
+
+def test_once_the_machine_slept_nobody_knows_since_when_a_step_of_the_attempt_ran(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, slept_s = 100.0, 5000.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
+    start_job(report)
+    report.arm()
+    report.step()
+    slept_s += 0.6
+    now_s += 3.0
+    report.step()
+    asleep = job_file(report).longest
+
+    start_job(report, attempt=2)
+    report.step()
+    now_s += 3.0
+    report.step()
+
+    assert asleep == (LongStep(took_s=3.0, began_s=None),)
+    assert job_file(report).longest == (LongStep(took_s=3.0, began_s=5103.6),)
+
+
+def test_whoever_steps_is_not_idle_any_more_and_tells_it_at_once(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    start_job(report)
+    report.arm()
+    report.phase(Phase.IDLE, patience_s=900)
+    idle = job_file(report)
+
+    now_s += 0.1  # far less than writes are apart
+    report.step()
+
+    stepping = job_file(report)
+    assert (idle.phase, idle.patience_s) == (Phase.IDLE, 900.0)
+    assert (stepping.phase, stepping.patience_s, stepping.step) == (Phase.STEP, None, 1)
+    assert stepping.beat == stepping.phase_started
+    assert idle.beat is not None
+    assert stepping.phase_started.boottime_s > idle.beat.boottime_s
+
+
+def test_a_step_arms_a_job_that_was_idle_before_it_was_armed(report: Reporter) -> None:
+    start_job(report)
+    report.phase(Phase.IDLE)
+    idle = job_file(report)
+
+    report.step()
+
+    assert (idle.beat, job_file(report).phase) == (None, Phase.STEP)
+    assert job_file(report).beat is not None
+
+
+@pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.IDLE])
+def test_a_step_leaves_every_other_phase_as_it_is(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    start_job(report)
+    report.phase(phase, patience_s=900)
+    before = job_file(report)
+
+    report.step()
+    report.step()
+
+    after = job_file(report)
+    assert after.step == 2
+    assert after.step_max_s is not None
+    assert (after.phase, after.phase_started, after.patience_s) == (phase, before.phase_started, 900.0)
+
+
+def test_the_step_that_ends_an_idle_phase_has_taken_no_known_time(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    start_job(report)
+    report.arm()
+    for _ in range(2):
+        report.step()
+        now_s += 5.0
+    report.phase(Phase.IDLE)
+    now_s += 300.0
+    report.step()
+    now_s += 7.0
+    report.step()
+
+    assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (7.0, 6.0)
+
+
+def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter) -> None:
+    start_job(report)
+    report.arm()
+    report.phase(Phase.IDLE)
+
+    with report._changing:
+        beside = threading.Thread(target=report.step)
+        beside.start()
+        beside.join(timeout=10)
+        waited, phase = beside.is_alive(), job_file(report).phase
+    report.step()
+
+    assert (waited, phase) == (False, Phase.IDLE)
+    assert (job_file(report).phase, job_file(report).step) == (Phase.STEP, 2)
 
 
 def test_a_warm_up_step_of_the_load_is_no_beat_and_arms_nothing(
