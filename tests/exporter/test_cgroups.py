@@ -580,7 +580,7 @@ def test_what_the_kernel_kills_in_a_real_container_and_what_docker_restarts_is_c
     kills_one = (
         "import subprocess, time; subprocess.run(['python3', '-c', 'x = b\"x\" * (256 << 20)']); time.sleep(600)"
     )
-    fails = "import time; time.sleep(0.5); raise SystemExit(1)"
+    fails = "import time; time.sleep(2); raise SystemExit(1)"  # it is listed once a second, at the soonest
     limited = client.containers.run(image, ["python3", "-c", kills_one], detach=True, network_mode="none",
                                     mem_limit="64m", memswap_limit="64m")  # fmt: skip
     failing = client.containers.run(image, ["python3", "-c", fails], detach=True, network_mode="none",
