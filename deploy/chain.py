@@ -90,6 +90,7 @@ class Plan:
     free_bound_s: float = 120.0
     tend_s: float = 5.0
     cooldown_s: float = 300.0
+    vram_cooldown_s: float = 120.0
     storm_targets: int = 3
     capture_s: float = 5.0
     curves_s: float = 900.0
@@ -248,7 +249,7 @@ class Chain:
             *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
             *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
             *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
-            *("--capture-s", str(plan.capture_s)),
+            *("--vram-cooldown-s", str(plan.vram_cooldown_s), "--capture-s", str(plan.capture_s)),
             *("--node-lost-after-s", str(plan.node_lost_after_s)),
             *("--storm-frees", str(plan.storm_frees), "--alertmanager", self.alertmanager_url),
             "--armed" if armed else "--no-armed",

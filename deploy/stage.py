@@ -105,6 +105,7 @@ def stage(
     free_bound_s: float = 120.0,
     tend_s: float = 5.0,
     cooldown_s: float = 0.0,
+    vram_cooldown_s: float = 120.0,
     storm_targets: int = 1000,
     capture_s: float = 20.0,
     curves_s: float = 0.0,
@@ -132,6 +133,7 @@ def stage(
         free_bound_s: when a free without progress is given up, seconds.
         tend_s: between two sweeps of the leases, seconds.
         cooldown_s: how long a container that was freed is not freed again, seconds; a story may wedge one many times.
+        vram_cooldown_s: how long after a container was freed nobody else goes for its GPU's memory, seconds.
         storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
         capture_s: how long a look at what is about to be stopped may take, seconds; a slow machine needs longer.
         curves_s: how far around a trip the curves reach that Prometheus is asked for, seconds; 0 does not ask it.
@@ -168,6 +170,7 @@ def stage(
             free_bound_s=free_bound_s,
             tend_s=tend_s,
             cooldown_s=cooldown_s,
+            vram_cooldown_s=vram_cooldown_s,
             storm_targets=storm_targets,
             capture_s=capture_s,
             prometheus_policy="ignore" if curves_s else None,

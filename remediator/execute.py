@@ -14,12 +14,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from gpuwarden import clock
-from gpuwarden.database import Changes, DatabaseError, LockHeldElsewhereError, NewerTablesError, ProcessLock
+from gpuwarden.database import (
+    Changes,
+    DatabaseError,
+    LockHeldElsewhereError,
+    NewerTablesError,
+    ProcessLock,
+)
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
@@ -154,8 +160,14 @@ class _Watch:
     runs_since_s: tuple[str, float] | None = None
     """Which incarnation of the container runs, and since when it was seen to."""
     stuck_since_s: float | None = None
-    """Since when the queue has answered nothing, or taken no fence."""
-    fence_refused: bool = False
+    """Since when the queue has answered nothing, or taken nothing."""
+
+    refused_at_s: float | None = None
+    """When the queue refused what was to be written there for this episode; `None`: it has taken something since."""
+
+    refusals: set[str] = field(default_factory=set)
+    """What it has refused since then, and is on record."""
+
     captured: set[int | None] = field(default_factory=set)
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
     opinion: tuple[float, Opinion] | None = None
@@ -220,6 +232,7 @@ class Executor:
         self._heard_s: dict[str, float] = {}
         self._silent: list[Episode] = []
         self._at_work: dict[int, Future[None]] = {}
+        self._tending: Future[None] | None = None
         self._errors = 0
         self._workers: int | None = None
         self._acts: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -246,7 +259,8 @@ class Executor:
         with (
             closing(self._ledger.changes()) as changes,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
-            ThreadPoolExecutor(1, thread_name_prefix="run") as counting,  # what is wedged waits for no run's items
+            # What is wedged waits for no run's items, nor for the queue's sweeps.
+            ThreadPoolExecutor(1, thread_name_prefix="queue") as counting,
         ):
             while not self._closing.is_set():
                 try:
@@ -284,7 +298,7 @@ class Executor:
             self._look_on()
         if now_s >= self._next_tend_s:
             self._next_tend_s = now_s + self._pace.tend_s
-            self._tend()
+            self._tend_beside(counting)
             self._forget()
 
     def _look_on(self) -> None:
@@ -460,6 +474,20 @@ class Executor:
             else:
                 hint = "`gpuwarden arm` makes it act"
                 log.warning("dry run: all is recorded and nothing is done", remedy=remedy, hint=hint, **by)
+
+    def _tend_beside(self, counting: ThreadPoolExecutor) -> None:
+        """Tend beside the loop, once at a time.
+
+        Each sweep waits for a queue that is locked, perhaps by the very process that is to be stopped: a loop that
+        waited with it would be taken for one that stood still, and patience would never come to an end.
+        """
+        if self._tending is not None:
+            if not self._tending.done():
+                return
+            if (error := self._tending.exception()) is not None:
+                self._errors += 1
+                log.error("unexpected error", exc_info=error)
+        self._tending = counting.submit(self._tend)
 
     def _tend(self) -> None:
         try:
@@ -820,7 +848,7 @@ class Executor:
         watch = self._watches.setdefault(episode.episode_id, _Watch())
         if len(unknown) > worker_ended or watch.quiet_since_s is None:
             watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
-        if job_known and not watch.fence_refused:
+        if job_known and watch.refused_at_s is None:
             watch.stuck_since_s = None
         elif watch.stuck_since_s is None:
             watch.stuck_since_s = now_s
@@ -847,6 +875,7 @@ class Executor:
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
             runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
+            refused_s_ago=None if watch.refused_at_s is None else now_s - watch.refused_at_s,
             warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
             listener=listener,
             deaf=deaf,
@@ -980,13 +1009,12 @@ class Executor:
         if not self._ledger.hold(intent, for_s=self._act_s(Kind.SETTLE)):
             return  # another remediator is at it
         queue = self._hands.queue
-        now = queue.now()
+        its: dict[str, Any] = {"attempt": attempt, "trip": episode.trip}
         if isinstance(step, plan.Fence):
-            holder: str = intent.data["incarnation"]
-            watch = self._watches.setdefault(episode.episode_id, _Watch())
-            watch.fence_refused = True
-            fenced = queue.fence(job_id, attempt=attempt, incarnation=holder, trip=episode.trip, now=now)
-            watch.fence_refused = False
+            its |= {"incarnation": intent.data["incarnation"]}
+            fenced = self._taken(episode, "fence", lambda: queue.fence(job_id, now=queue.now(), **its))
+            if fenced is None:
+                return
             if not fenced:
                 job = queue.job(job_id)
                 if job is None or job.state is not State.FENCING or job.attempt != attempt:
@@ -995,11 +1023,34 @@ class Executor:
         elif isinstance(step, plan.Requeue):
             gpus = () if episode.free is None else tuple(episode.free.data.get("gpus", ()))
             avoid = Slot(host=episode.host, worker=episode.worker, gpus=gpus)
-            if queue.requeue(job_id, attempt=attempt, trip=episode.trip, now=now, avoid=avoid, avoid_s=step.avoid_s):
+            its |= {"avoid": avoid, "avoid_s": step.avoid_s}
+            if self._taken(episode, "requeue", lambda: queue.requeue(job_id, now=queue.now(), **its)):
                 self._advance(episode, intent, Stage.DONE, "requeue", step.because)
-        elif queue.fail(job_id, attempt=attempt, because=step.because, now=now):
-            self._advance(episode, intent, Stage.DONE, "fail", step.because)
-            queue.tend(now=now)
+        else:
+            its = {"attempt": attempt, "because": step.because}
+            if self._taken(episode, "fail", lambda: queue.fail(job_id, now=queue.now(), **its)):
+                self._advance(episode, intent, Stage.DONE, "fail", step.because)
+                queue.tend(now=queue.now())
+
+    def _taken(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
+        """Have the queue write what becomes of a job or of GPUs; what it says to it, `None` where it refused.
+
+        Each refusal is on record once: the step is tried again for as long as it takes, and the free has its turn.
+        """
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        try:
+            taken = write()
+        except GpuwardenError as error:
+            watch.refused_at_s = time.monotonic()
+            log.warning("the queue refused", episode=episode.episode_id, step=step, because=str(error))
+            if step not in watch.refusals:
+                because = f"the queue takes nothing, and it is tried again: {error}"
+                self._ledger.record(episode.episode_id, "failed", step, because, now=self._ledger.now())
+                watch.refusals.add(step)
+            return None
+        watch.refused_at_s = None
+        watch.refusals.clear()
+        return taken is not False
 
     def _free(self, episode: Episode, step: plan.Stop | plan.Start) -> None:
         intent = episode.free
@@ -1056,7 +1107,9 @@ class Executor:
         gpus: list[str] = list(step.lost) or intent.data["gpus"]
         queue = self._hands.queue
         slot = episode.worker if episode.subject is Subject.WORKER else ""
-        queue.quarantine(gpus, host=self._host, worker=slot, because=because, now=queue.now())
+        its = {"host": self._host, "worker": slot, "because": because}
+        if not self._taken(episode, "quarantine", lambda: queue.quarantine(gpus, now=queue.now(), **its)):
+            return
         log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
         data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
         self._advance(episode, intent, intent.stage, "quarantine", because, data=data)

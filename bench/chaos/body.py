@@ -1,8 +1,4 @@
-"""The job body of the chaos: it leaves its side effects in a log that is no queue's.
-
-A line is a JSON object: `job`, `attempt`, `pid`, `step` (0 for its beginning), and `at_s`, by the clock that all
-processes of the host share. Lines are appended whole, and what was written outlives its writer.
-"""
+"""The job body of the chaos: it leaves its side effects in a log (`bench/chaos/log.py`) that is no queue's."""
 
 import json
 import os

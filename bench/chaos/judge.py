@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
+from bench.chaos.log import Effect, effects_of
 from bench.chaos.player import LEASE_S, Played, Stop
 from gpuwarden.database import BUSY_TIMEOUT_S
 from gpuwarden.worker import OWNERSHIP_S
@@ -23,17 +23,6 @@ _JOBS: Final = "SELECT job_id, run_id, state, attempt, payload, because FROM job
 _EVENTS: Final = "SELECT kind, job_id, attempt, run_id, position FROM dispatch_events ORDER BY event_id"
 _NEEDS: Final = "SELECT job_id, needs_job_id FROM dependencies"
 _RUNS: Final = "SELECT run_id, state FROM runs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """A line of the log."""
-
-    job: int
-    attempt: int
-    pid: int
-    step: int
-    at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +71,6 @@ def judge(played: Played) -> Verdict:
     counts["runs"] = len(runs)
     counts["that needed others"] = len({job for job, _ in needs} & {job for job, _ in by_attempt})
     return Verdict(broken=broken, counts=counts, stranded_s=sorted(_stranded(by_attempt)))
-
-
-def effects_of(log: Path) -> list[Effect]:
-    """Every line of the log."""
-    return [Effect(**json.loads(line)) for line in log.read_text(encoding="ascii").splitlines()]
 
 
 def _look(url: str) -> list[list[Any]]:

@@ -1,7 +1,7 @@
 """Plays the chaos: keeps workers and a sweeper running, feeds them jobs, and does them harm, all by one seed.
 
-Whatever dies is started again. When the time is up, all harm ends, everything drains, and `judge` looks at what is
-left.
+Whatever dies is started again. Where the machine is so slow that nobody was hit at work, one is before the end. Then
+all harm ends, everything drains, and `judge` looks at what is left.
 """
 
 import os
@@ -21,6 +21,7 @@ from typing import Final
 import psycopg
 
 from bench.chaos.body import LOG_VARIABLE
+from bench.chaos.log import effects_of
 from deploy.chain import CHECKOUT
 from deploy.postgres import Postgres
 from gpuwarden.database import DatabaseError
@@ -42,6 +43,8 @@ DOWN_EVERY_S: Final = 10.0
 """How often the server is stopped or killed."""
 
 DRAIN_S: Final = 90.0
+AT_WORK: Final = "worker killed at work"
+"""Of the workers that were killed, those whose job was certainly begun and not done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,7 @@ def play(url: str, folder: Path, *, seconds: float, seed: int, server: Postgres 
     player = _Player(url, folder, seconds=seconds, seed=seed, server=server)
     with player.processes():
         player.play()
+        player.hit_one_at_work()
         player.drain()
     return player.played
 
@@ -105,6 +109,8 @@ class _Player:
         self._random = random.Random(seed)  # noqa: S311 - to be played again, not to be kept secret
         self._store = JobStore.open(url)
         self._run = self._made = 0
+        self._steps: dict[int, int] = {}
+        """Of each job that is in no run, and so ends by itself alone: how many steps it has."""
         self._server_back_at_s: float | None = None
         host = folder / "run"
         host.mkdir()
@@ -123,6 +129,7 @@ class _Player:
         begun_s = time.monotonic()
         harms: list[tuple[float, Callable[[], None]]] = [
             (2.5, self._kill_worker),
+            (5.0, self._kill_at_work),
             (2.5, lambda: self._stop_worker(0.2, 2.0)),
             (5.0, lambda: self._stop_worker(LEASE_S + 2.0, 2 * LEASE_S + 2.0)),
             (8.0, self._kill_sweeper),
@@ -145,11 +152,19 @@ class _Player:
                     act()
             time.sleep(TICK_S)
 
+    def hit_one_at_work(self) -> None:
+        """Kill one in the middle of a job, if none was: where workers take long to start, every kill may miss."""
+        self._end_outages()
+        give_up_s = time.monotonic() + DRAIN_S
+        while not self.played.counts[AT_WORK] and time.monotonic() < give_up_s:
+            self._tend(time.monotonic())
+            self._submit()
+            self._kill_at_work()
+            time.sleep(TICK_S)
+
     def drain(self) -> None:
         """No more harm: wait until every job is over, and every event seen."""
-        self._server_back_at_s = self._server_back_at_s and 0.0
-        for each in self._workers:
-            each.go_on_at_s = 0.0
+        self._end_outages()
         give_up_s = time.monotonic() + DRAIN_S
         while not self.played.drained and time.monotonic() < give_up_s:
             self._tend(time.monotonic())
@@ -157,6 +172,11 @@ class _Player:
             with suppress(DatabaseError):
                 self.played.drained = not self._store.jobs(states=frozenset(State) - FINAL) and self._all_seen()
             time.sleep(4 * TICK_S)
+
+    def _end_outages(self) -> None:
+        self._server_back_at_s = self._server_back_at_s and 0.0
+        for each in self._workers:
+            each.go_on_at_s = 0.0
 
     def _all_seen(self) -> bool:
         return not self._store.events("player") and self._store.consume_events(now=self._store.now()) == 0
@@ -224,6 +244,22 @@ class _Player:
             self._kill(self._random.choice(those))
             self.played.counts["worker killed"] += 1
 
+    def _kill_at_work(self) -> None:
+        """Kill a worker that is in the middle of a job; it counts where it had not gone on to the end meanwhile."""
+        if those := [each for each in self._workers if self._is_at_work(each)]:
+            each = self._random.choice(those)
+            self._kill(each)
+            if each.popen is not None:
+                each.popen.wait()
+            self.played.counts["worker killed"] += 1
+            self.played.counts[AT_WORK] += self._is_at_work(each)
+
+    def _is_at_work(self, each: Process) -> bool:
+        """Whether the last that a process left is a step of a job, and not its last one."""
+        pid = each.popen.pid if each.popen is not None else None
+        left = [effect for effect in effects_of(self.played.log) if effect.pid == pid]
+        return bool(left) and left[-1].step < self._steps.get(left[-1].job, 0)
+
     def _kill_sweeper(self) -> None:
         if self._sweeper.popen is not None:
             self._kill(self._sweeper)
@@ -274,7 +310,9 @@ class _Player:
                 return
             now = self._store.now()
             if self._random.random() < 0.6:
-                ids = [self._store.submit(self._job(), now=now)]
+                job = self._job()
+                ids = [self._store.submit(job, now=now)]
+                self._steps[ids[0]] = job.payload["steps"]
             else:
                 self._run += 1
                 jobs = {name: self._job() for name in ("first", "second", "last")}

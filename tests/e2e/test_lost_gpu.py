@@ -4,12 +4,8 @@ What jobs launch is written for the simulated driver. Here it is handed on to th
 what the exporter reads.
 """
 
-import json
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +17,8 @@ from deploy.engine import NoEngine
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
 from gpuwarden.job import State
-from tests.nvml.driver import Card, Driver, Sample, build
+from tests.nvml.driver import Driver, build
+from tests.nvml.relay import Relay
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_parts]
@@ -29,57 +26,11 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_parts]
 LOSER, OTHER = "gpuwarden-lost-a", "gpuwarden-lost-b"
 LOST, THERE = "GPU-0a0a0a0a-0000-0000-0000-000000000001", "GPU-0b0b0b0b-0000-0000-0000-000000000002"
 WINDOW_S: Final = 8.0
-GPU_IS_LOST: Final = 15
 HANGS: Final = Script(
     picture="hangs", load_s=0.3, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2,
     wedge_with_gil=False,
 )  # fmt: skip
 GOES_ON: Final = Script(picture="goes-on", load_s=0.3, load_mib=4, steps=120, step_s=0.2)
-
-
-class Relay:
-    """Hands on to the stand-in what is written for the simulated driver, but for the GPUs that it has lost."""
-
-    def __init__(self, simulation: Path, driver: Driver) -> None:
-        self.lost: frozenset[str] = frozenset()
-        self._simulation = simulation
-        self._driver = driver
-
-    def hand_on(self) -> None:
-        gpus: list[dict[str, Any]] = json.loads(self._simulation.read_text(encoding="ascii"))["gpus"]
-        lost = [f"error {gpu['index']} * {GPU_IS_LOST}" for gpu in gpus if gpu["uuid"] in self.lost]
-        self._driver.answer(*map(_card, gpus), but=tuple(lost))
-
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        closing = threading.Event()
-
-        def go_on() -> None:
-            while not closing.wait(0.1):
-                with suppress(OSError, ValueError):
-                    self.hand_on()
-
-        thread = threading.Thread(target=go_on, name="relay", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            closing.set()
-            thread.join(timeout=5)
-
-
-def _card(gpu: dict[str, Any]) -> Card:
-    processes = gpu["processes"]
-    busy = {each["pid"]: round(100 * each["utilization_ratio"]) for each in processes}
-    return Card(
-        uuid=gpu["uuid"],
-        utilization=max(busy.values(), default=0),
-        used_bytes=sum(each["memory_bytes"] for each in processes),
-        compute={each["pid"]: each["memory_bytes"] for each in processes},
-        samples=tuple(
-            Sample(pid=pid, timestamp_us=time.time_ns() // 1000, sm=percent) for pid, percent in busy.items()
-        ),
-    )
 
 
 @pytest.fixture
@@ -99,12 +50,7 @@ def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iter
     work = tmp_path / "stage"
     work.mkdir()
     with stage(work, NoEngine(because="a test"), slots, armed=True, stop_grace_s=1.0) as scene, relay.going_on():
-        scene.chain.stop("exporter")
-        scene.chain.plan = replace(scene.chain.plan, simulate_gpu=None)
-        with pytest.MonkeyPatch.context() as of_exporter:
-            for name, value in relay._driver.environment.items():
-                of_exporter.setenv(name, value)
-            scene.chain.start_exporter()
+        relay.stands_in(scene.chain)
         eventually(lambda: gpus_read(scene) == {LOST, THERE}, "the stand-in is read", within_s=30)
         yield scene
 

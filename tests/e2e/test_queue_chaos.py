@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import pytest
 
-from bench.chaos.judge import Effect, Verdict, effects_of, judge
-from bench.chaos.player import Played, Stop, play
+from bench.chaos.judge import Verdict, judge
+from bench.chaos.log import Effect, effects_of
+from bench.chaos.player import AT_WORK, Played, Stop, play
 from deploy.postgres import NoPostgres, postgres
 
 ON_POSTGRESQL_S: Final = 45.0
@@ -55,7 +56,7 @@ def test_on_postgresql_every_job_ends_once_by_its_last_attempt_whatever_dies(tmp
     print(told(played, verdict))
     assert verdict.broken == []
     wanted = ("worker killed", "sweeper killed", "stopped for a while", "stopped longer than a lease", "server killed",
-              "server stopped", "connection dropped", "completed", "failed", "that needed others")  # fmt: skip
+              "server stopped", "connection dropped", "completed", "failed", "that needed others", AT_WORK)  # fmt: skip
     assert [what for what in wanted if not verdict.counts[what]] == []
     assert verdict.stranded_s, "none was tried again"
 
@@ -67,7 +68,20 @@ def test_on_sqlite_every_job_ends_once_by_its_last_attempt_whatever_dies(on_sqli
 
     print(told(on_sqlite, verdict))
     assert verdict.broken == []
-    assert [what for what in ("worker killed", "completed", "stopped for a while") if not verdict.counts[what]] == []
+    assert [
+        what for what in ("worker killed", "completed", "stopped for a while", AT_WORK) if not verdict.counts[what]
+    ] == []
+
+
+def test_a_play_that_is_over_before_anybody_works_has_one_killed_at_work_all_the_same(tmp_path: Path) -> None:
+    """As on a machine so slow that every kill hits a worker that still starts, and no attempt comes to nothing."""
+    played = play(f"sqlite:///{tmp_path}/queue.db", tmp_path, seconds=0.0, seed=seed())
+    verdict = judge(played)
+
+    print(told(played, verdict))
+    assert verdict.broken == []
+    assert verdict.counts["worker killed"] == verdict.counts[AT_WORK] == 1
+    assert verdict.stranded_s, "it was not tried again"
 
 
 # --- the judge has eyes: where the same play is doctored, it says so

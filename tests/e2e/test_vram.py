@@ -1,9 +1,11 @@
 """GPU memory through the whole chain: who is recycled when a GPU is short of it, and who is left alone.
 
-The containers are real, the memory that the driver says their processes hold is played: a process holds what it was
-given for as long as it lives. First everything is a dry run; then, with nothing else changed, it is armed.
+The containers are real, and so is how the exporter asks: NVIDIA's library, by a stand-in. What it says that their
+processes hold is played: a process holds what it was given for as long as it lives. First everything is a dry run;
+then, with nothing else changed, it is armed; then tenants grow.
 """
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -13,6 +15,7 @@ from typing import Any, Final
 import docker
 import pytest
 
+from deploy import parts
 from deploy.engine import Engine
 from deploy.fleet import STAGE_LABEL, DockerFleet
 from deploy.simulator import Slot
@@ -21,11 +24,16 @@ from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
 from gpuwarden.facts import CardFacts
 from remediator.ledger import Story
 from remediator.safety import Act, Order
+from tests.nvml.driver import Driver, build
+from tests.nvml.relay import Relay
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.needs_parts]
 
 GIB: Final = 2**30
+COOLDOWN_S: Final = 20.0
+"""Far longer than the telemetry's lag here: a scrape and an evaluation, of a second each."""
+
 SLEEPS: Final = "import time\nwhile True: time.sleep(1)"
 
 
@@ -50,6 +58,9 @@ TENANTS: Final[Mapping[str, Tenant]] = {
     "modest": Tenant(gpu="nobody", holds=6.0, budget=7),
     "protected": Tenant(gpu="kept", holds=9.0, budget=2, protected=True),
     "not-ours": Tenant(gpu="kept", holds=6.0, budget=2, managed=False),
+    "grower": Tenant(gpu="turns", holds=1.0, budget=2),
+    "second": Tenant(gpu="turns", holds=5.0, budget=2),
+    "neighbour": Tenant(gpu="turns", holds=3.0, budget=7),
 }
 TIED: Final = ("tie-1", "tie-2")
 LEFT_ALONE: Final = [name for name in TENANTS if name not in ("arena", *TIED)]
@@ -83,6 +94,17 @@ class Scene:
         (card,) = cards
         return card
 
+    def hold(self, name: str, gib: float) -> None:
+        """Have a tenant's process hold so much from now on."""
+        gpu, held = f"GPU-sim-{TENANTS[name].gpu}", self.stage.gpus.held
+        its = {**held.get(gpu, {}), self.fleet.pid(named(name)): int(gib * GIB)}
+        self.stage.gpus.held = {**held, gpu: its}
+
+    def at(self, name: str, told: str) -> float:
+        """When the newest entry that begins so was written in a tenant's account, Unix seconds; 0: there is none."""
+        account = self.stage.account(named(name))
+        return max((each.at for each in account if f"{each.act} {each.step}".startswith(told)), default=0.0)
+
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
@@ -92,21 +114,34 @@ def named(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def scene(work: Any, engine: Engine) -> Iterator[Scene]:
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    folder = tmp_path_factory.mktemp("nvml")
+    try:
+        return Driver(build(folder), folder / "nvml.script")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def scene(work: Any, engine: Engine, driver: Driver) -> Iterator[Scene]:
     """Every container runs, and the memory of its GPU is taken; nothing is armed."""
     slots = [Slot(worker=named(name), gpus=(f"GPU-sim-{each.gpu}",)) for name, each in TENANTS.items()]
     with ExitStack() as stack:
-        set_up = stack.enter_context(stage(work, engine, slots, armed=False, stop_grace_s=1.0))
+        set_up = stack.enter_context(
+            stage(work, engine, slots, armed=False, stop_grace_s=1.0, vram_cooldown_s=COOLDOWN_S)
+        )
+        relay = Relay(work / "gpus.json", driver)
+        stack.enter_context(relay.going_on())
+        relay.stands_in(set_up.chain)
         fleet = set_up.fleet
         assert isinstance(fleet, DockerFleet)
         client = stack.enter_context(closing(docker.DockerClient(base_url=engine.base_url)))
-        held: dict[str, dict[int, int]] = {}
         for name, tenant in TENANTS.items():
             move_in(client, fleet, name, tenant)
-            its = held.setdefault(f"GPU-sim-{tenant.gpu}", {})
-            its[fleet.pid(named(name))] = int(tenant.holds * GIB)
-        set_up.gpus.held = held
-        yield Scene(stage=set_up, fleet=fleet, first={name: fleet.incarnation(named(name)) for name in TENANTS})
+        found = Scene(stage=set_up, fleet=fleet, first={name: fleet.incarnation(named(name)) for name in TENANTS})
+        for name, tenant in TENANTS.items():
+            found.hold(name, tenant.holds)
+        yield found
 
 
 def move_in(client: docker.DockerClient, fleet: DockerFleet, name: str, tenant: Tenant) -> None:
@@ -154,8 +189,10 @@ def test_a_person_is_told_of_each_gpu_that_is_short_and_one_tenant_of_it_is_name
     assert named("arena") in victims
     assert len(victims & {named(name) for name in TIED}) == 1
     assert victims <= {named(name) for name in ("arena", *TIED)}
-    over = {named(name) for name in ("arena", "burst", *TIED, "protected", "not-ours")}
+    over = {named(name) for name in ("arena", "burst", *TIED, "protected", "not-ours", "second")}
     assert observed.firing("GpuwardenVramOverBudget", "container", state="pending") == over
+    sources = {each["metric"]["source"] for each in observed.stage.chain.query("gpuwarden_gpu_info")}
+    assert sources == {"nvml"}
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +207,11 @@ def armed(observed: Scene) -> Scene:
 
 
 def mended(scene: Scene, name: str) -> bool:
-    return [story.outcome for story in scene.stories(name)] == ["mended"]
+    return outcomes(scene, name) == ["mended"]
+
+
+def outcomes(scene: Scene, name: str) -> list[str | None]:
+    return [story.outcome for story in scene.stories(name)]
 
 
 @pytest.mark.behaviour("C3")
@@ -192,6 +233,9 @@ def test_of_two_that_are_level_one_goes_and_the_other_stays(armed: Scene) -> Non
 
     assert histories == [["start"], ["start", "die", "stop", "start"]]
     assert armed.card("tie-1").free_bytes == int(8.5 * GIB)
+    named_ever = 'group by (container) (last_over_time(ALERTS{alertname="GpuwardenVramVictim", gpu="GPU-sim-tie"}[1h]))'
+    (picked,) = armed.stage.chain.query(named_ever)
+    assert [story.worker for name in TIED for story in armed.stories(name)] == [picked["metric"]["container"]]
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
@@ -229,3 +273,57 @@ def test_once_its_slack_is_taken_the_one_that_burst_into_it_goes_too(armed: Scen
 
     armed.until(lambda: mended(armed, "burst"), "it is recycled")
     assert armed.happened("burst") == ["start", "die", "stop", "start"]
+
+
+# --- one grows, and then the next
+
+
+@pytest.fixture(scope="module")
+def grown(armed: Scene) -> Scene:
+    """A tenant grows past its budget while there is room, and on until there is none."""
+    over = f'gpuwarden_container_gpu_memory_bytes{{container="{named("grower")}"}} == {4 * GIB}'
+    armed.hold("grower", 4.0)
+    armed.until(lambda: armed.stage.chain.query(over), "the whole chain has seen that it is over its budget")
+    assert [armed.happened(name) for name in ("grower", "second", "neighbour")] == [["start"]] * 3
+    armed.hold("grower", 7.0)
+    armed.until(lambda: mended(armed, "grower"), "it is recycled")
+    return armed
+
+
+@pytest.mark.behaviour("C3")
+def test_who_grows_past_its_budget_until_its_gpu_is_short_is_the_only_one_that_goes(grown: Scene) -> None:
+    ranking = (
+        f"{named('grower')} 7168 MiB of 2048 MiB (+5120), {named('second')} 5120 MiB of 2048 MiB (+3072), "
+        f"{named('neighbour')} 3072 MiB of 7168 MiB (-4096)"
+    )
+
+    assert grown.happened("grower") == ["start", "die", "stop", "start"]
+    assert f"by 5120 MiB: 1024 MiB free on GPU-sim-turns, the floor is 1536 MiB; {ranking}" in grown.told("grower")
+    assert "; 8192 MiB free on GPU-sim-turns, the floor is 1536 MiB" in grown.told("grower")
+    assert grown.card("second").free_bytes == 8 * GIB
+    assert [grown.happened(name) for name in ("second", "neighbour")] == [["start"]] * 2
+
+
+@pytest.mark.behaviour("C3")
+def test_the_next_one_waits_for_the_cool_down_and_goes_by_what_is_measured_then(grown: Scene) -> None:
+    """Prometheus stands still meanwhile, as one that lags: what it knows, and its alert, is of before."""
+    chain = grown.stage.chain
+    grown.hold("second", 12.0)
+    grown.until(lambda: "decided wait: gpu_cooldown" in grown.told("second"), "it is to go, and waits")
+    chain.signal("prometheus", signal.SIGSTOP)
+    stopped_at = time.time()
+    try:
+        grown.hold("second", 5.0)
+        grown.until(lambda: grown.at("second", "decided wait: unconfirmed") > stopped_at, "it is measured anew")
+        assert "not confirmed on this host: there is room: 8192 MiB free on GPU-sim-turns" in grown.told("second")
+        freed_at = grown.at("grower", "saw free: done")
+        grown.until(lambda: time.time() > freed_at + COOLDOWN_S + 2, "the cool-down is over")
+        assert grown.happened("second") == ["start"]
+        grown.hold("second", 12.0)
+        grown.until(lambda: "mended" in outcomes(grown, "second"), "where there is no room it goes, by the same alert")
+    finally:
+        chain.signal("prometheus", signal.SIGCONT)
+
+    assert grown.happened("second") == ["start", "die", "stop", "start"]
+    assert grown.at("second", "decided begin") >= freed_at + COOLDOWN_S
+    assert [grown.happened(name) for name in ("grower", "neighbour")] == [["start", "die", "stop", "start"], ["start"]]

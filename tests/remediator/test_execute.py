@@ -28,7 +28,16 @@ from gpuwarden.queue import JobStore, Submission
 from gpuwarden.schema import QUEUE
 from remediator import plan
 from remediator.actuators import ActuatorError
-from remediator.execute import FACTS_S, STEPS_MAX, AlreadyExecutingError, Executor, ExecutorLock, Hands, Pace, _Watch
+from remediator.execute import (
+    FACTS_S,
+    STEPS_MAX,
+    AlreadyExecutingError,
+    Executor,
+    ExecutorLock,
+    Hands,
+    Pace,
+    _Watch,
+)
 from remediator.holder import Holder
 from remediator.ledger import Ledger, Story
 from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
@@ -965,6 +974,83 @@ def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
+SETTLES_LATE: dict[str, tuple[dict[str, Any], bool, str, str]] = {
+    "requeued": ({}, False, "requeue", "did requeue"),
+    "failed": ({"job_class": JobClass.INGEST_LOAD}, False, "fail", "did fail"),
+    "its lost GPU put out of use": ({}, True, "quarantine", "did quarantine"),
+}
+
+
+@pytest.mark.parametrize(("submission", "lost", "refused", "done"), SETTLES_LATE.values(), ids=SETTLES_LATE)
+def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
+    submission: dict[str, Any],
+    lost: bool,
+    refused: str,
+    done: str,
+    ledger: Ledger,
+    store: JobStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store, **submission)
+    reported: dict[str, Any] = {"alertname": "GpuwardenJobGpuLost", "trip": "health"} if lost else {}
+    ledger.accept([alert(job_id=str(job_id), **reported)], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = lost
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+
+        def ends_after_the_bound(box: Box) -> None:
+            box.unkillable = f"failed {refused}" not in told(ledger)
+            if not box.unkillable:
+                its_own.rollback()
+            elif not its_own.in_transaction():
+                its_own.begin()
+                if its_own.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
+                    its_own.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
+                time.sleep(pace.limits.settle_bound_s)
+
+        world.before_stop = ends_after_the_bound
+
+        to_the_end(executor(ledger, patient, world, pace=pace), ledger)
+
+    patient.close()
+    account = told(ledger)
+    assert account.count(f"failed {refused}") == 1, account
+    assert account.index("failed stop") < account.index(f"failed {refused}") < account.index("did stop")
+    assert account.index("did stop") < account.index("saw free: dead") < account.index(done)
+    assert (account.count(done), story(ledger).outcome) == (1, "mended"), account
+    assert store.job(job_id).state == (State.FAILED if refused == "fail" else State.QUEUED)
+
+
+@sqlite_only
+def test_patience_comes_to_an_end_while_the_queue_is_locked(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
+    monkeypatch.setattr("remediator.execute.PAUSE_MAX_S", 2.0)
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("remediator.execute.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("remediator.queues.builtin.RENEWAL_S", 0.0)
+    world = wedged(ledger, store)
+    world.boxes["w1"].unkillable = True
+    store.renew(running(store, worker="w2"), attempt=1, incarnation="i1", now=0.0)
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    bound = replace(PACE, limits=replace(LIMITS, settle_bound_s=3.0))
+    with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+        works = executor(ledger, patient, world, pace=bound)
+        for _ in range(2):
+            turn(works, ledger)
+        its_own.execute("BEGIN IMMEDIATE")
+        with looping(works):
+            eventually(lambda: "failed requeue" in told(ledger), "the bound is reached", within_s=30)
+            its_own.execute("ROLLBACK")
+
+    patient.close()
+
+
 # --- killed anywhere
 
 
@@ -1346,6 +1432,26 @@ def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
     )
     with looping(works):
         eventually(lambda: store.job(job_id).state is State.QUEUED, "the expired lease is reclaimed")
+
+
+def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, store: JobStore) -> None:
+    sweeps: list[float] = []
+
+    class Defective(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            sweeps.append(now)
+            if len(sweeps) < 3:
+                raise ZeroDivisionError
+
+    works = executor(ledger, Defective(store), World())
+
+    def errors() -> int | None:
+        found = ledger.totals(HOST).executor
+        return found and found[2]
+
+    with looping(works):
+        eventually(lambda: len(sweeps) > 5, "it is swept again")
+        eventually(lambda: errors() == 2, "both are counted")
 
 
 # --- one executor a ledger, where it is a file

@@ -1410,6 +1410,58 @@ STUCK: dict[str, tuple[Facts, type[Step]]] = {
 }  # fmt: skip
 
 
+AT_THE_BOUND: dict[str, Any] = {"job": FENCED_JOB, "settle_for_s": 60.0}
+
+REFUSED: dict[str, tuple[Facts, type[Step]]] = {
+    "a moment ago: it is stopped again meanwhile": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=9.9, **AT_THE_BOUND),
+        Stop,
+    ),
+    "its GPU is lost: it is stopped again all the same": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=0.0, evidence=evidence(**ON_A_LOST_GPU),
+            **AT_THE_BOUND,
+        ),
+        Stop,
+    ),
+    "its death is looked for": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=0.0, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": []}), **AT_THE_BOUND,
+        ),
+        Advance,
+    ),
+    "it was not stopped yet, and is confirmed anew": (
+        facts(free(Stage.PLANNED), settle(Stage.FENCED), refused_s_ago=0.0, **AT_THE_BOUND),
+        Stop,
+    ),
+    "it was not stopped yet, and shows life": (
+        facts(
+            free(Stage.PLANNED), settle(Stage.FENCED), refused_s_ago=0.0, evidence=evidence(beat_age_s=0.1),
+            **AT_THE_BOUND,
+        ),
+        Wait,
+    ),
+    "as long ago as a stop is tried again": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=10.0, **AT_THE_BOUND),
+        Requeue,
+    ),
+    "it was seen dead since": (
+        facts(free(Stage.DEAD), settle(Stage.FENCED), refused_s_ago=0.0, container=stopped(), **AT_THE_BOUND),
+        Requeue,
+    ),
+    "its free was given up since": (
+        facts(free(Stage.ABANDONED), settle(Stage.FENCED), refused_s_ago=0.0, **AT_THE_BOUND),
+        Requeue,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "wanted"), REFUSED.values(), ids=REFUSED)
+def test_what_the_queue_refused_leaves_the_free_its_turn(known: Facts, wanted: type[Step]) -> None:
+    assert isinstance(decide(known), wanted)
+
+
 @pytest.mark.parametrize(("known", "wanted"), STUCK.values(), ids=STUCK)
 def test_a_queue_that_takes_nothing_holds_up_a_stop_for_a_while_and_no_longer(known: Facts, wanted: type[Step]) -> None:
     assert isinstance(decide(known), wanted)
@@ -2000,6 +2052,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
         free_for_s=draw(st.sampled_from([0.0, 59.0, 119.9, 120.0])),
         settle_for_s=draw(st.sampled_from([0.0, 59.9, 60.0, 120.0])),
         quiet_for_s=draw(st.sampled_from([0.0, 3600.0])),
+        refused_s_ago=draw(st.sampled_from([None, 0.0, 3600.0])),
     )
 
 

@@ -1,0 +1,72 @@
+"""The simulated driver's file, answered by the stand-in of NVIDIA's library: what an exporter then reads is NVML."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from deploy.chain import Chain
+from tests.nvml.driver import Card, Driver, Sample
+
+GPU_IS_LOST: Final = 15
+
+
+class Relay:
+    """Hands on to the stand-in what is written for the simulated driver, but for the GPUs that it has lost."""
+
+    def __init__(self, simulation: Path, driver: Driver) -> None:
+        self.lost: frozenset[str] = frozenset()
+        self._simulation = simulation
+        self._driver = driver
+
+    def stands_in(self, chain: Chain) -> None:
+        """Have the chain's exporter started anew, so that it reads the stand-in as it would a driver."""
+        chain.stop("exporter")
+        chain.plan = replace(chain.plan, simulate_gpu=None)
+        with pytest.MonkeyPatch.context() as of_exporter:
+            for name, value in self._driver.environment.items():
+                of_exporter.setenv(name, value)
+            chain.start_exporter()
+
+    def hand_on(self) -> None:
+        gpus: list[dict[str, Any]] = json.loads(self._simulation.read_text(encoding="ascii"))["gpus"]
+        lost = [f"error {gpu['index']} * {GPU_IS_LOST}" for gpu in gpus if gpu["uuid"] in self.lost]
+        self._driver.answer(*map(_card, gpus), but=tuple(lost))
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Hand on whatever is written, until the end."""
+        closing = threading.Event()
+
+        def go_on() -> None:
+            while not closing.wait(0.1):
+                with suppress(OSError, ValueError):
+                    self.hand_on()
+
+        thread = threading.Thread(target=go_on, name="relay", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            closing.set()
+            thread.join(timeout=5)
+
+
+def _card(gpu: dict[str, Any]) -> Card:
+    processes = gpu["processes"]
+    busy = {each["pid"]: round(100 * each["utilization_ratio"]) for each in processes}
+    return Card(
+        uuid=gpu["uuid"],
+        utilization=max(busy.values(), default=0),
+        used_bytes=sum(each["memory_bytes"] for each in processes),
+        compute={each["pid"]: each["memory_bytes"] for each in processes},
+        samples=tuple(
+            Sample(pid=pid, timestamp_us=time.time_ns() // 1000, sm=percent) for pid, percent in busy.items()
+        ),
+    )
