@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import docker
 import pytest
 
+from deploy.check import CHECKOUT
+from deploy.engine import Engine
+from deploy.image import worker_image
 from exporter.evidence import Thresholds
 from exporter.readings import GpuReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
+from exporter.sources.containers import EngineContainers
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.exporter.test_sampler import Docker, sampler
+from tests.waiting import eventually
 
 PROGRAM = """
 import os, subprocess, sys
@@ -192,3 +198,83 @@ def test_a_worker_that_was_not_told_apart_for_a_look_starts_anew(shared: Shared)
 
     assert found["w"].gpu_idle_s == 0.0
     assert (found["v"].gpu_idle_s or 0.0) > 0.0
+
+
+IN_A_CONTAINER = """
+import subprocess, sys, time
+from pathlib import Path
+from gpuwarden.reporter import Reporter
+if len(sys.argv) == 1:
+    for name in ("w", "v"):
+        subprocess.Popen([sys.executable, __file__, name])
+    time.sleep(600)
+with Reporter(Path("/run/gpuwarden"), worker=sys.argv[1], queue="gpu", subdirectory="both"):
+    if sys.argv[1] == "v":
+        subprocess.Popen(["sleep", "601"])
+        subprocess.run(["sh", "-c", "sleep 602 &"])
+    time.sleep(600)
+"""
+
+
+@pytest.mark.needs_docker
+def test_in_a_real_container_only_what_is_below_a_worker_computes_for_it_alone(
+    client: docker.DockerClient, engine: Engine, house: Path, tmp_path: Path
+) -> None:
+    (house / "both").mkdir()
+    (tmp_path / "both.py").write_text(IN_A_CONTAINER)
+    image = worker_image(client, extra={"/app/gpuwarden": CHECKOUT / "gpuwarden", "/app/both.py": tmp_path / "both.py"})
+    mounted = {
+        str(house / "both"): {"bind": "/run/gpuwarden/both"},
+        str(house / "host"): {"bind": "/run/gpuwarden/host"},
+    }
+    real = client.containers.run(
+        image, ["python3", "/app/both.py"], detach=True, network_mode="none", volumes=mounted,
+        environment={"PYTHONPATH": "/app", "NVIDIA_VISIBLE_DEVICES": "all"},
+    )  # fmt: skip
+    source = EngineContainers(engine.base_url)
+    source.start()
+    busy: set[int] = set()
+    looks = sampler(
+        house,
+        containers={"docker": source},
+        gpus=lambda: build.gpus(build.gpu(0, *(build.process(pid, 0.95) for pid in busy))),
+    )
+
+    def idle(pid: int | None) -> dict[str, bool]:
+        busy.clear()
+        busy.update(() if pid is None else {pid})
+        looks.sample()
+        return {name: (each.gpu_idle_s or 0.0) > 0 for name, each in looks.sample().apart.items()}
+
+    try:
+        real.reload()
+        group = cgroup.directory(real.attrs["State"]["Pid"], str(real.id))
+        assert group is not None
+        client.api.exec_start(client.api.exec_create(real.id, ["sleep", "603"])["Id"], detach=True)
+        started = eventually(
+            lambda: found if len(found := commands(group)) == 6 else None, log=lambda: str(real.logs())
+        )
+        eventually(lambda: idle(None) == {"w": True, "v": True})
+        found = {what: idle(pid) for what, pid in started.items()}
+    finally:
+        source.close()
+        real.remove(force=True)
+
+    alone, either = {"w": True, "v": False}, {"w": False, "v": False}
+    assert found == {
+        "python3 /app/both.py": either,
+        "both.py w": {"w": False, "v": True},
+        "both.py v": alone,
+        "sleep 601": alone,
+        "sleep 602": either,
+        "sleep 603": either,
+    }
+
+
+def commands(group: Path) -> dict[str, int]:
+    """The processes of a control group by the last two words of how each was started."""
+    found = {}
+    for pid in cgroup.processes(group):
+        words = Path("/proc", str(pid), "cmdline").read_text().rstrip("\0").split("\0")
+        found[" ".join(words[-2:]).removeprefix("/app/")] = pid
+    return found
