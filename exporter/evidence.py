@@ -148,6 +148,13 @@ class WorkUse:
     unknown: Unknown | None = None
 
 
+def work_of(work: WorkUse, pids: AbstractSet[int]) -> WorkUse:
+    """What some of a container's processes have done, by one look at all of them."""
+    if work.processes is None:  # which `AS_IT_WAS` is too, and stays
+        return work
+    return replace(work, processes={pid: each for pid, each in work.processes.items() if pid in pids})
+
+
 _NO_PIDS: Final = Unknown(reason="processes_unknown", because="the container's processes are unknown")
 
 NOT_LOOKED_AT: Final = WorkUse(processes=None)

@@ -559,6 +559,9 @@ class Snapshot:
     """The GPUs that are lost, by UUID; without those that have not told theirs."""
     unseen: tuple[str, ...] = ()
     """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
+    apart: Mapping[str, ContainerEvidence] = field(default_factory=dict)
+    """By worker, of each that shares its container with another live one: the same of what counts as its own processes,
+    its RAM without the page cache. A worker that has its container to itself is not here."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
 

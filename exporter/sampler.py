@@ -6,20 +6,21 @@ Each source fails alone: what it would have told is unknown in that snapshot, an
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from exporter import evidence
+from exporter import apart, evidence
 from exporter.evidence import (
     ContainerHistory,
     CpuHistory,
     DeathHistory,
     GpuHistory,
     GpuUse,
+    RamUse,
     Thresholds,
     WorkUse,
 )
@@ -115,6 +116,8 @@ class Sampler:
         self._thresholds = thresholds
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
+        self._apart_histories: dict[_Own, ContainerHistory] = {}
+        self._told_apart: set[_Own] = set()
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
         self._gpu_history = GpuHistory(thresholds)
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
@@ -185,7 +188,15 @@ class Sampler:
         }
         self._places.keep(running)
         self._attributed = set()
-        found = tuple(self._look_at(container, found_gpus, now) for container in running.values())
+        self._told_apart = set()
+        sharing = _sharing(found_workers)
+        looked = [
+            self._look_at(container, found_gpus, now, sharing.get(container.id, ())) for container in running.values()
+        ]
+        found = tuple(each for each, _ in looked)
+        own = {name: told for _, each in looked for name, told in each.items()}
+        # Who was not told apart in this look starts anew, as after a gap.
+        self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
         self._work.let_go(self._attributed)
         cpu_still_s = self._cpu_still(found_workers, running, now)
         ended: dict[str, Container] = {}
@@ -224,6 +235,7 @@ class Sampler:
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),
+            apart=own,
             unknown=dict(self._unknown),
         )
         self._tell(snapshot)
@@ -337,7 +349,13 @@ class Sampler:
         for key in [key for key in self._unknown if key[0] not in names]:
             del self._unknown[key]
 
-    def _look_at(self, container: Container, gpus: GpuReadings | None, now: Stamp) -> ContainerEvidence:
+    def _look_at(
+        self, container: Container, gpus: GpuReadings | None, now: Stamp, sharing: Sequence[WorkerSighting]
+    ) -> tuple[ContainerEvidence, dict[str, ContainerEvidence]]:
+        """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
+
+        Unlike the container's, nothing of theirs is known while it is not known which processes there are.
+        """
         pids, ram = self._places.look(container)
         self._attributed.update(pids or ())
         self._all_placed = self._all_placed and pids is not None
@@ -345,16 +363,51 @@ class Sampler:
         if history is None:
             history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
         use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
-        wanted = pids is None or history.wants_work(use, now_s=now.boottime_s)
+        members = () if pids is None else self._members(container, pids, sharing)
+        uses = [
+            evidence.gpu_use(container, each.pids, gpus, self._thresholds, history.gpus, history.there)
+            for each in members
+        ]
+        looks = [(history, use), *((each.history, its) for each, its in zip(members, uses, strict=True))]
+        wanted = pids is None or any(each.wants_work(its, now_s=now.boottime_s) for each, its in looks)
         work = self._work_of(pids) if wanted else evidence.AS_IT_WAS
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(
             container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named, frozen_s=frozen_s
         )
+        own = {
+            each.worker: each.history.observe(
+                container, its, _ram_of(each.pids), evidence.work_of(work, each.pids), now_s=now.boottime_s
+            )
+            for each, its in zip(members, uses, strict=True)
+        }
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
-        return found
+        for each in own.values():
+            if each.ram_unknown is not None and found.ram_unknown is None:
+                self._unknown[container.name, "worker_ram", each.ram_unknown.reason] += 1
+        return found, own
+
+    def _members(
+        self, container: Container, pids: frozenset[int], sharing: Sequence[WorkerSighting]
+    ) -> Sequence["_Member"]:
+        """The workers that share a container, with what counts as each one's own of its processes."""
+        if len(sharing) < 2:
+            return ()
+        workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
+        own = apart.own(pids, processes.born(pids), workers, first=container.pid)
+        members = []
+        for each in sharing:
+            name, pid = each.worker.worker, each.pid
+            if pid is None or name not in own:
+                continue
+            key = _Own(container.incarnation, name, each.worker.incarnation, pid)
+            if key not in self._apart_histories:
+                self._apart_histories[key] = ContainerHistory(self._thresholds)
+            self._told_apart.add(key)
+            members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name]))
+        return members
 
     def _unplaced(self, gpus: GpuReadings | None) -> tuple[GpuShare, ...]:
         """What processes in no container have of each GPU; nothing where any container's processes are not known."""
@@ -513,6 +566,41 @@ class Sampler:
         for worker in self._dead - dead:
             log.info("worker is no longer dead", worker=worker)
         self._dead = dead
+
+
+class _Own(NamedTuple):
+    """Whose processes are told apart: a worker as one process, in one incarnation of its container."""
+
+    container: str
+    worker: str
+    incarnation: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """One of several workers of a container: its history, and what counts as its own processes."""
+
+    worker: str
+    history: ContainerHistory
+    pids: frozenset[int]
+
+
+def _sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:
+    """The live workers of each container, by its id."""
+    sharing: dict[str, list[WorkerSighting]] = {}
+    for each in () if found is None else found.workers:
+        if each.alive and each.pid is not None and each.container_id is not None:
+            sharing.setdefault(each.container_id, []).append(each)
+    return sharing
+
+
+def _ram_of(pids: frozenset[int]) -> RamUse:
+    """What processes hold in RAM: of the page cache nothing, which is accounted to their container as a whole."""
+    try:
+        return RamUse(usage_bytes=processes.resident_bytes(pids))
+    except (OSError, ValueError) as error:
+        return RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
 
 
 def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[str]:

@@ -7,17 +7,18 @@ its own collectors: no series is made up.
 import math
 from collections.abc import Container as Names
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from prometheus_client.core import Metric
 
 from bench.corpus.scenario import Doing, Process, Program, Scenario, at
-from exporter import evidence
+from exporter import apart, evidence
 from exporter.answering import Asking
+from exporter.apart import Born
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import gauge
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, RamUse, Thresholds, WorkUse
+from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
 from exporter.lost import LossHistory
 from exporter.readings import (
     Container,
@@ -52,6 +53,10 @@ STARTED_S: Final = 1_000_000
 SHARED_RATIO: Final = 0.4
 STILL: Final = (Process.STOPPED, Process.PAUSED)
 """Processes that are there and get no time."""
+SUPERVISOR: Final = 99
+"""The first process of a container that several workers share: it started each of them."""
+HELPER: Final = 500
+"""By how much the pid of whoever does a worker's work is greater than the worker's own, where that is another."""
 SCRAPED: Final = ("watched", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
 
@@ -87,6 +92,20 @@ class _Life:
     @property
     def container_runs(self) -> bool:
         return self.runs or self.doing.process is Process.STARTING
+
+    @property
+    def works_in(self) -> int:
+        """The process that does what it does, its GPU's work and all."""
+        return self.pid + HELPER if self.program.works_in else self.pid
+
+    @property
+    def born(self) -> dict[int, Born]:
+        """Its processes."""
+        parent = self.pid if self.program.works_in == "child" else SUPERVISOR
+        return {
+            self.works_in: Born(parent=parent, start_ticks=self.lives),
+            self.pid: Born(parent=SUPERVISOR, start_ticks=self.lives),
+        }
 
     @property
     def work(self) -> ProcessWork:
@@ -228,6 +247,7 @@ class Host:
     def _start_exporter(self) -> None:
         self._snapshot: Snapshot | None = None
         self._containers: dict[str, ContainerHistory] = {}
+        self._apart_histories: dict[tuple[str, str, int], ContainerHistory] = {}
         self._cpu: dict[int, CpuHistory] = {}
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
@@ -281,7 +301,10 @@ class Host:
         losses, gpus = self._losses.observe(told, now_s=now.boottime_s)
         running = {each.incarnation: each for each in self._listed()}
         self._containers = {key: found for key, found in self._containers.items() if key in running}
+        self._apart: dict[str, ContainerEvidence] = {}
+        self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
         found = {each.id: self._evidence(each, gpus, losses.named, second, now) for each in running.values()}
+        self._apart_histories = self._told_apart
         sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
         for life in self.lives:
             if life.worker is None:
@@ -319,6 +342,7 @@ class Host:
             vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
+            apart=self._apart,
         )  # fmt: skip
 
     def _gpu_readings(self, second: int) -> GpuReadings | None:
@@ -348,7 +372,7 @@ class Host:
             processes=None
             if state in ("lost", "unlisted")
             else tuple(
-                GpuProcess(pid=each.pid, utilization_ratio=ratio, memory_bytes=int(each.vram_mib * MIB))
+                GpuProcess(pid=each.works_in, utilization_ratio=ratio, memory_bytes=int(each.vram_mib * MIB))
                 for each, ratio in zip(lives, ratios, strict=True)
             ),
             unknown="the GPU is lost" if state == "lost" else None,
@@ -370,9 +394,10 @@ class Host:
                 continue
             listed.add(program.container)
             budget = None if program.budget_mib is None else program.budget_mib * MIB
+            shared = sum(each.program.container == program.container for each in self.lives) > 1
             yield Container(
                 kind="docker", id=program.container, name=program.container,
-                incarnation=f"{program.container}@{life.lives}", pid=life.pid,
+                incarnation=f"{program.container}@{life.lives}", pid=SUPERVISOR if shared else life.pid,
                 gpu_request=tuple(map(str, program.gpus)) or None, image="worker",
                 tenancy=Tenancy(budget_bytes=budget, recyclable=program.managed and not program.protected),
                 paused=life.doing.process is Process.PAUSED,
@@ -382,13 +407,21 @@ class Host:
         self, container: Container, gpus: GpuReadings | None, lost: Sequence[str], second: int, now: Stamp
     ) -> ContainerEvidence:
         inside = [each for each in self.lives if each.program.container == container.name and each.runs]
-        pids = frozenset(each.pid for each in inside)
+        pids = frozenset(pid for each in inside for pid in each.born)
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
         work = evidence.AS_IT_WAS
-        if history.wants_work(use, now_s=now.boottime_s):
-            work = WorkUse(processes={each.pid: each.work for each in inside})
+        members = self._members(container, inside, gpus, history)
+        looks = [(history, use), *((each.history, each.use) for each in members)]
+        if any(each.wants_work(its, now_s=now.boottime_s) for each, its in looks):
+            work = WorkUse(processes={each.works_in: each.work for each in inside})
+        for each in members:
+            own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
+            self._apart[each.worker] = each.history.observe(
+                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), evidence.work_of(work, each.pids),
+                now_s=now.boottime_s,
+            )  # fmt: skip
         return history.observe(
             container,
             use,
@@ -398,6 +431,22 @@ class Host:
             lost=lost,
             frozen_s=now.boottime_s if container.paused else None,
         )
+
+    def _members(
+        self, container: Container, inside: Sequence[_Life], gpus: GpuReadings | None, history: ContainerHistory
+    ) -> list["_Member"]:
+        """The live workers that share a container, each by what counts as its own processes."""
+        workers = {each.program.name: each.pid for each in inside if each.worker is not None}
+        if len(workers) < 2:
+            return []
+        born = {pid: each for life in inside for pid, each in life.born.items()}
+        members = []
+        for name, pids in apart.own(born.keys(), born, workers, first=container.pid).items():
+            key = (container.incarnation, name, workers[name])
+            own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(self._thresholds)
+            use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+            members.append(_Member(worker=name, history=own, pids=pids, use=use))
+        return members
 
     def _servers(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
         for life in self.lives:
@@ -416,6 +465,16 @@ class Host:
                 answered=asking.answered,
                 unanswered_s=asking.unanswered_s(now_s=now.boottime_s, fresh_s=30.0),
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """One of several workers of a container: its history, what counts as its own processes, and their use of GPUs."""
+
+    worker: str
+    history: ContainerHistory
+    pids: frozenset[int]
+    use: GpuUse
 
 
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:

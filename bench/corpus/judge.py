@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.corpus.host import series
-from bench.corpus.scenario import REMEDIES, Scenario, Timeline, Verdict
+from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT, RULES_GLOB
 from gpuwarden.job import Trip
@@ -24,6 +24,8 @@ from gpuwarden.job import Trip
 POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
 POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
 OURS: Final = "gpuwarden"
+PEOPLE: Final = "people"
+"""Whose policy an alert is that only tells them of a wedge: it acts on nobody."""
 TIMEOUT_S: Final = 300
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 HOST_LABELS: Final = ("host", "worker_host")
@@ -75,7 +77,10 @@ class Played:
 
     def wrong(self) -> list[str]:
         """What our rules did otherwise than the scenario wants, a sentence each."""
-        return [*_wrong(self.scenario, [each for each in self.fired if each.policy == OURS])]
+        return [
+            *_wrong(self.scenario, [each for each in self.fired if each.policy == OURS]),
+            *_wrongly_told(self.scenario, [each for each in self.fired if each.policy == PEOPLE]),
+        ]
 
     def judgement(self, policy: str) -> Judgement:
         """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
@@ -264,7 +269,7 @@ def _fired(number: int, got: str) -> Iterator[Fired]:
     for labels, value in _SAMPLE.findall(got):
         found = dict(_LABEL.findall(labels))
         remedy = found.get("remedy", "")
-        policy = OURS if remedy else found.get("policy")
+        policy = OURS if remedy else PEOPLE if found.get("alertname") in TELLING else found.get("policy")
         if policy is not None:
             target = REMEDIES.get(remedy, "worker")
             yield Fired(
@@ -300,3 +305,17 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
             yield f"{acts} at {at_s}s, which is late: it is due at {verdict.due_s}s, to be told by {last_s}s"
         elif f"{verdict.remedy} for {verdict.trip}" not in said:
             yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.trip} is wanted"
+
+
+def _wrongly_told(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
+    first = _first(fired)
+    wanted = {each.of: each for each in scenario.told}
+    for of, each in first.items():
+        if of not in wanted:
+            yield f"{each.alert} tells of {of} at {each.at_s}s, of which nothing is to be told"
+    for of, told in wanted.items():
+        if of not in first:
+            yield f"nobody is told of {of}, which is due at {told.due_s}s"
+        elif not told.due_s <= first[of].at_s <= scenario.deadline_s(told):
+            by = f"due at {told.due_s}s, to be told by {scenario.deadline_s(told)}s"
+            yield f"{first[of].alert} tells of {of} at {first[of].at_s}s; it is {by}"

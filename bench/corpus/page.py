@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.corpus import scenario, scores
-from bench.corpus.judge import Played, play
+from bench.corpus.judge import PEOPLE, Played, play
 from bench.corpus.scenario import DOINGS, Doing
 from deploy.check import CHECKOUT
 
@@ -36,6 +36,10 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
     for name, found in scores(played):
         took = f"{statistics.median(found.took_s):.0f} s, {max(found.took_s):.0f} s" if found.took_s else ""
         yield f"| {name} | {found.false} | {found.missed} of {found.wedged} | {took} |"
+    yield ""
+    wanted = [(each, told) for each in played for told in each.scenario.told]
+    heard = sum(any((one.policy, one.of) == (PEOPLE, told.of) for one in each.fired) for each, told in wanted)
+    yield f"Of wedges that nobody may act on, people are told of {heard} of {len(wanted)}."
     yield ""
     yield "### Not yet"
     yield ""

@@ -10,6 +10,8 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     prometheus where it does not simply run: `5m: down`
     verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
                at `due`, the earliest moment at which what is known allows it, and on nobody else
+    told       one or a list of {alert, of, due}: what people are to be told of a wedge that nobody may act on, of whom
+               and when, likewise; nothing where nothing is said
     scrape, evaluate   how far apart; 15s and 30s where nothing is said
     plays      when it ends; 6 minutes after the last thing that happens or is due, where nothing is said
     not_yet    why today's rules do otherwise. It goes with the mend
@@ -137,6 +139,12 @@ REMEDIES: Final = {
 }
 """What can be done, and by which label each remedy knows on whom."""
 
+TELLING: Final = ("GpuwardenSharedJobStalled",)
+"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound."""
+
+HELPERS: Final = ("", "child", "orphan")
+"""In whom a worker does all its work: in its own process; in a child of it; or in one that was left by its parent."""
+
 Timeline = tuple[tuple[int, str], ...]
 """From which second on, what."""
 
@@ -157,6 +165,7 @@ class Program:
     ran_s: int = 0
     ranks: int = 1
     run: str = ""
+    works_in: str = ""
     budget_mib: int | None = None
     protected: bool = False
     managed: bool = True
@@ -182,6 +191,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Told:
+    """What people are to be told, of whom, and from when on it can be, seconds."""
+
+    alert: str
+    of: str
+    due_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scenario:
     """One scenario, as the module says, and where it stands."""
 
@@ -193,12 +211,13 @@ class Scenario:
     hosts: Mapping[str, Timeline]
     prometheus: Timeline
     verdicts: tuple[Verdict, ...]
+    told: tuple[Told, ...]
     scrape_s: int
     evaluate_s: int
     plays_s: int
     not_yet: str | None
 
-    def deadline_s(self, verdict: Verdict) -> int:
+    def deadline_s(self, verdict: Verdict | Told) -> int:
         """The first evaluation of the first scrape that shows what allows the verdict, seconds."""
         shown_s = -(-verdict.due_s // self.scrape_s) * self.scrape_s
         return -(-shown_s // self.evaluate_s) * self.evaluate_s
@@ -348,6 +367,7 @@ def _scenario(reader: _Reader) -> Scenario:
         hosts = {host: inner.timeline(host, HOST_STATES) for host in inner}
     prometheus = reader.timeline("prometheus", PROMETHEUS_STATES) if "prometheus" in reader else ()
     verdicts = tuple(_verdicts(reader, {each.name for each in programs} | {each.host for each in programs}))
+    told = tuple(_told(reader, {each.name for each in programs if each.kind == "worker"}))
     scrape_s = reader.time("scrape", 15)
     evaluate_s = reader.time("evaluate", 30)
     if not (scrape_s and evaluate_s):
@@ -356,17 +376,18 @@ def _scenario(reader: _Reader) -> Scenario:
     last_s = max(
         *(since_s for timeline in (lines, prometheus, *gpus.values(), *hosts.values()) for since_s, _ in timeline),
         *(verdict.due_s for verdict in verdicts),
+        *(each.due_s for each in told),
         0,
     )
     plays_s = reader.time("plays", last_s + AFTERWARDS_S)
     not_yet = reader.text("not_yet") if "not_yet" in reader else None
-    reader.finish("one of name, why, workers, tenants, servers, gpus, hosts, prometheus, verdict, scrape, evaluate, "
-                  "plays, not_yet")  # fmt: skip
+    reader.finish("one of name, why, workers, tenants, servers, gpus, hosts, prometheus, verdict, told, scrape, "
+                  "evaluate, plays, not_yet")  # fmt: skip
     if plays_s < last_s:
         raise reader.at("plays", f"it ends before all that happens has, which takes {last_s}s; let it go on")
     return Scenario(
         place=place, name=name, why=why, programs=tuple(programs), gpus=gpus, hosts=hosts, prometheus=prometheus,
-        verdicts=verdicts, scrape_s=scrape_s, evaluate_s=evaluate_s,
+        verdicts=verdicts, told=told, scrape_s=scrape_s, evaluate_s=evaluate_s,
         plays_s=-(-plays_s // evaluate_s) * evaluate_s, not_yet=not_yet,
     )  # fmt: skip
 
@@ -375,6 +396,12 @@ def _yes(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError("true or false is wanted")
     return value
+
+
+def _helper(value: Any) -> str:
+    if value not in HELPERS[1:]:
+        raise ValueError(f"it is none of: {', '.join(HELPERS[1:])}")
+    return str(value)
 
 
 _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
@@ -387,6 +414,7 @@ _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "ran_s": (("worker",), int),
     "ranks": (("worker",), int),
     "run": (("worker",), str),
+    "works_in": (("worker",), _helper),
     "budget_mib": (("tenant",), int),
     "protected": (("tenant",), _yes),
     "managed": (("tenant",), _yes),
@@ -487,6 +515,22 @@ def _verdicts(reader: _Reader, known: set[str]) -> Iterator[Verdict]:
         if verdict.due_s < since_s:
             raise inner.at("due", "it comes before what went wrong; let it be as late as `since`, or later")
         yield verdict
+
+
+def _told(reader: _Reader, known: set[str]) -> Iterator[Told]:
+    if "told" not in reader:
+        return
+    node = reader.node("told")
+    for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        inner = _Reader(reader.file, each)
+        alert, of = inner.text("alert"), inner.text("of")
+        if alert not in TELLING:
+            raise inner.at("alert", f"{alert!r} is none of: {', '.join(TELLING)}")
+        if of not in known:
+            raise inner.at("of", f"no worker is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
+        told = Told(alert=alert, of=of, due_s=inner.time("due"))
+        inner.finish("one of alert, of, due")
+        yield told
 
 
 def _number(reader: _Reader, text: str) -> int:

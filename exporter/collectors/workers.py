@@ -72,6 +72,43 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ((key, snapshot.cpu_still_of(sighting)) for key, sighting in keyed),
         source="`/proc/PID/stat`, compared at each look",
     )
+    for name, help_text, value, source in (
+        (
+            "gpu_idle_seconds",
+            "For how long a worker that shares its container has itself left every GPU of it idle.",
+            "gpu_idle_s",
+            "as `gpuwarden_container_gpu_idle_seconds`, of what `/proc/PID/stat` tells to be its processes",
+        ),
+        (
+            "ram_still_seconds",
+            "For how long the RAM of a worker that shares its container, less page cache, has kept within the delta.",
+            "ram_still_s",
+            "`/proc/PID/statm` of its processes, compared at each look with `--ram-delta-mib`",
+        ),
+        (
+            "io_still_seconds",
+            "For how long a worker that shares its container has read and written no more than the threshold.",
+            "io_still_s",
+            "`/proc/PID/io` of its processes, compared at each look with `--io-still-kib-per-s`",
+        ),
+        (
+            "work_still_seconds",
+            "For how long I/O, page faults and CPU time of a worker that shares its container have all been still.",
+            "work_still_s",
+            "`/proc/PID/io` and `/proc/PID/stat` of its processes, as `gpuwarden_container_work_still_seconds`",
+        ),
+    ):
+        yield gauge(
+            f"gpuwarden_worker_{name}",
+            help_text,
+            _SLOT,
+            (
+                (key, getattr(own, value))
+                for key, sighting in keyed
+                if (own := snapshot.apart.get(sighting.worker.worker)) is not None
+            ),
+            source=source,
+        )
     yield gauge(
         "gpuwarden_worker_dead_seconds",
         "For how long its lock has been seen free and its heartbeat unmoved, in one incarnation of its container.",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from exporter.apart import Born
 from exporter.readings import Container, CpuUse
 from gpuwarden import cgroup, clock
 
@@ -106,6 +107,18 @@ def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
             except OSError:
                 continue
     return frozenset(found)
+
+
+def born(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> dict[int, Born]:
+    """Whose child each of these processes is, and since when; what is gone, or not ours to look at, is left out."""
+    found: dict[int, Born] = {}
+    for pid in pids:
+        try:
+            fields = cgroup.stat(pid, proc=proc)  # field N of proc_pid_stat(5) is the one at N - 3
+            found[pid] = Born(parent=int(fields[1]), start_ticks=int(fields[19]))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
 
 
 def resident_bytes(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> int:

@@ -25,7 +25,8 @@ FAULTS: Final = "faults.rules.yaml"
 TELEMETRY: Final = "telemetry.rules.yaml"
 EVALUATION: Final = "evaluation.rules.yaml"
 STEPS: Final = "steps.rules.yaml"
-BY_WORD: Final = (TELEMETRY, EVALUATION, STEPS)
+SHARED: Final = "shared.rules.yaml"
+BY_WORD: Final = (TELEMETRY, EVALUATION, STEPS, SHARED)
 """The files whose mutants are the generated ones alone."""
 RULES: Final = {
     name: (ALERTS / name).read_text()
@@ -94,6 +95,11 @@ FIRST: Final = {
         "fires once the last ten minutes",
         "goes by the more that two exporters tell",
         "does not fire beside another container",
+    ),
+    SHARED: (
+        "goes by the least silence that two exporters saw",
+        "fires for nobody for the silence of a namesake",
+        "fires when one leg after another",
     ),
 }
 """The groups of each file's tests that are shown the mutants first, by how their names begin: they catch the most for
@@ -1702,6 +1708,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         f"{its}: {change}": _INFO_IS_1
         for its in (
             "stall: GpuwardenJobStalled",
+            "shared: GpuwardenSharedJobStalled",
             "health: GpuwardenJobUnhealthy",
             "budget: GpuwardenJobOverBudget",
             "worker: GpuwardenWorkerDead",
@@ -1718,6 +1725,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("gone: GpuwardenWorkerGone", "gpuwarden_worker_dead_after_seconds", 2),
             ("server: GpuwardenServerUnanswering", "gpuwarden_server_silence_allowed_seconds", 4),
             ("stall: GpuwardenJobStalled", "gpuwarden_job_stall_timeout_seconds", 4),
+            ("shared: GpuwardenSharedJobStalled", "gpuwarden_job_stall_timeout_seconds", 5),
             ("health: GpuwardenJobUnhealthy", "gpuwarden_job_health_window_seconds", 5),
         )
         for place in ("", *(f", at its place {place}" for place in range(2, places + 1)))

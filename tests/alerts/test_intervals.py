@@ -43,6 +43,15 @@ WEDGES: Final[Mapping[str, Wedge]] = {
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),
+    "GpuwardenSharedJobStalled": Wedge(
+        grow=(
+            ("gpuwarden_job_beat_age_seconds", SLOT),
+            ("gpuwarden_worker_gpu_idle_seconds", SLOT),
+            ("gpuwarden_worker_ram_still_seconds", SLOT),
+            ("gpuwarden_worker_io_still_seconds", SLOT),
+        ),
+        stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
+    ),
     "GpuwardenJobUnhealthy": Wedge(
         grow=(
             ("gpuwarden_job_elapsed_seconds", SLOT),
@@ -155,6 +164,7 @@ def test_every_condition_that_compares_durations_is_among_them() -> None:
         for group in yaml.safe_load(file.read_text())["groups"]
         for rule in group["rules"]
         if rule.get("labels", {}).get("remedy") in {"restart_worker", "restart_container"}
+        or "gpuwarden_job_stall_timeout_seconds" in rule["expr"]
     }
 
     assert comparing == WEDGES.keys()

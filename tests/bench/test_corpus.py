@@ -12,7 +12,7 @@ import yaml
 
 from bench.corpus import host, judge, page, scenario
 from bench.corpus.judge import Fired, Played
-from bench.corpus.scenario import Scenario, ScenarioError, Verdict
+from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT
 from exporter.evidence import Thresholds
@@ -28,6 +28,8 @@ CAUGHT: Final = {
     "stall: the work of a checkpoint is not looked at": "writes a checkpoint to slow storage",
     "stall: the work of an evaluation is not looked at": "evaluates on the CPU alone for twelve minutes",
     "stall: the work of a save is not looked at": "saves its result over a slow network",
+    "shared: GpuwardenSharedJobStalled: >= -> <=, at its place 2": "hangs while another worker of its container takes",
+    "shared: GpuwardenSharedJobStalled: >= -> <=, at its place 3": "decodes for ten minutes while another worker",
     "stall: it waits a minute": "is alone on its host and wedges",
     "stuck: the I/O is not looked at": "evaluates for a quarter of an hour at 100 % without a word",
     "stuck: the faults is not looked at": "tunes its kernels anew",
@@ -124,6 +126,7 @@ def test_every_policy_finds_something_and_none_but_ours_is_without_a_fault(playe
         "fills two cards",
         "is allowed ten minutes",
         "is killed for want of memory and its",
+        "wedges while another worker of its container loads",
     ],
 )
 def test_every_series_of_a_scenario_is_one_that_the_programs_export_with_its_labels(begins: str) -> None:
@@ -160,7 +163,15 @@ def test_every_series_that_an_acting_rule_names_is_in_some_scenario() -> None:
     assert wanted - found == set()
 
 
-@pytest.mark.parametrize("begins", ["decodes for ten minutes", "is stopped by a signal", "leaks for ten minutes"])
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "decodes for ten minutes, its",
+        "is stopped by a signal",
+        "leaks for ten minutes",
+        "wedges in its evaluation while another worker",
+    ],
+)
 def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_does(
     begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +184,9 @@ def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_d
 
     assert seldom.keys() == always.keys()
     unlike = {key: differences(seldom[key], always[key]) for key in seldom if seldom[key] != always[key]}
-    assert {name for name, _ in unlike} <= {f"gpuwarden_container_{what}_still_seconds" for what in STILL}
+    assert {name for name, _ in unlike} <= {
+        f"gpuwarden_{whose}_{what}_still_seconds" for whose in ("container", "worker") for what in STILL
+    }
     assert all(difference < Thresholds().gap_max_s for found in unlike.values() for difference in found)
 
 
@@ -220,6 +233,29 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
 
     assert missed == ["nothing acts on w, which is due at 480s"]
     assert killed == ["Stalled acts on w at 480s, with which nothing is wrong"]
+
+
+@pytest.mark.parametrize(
+    ("fired", "said"),
+    [
+        pytest.param([("w", 300)], [], id="in time"),
+        pytest.param([("w", 330), ("w", 300)], [], id="and on from there"),
+        pytest.param([], ["nobody is told of w, which is due at 300s"], id="never"),
+        pytest.param([("w", 270)], ["Shared tells of w at 270s; it is due at 300s, to be told by 300s"], id="early"),
+        pytest.param([("w", 330)], ["Shared tells of w at 330s; it is due at 300s, to be told by 300s"], id="late"),
+        pytest.param([("w", 300), ("v", 60)], ["Shared tells of v at 60s, of which nothing is to be told"],
+                     id="of another besides"),
+    ],
+)  # fmt: skip
+def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str, int]], said: list[str]) -> None:
+    one = named("wedges while another worker of its container computes, and")
+    found = [Fired(policy=judge.PEOPLE, alert="Shared", remedy="", trip="", of=of, at_s=at_s) for of, at_s in fired]
+
+    played = Played(scenario=one, fired=tuple(found))
+
+    assert one.told == (Told(alert="GpuwardenSharedJobStalled", of="w", due_s=300),)
+    assert played.wrong() == said
+    assert played.judgement(judge.OURS).false == ()
 
 
 def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
@@ -339,6 +375,12 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("trip: stall", "trip: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
         ("restart_worker", "restart", "a.yaml:5: remedy: 'restart' is none of: restart_worker"),
         ("of: w", "of: v", "a.yaml:5: of: nobody is called 'v'; wanted is one of: a, w"),
+        ("  verdict:", "  told: {alert: A, of: w, due: 6m}\n  verdict:", "a.yaml:5: alert: 'A' is none of: Gpuwarden"),
+        ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: a, due: 6m}\n  verdict:",
+         "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
+        ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: w, since: 6m}\n  verdict:",
+         "a.yaml:5: due: None is no time"),
+        ("0s: loads", "works_in: thread, 0s: loads", "works_in: 'thread' will not do (it is none of: child, orphan)"),
         ("due: 6m", "due: 3m", "a.yaml:5: due: it comes before what went wrong"),
         ("  why: b", "  why: b\n  why: c", "a.yaml:3: 'why' stands here twice; keep one"),
         ("  why: b", "  why: [b", "a.yaml:3: this is no YAML"),

@@ -133,6 +133,7 @@ def a_snapshot() -> Snapshot:
         dead_after_s=30.0,
         dead_s={"w2": 1.0},
         cpu_still_s={42: 1.0},
+        apart={"w1": evidence},
     )
 
 

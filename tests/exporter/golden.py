@@ -214,6 +214,11 @@ SNAPSHOT = build.snapshot(
         GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
     ),
     cpu_still_s={4001: 44.5, 4002: 0.0},
+    apart={
+        "w0": build.evidence(gpu_idle_s=130.5, ram_still_s=140.0, io_still_s=120.0),
+        # Of its GPU and its I/O nothing is known.
+        "w1": build.evidence(gpu_idle_s=None, ram_still_s=0.0, io_still_s=None),
+    },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
 )  # fmt: skip
 

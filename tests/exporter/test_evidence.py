@@ -1159,6 +1159,13 @@ def test_work_is_still_for_as_long_as_its_rate_was_seen_to_be_kept(
     assert still(*looks) == found
 
 
+def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None:
+    whole = WorkUse(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
+
+    assert evidence.work_of(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
+    assert evidence.work_of(evidence.AS_IT_WAS, {2}) is evidence.AS_IT_WAS
+
+
 # Whose turn it is to have its work read
 
 

@@ -1,0 +1,280 @@
+"""Two workers that share a container: what each does itself, told apart by real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import docker
+import pytest
+
+from deploy.check import CHECKOUT
+from deploy.engine import Engine
+from deploy.image import worker_image
+from exporter.evidence import Thresholds
+from exporter.readings import GpuReadings
+from exporter.sampler import Sampler
+from exporter.sources import processes, workers
+from exporter.sources.containers import EngineContainers
+from gpuwarden import cgroup
+from tests.exporter import builders as build
+from tests.exporter.test_sampler import Docker, sampler
+from tests.waiting import eventually
+
+PROGRAM = """
+import os, subprocess, sys
+from pathlib import Path
+from gpuwarden.reporter import Reporter
+held = []
+with Reporter(Path(sys.argv[1]), worker=sys.argv[2], queue="gpu", subdirectory=sys.argv[2], heartbeat_s=60.0):
+    print(os.getpid(), flush=True)
+    for line in sys.stdin:
+        if line == "start a child\\n":
+            held.append(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL))
+            print(held[-1].pid, flush=True)
+        elif line == "leave an orphan\\n":
+            print(subprocess.check_output(["sh", "-c", "sleep 600 >&2 & echo $!"], text=True).strip(), flush=True)
+        elif line == "take 64 MiB\\n":
+            held.append(b"x" * 2**26)
+            print(0, flush=True)
+        elif line == "read 64 MiB\\n":
+            with open("/dev/zero", "rb") as zeros:
+                for _ in range(64):
+                    zeros.read(2**20)
+            print(0, flush=True)
+"""
+
+
+class Worker:
+    """A real worker, in a process of its own, that does what it is told."""
+
+    def __init__(self, house: Path, name: str) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(house), name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.pid = self._answer()
+
+    def tell(self, what: str) -> int:
+        """The pid that it answers with, where it starts something."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> int:
+        assert self.process.stdout
+        return int(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+@dataclass
+class Shared:
+    """A container with two workers, `w` and `v`; whose processes use its GPU is for a test to say."""
+
+    house: Path
+    sampler: Sampler
+    docker: Docker
+    w: Worker
+    v: Worker
+    busy: set[int] = field(default_factory=set)
+    beside: list[int] = field(default_factory=list)
+
+    def hold(self, *pids: int) -> None:
+        """Have these processes in the container, beside its workers."""
+        self.beside.extend(pids)
+        inside = [each.pid for each in (self.w, self.v) if each.process.poll() is None]
+        (self.house / "group" / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in (*inside, *self.beside)))
+
+    def idle(self) -> dict[str, bool | None]:
+        """Whether each has itself left the GPU idle, from one look to the next; `None` where that is unknown."""
+        self.sampler.sample()
+        found = self.sampler.sample().apart
+        return {name: None if each.gpu_idle_s is None else each.gpu_idle_s > 0 for name, each in found.items()}
+
+    def readings(self) -> GpuReadings:
+        return build.gpus(build.gpu(0, *(build.process(pid, 0.95 / len(self.busy)) for pid in self.busy)))
+
+
+@pytest.fixture
+def shared(house: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
+    (house / "group").mkdir()
+    w, v = Worker(house, "w"), Worker(house, "v")
+    docker = Docker(build.container(pid=1))
+    monkeypatch.setattr(cgroup, "directory", lambda *_, **__: house / "group")
+    monkeypatch.setattr(cgroup, "memory_directory", lambda *_, **__: None)
+    # In truth these processes are where the tests are.
+    monkeypatch.setattr(workers, "own_container", lambda: None)
+    monkeypatch.setattr(cgroup, "container_id", lambda pid, **_: build.DOCKER_ID if pid in (w.pid, v.pid) else None)
+    limits = Thresholds(ram_delta_bytes=2**25, io_still_bytes_per_s=1.0)
+    found = Shared(house=house, sampler=sampler(house), docker=docker, w=w, v=v)
+    found.sampler = sampler(house, containers={"docker": docker}, gpus=found.readings, thresholds=limits)
+    found.hold()
+    yield found
+    for pid in found.beside:
+        os.kill(pid, signal.SIGKILL)
+    for each in (w, v):
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_who_leaves_the_gpu_idle_is_told_beside_one_who_computes(shared: Shared) -> None:
+    shared.busy = {shared.v.pid}
+
+    assert shared.idle() == {"w": True, "v": False}
+    assert shared.sampler.sample().containers[0].gpu_idle_s == 0.0
+
+
+def test_what_a_worker_has_started_computes_for_it_alone(shared: Shared) -> None:
+    shared.hold(child := shared.v.tell("start a child"))
+    shared.busy = {child}
+
+    assert shared.idle() == {"w": True, "v": False}
+
+
+def test_an_orphan_computes_for_either(shared: Shared) -> None:
+    shared.hold(orphan := shared.v.tell("leave an orphan"))
+    shared.busy = {orphan}
+
+    assert shared.idle() == {"w": False, "v": False}
+
+
+def test_who_is_left_alone_is_told_apart_no_more(shared: Shared) -> None:
+    before = shared.idle()
+    shared.v.end()
+    shared.hold()
+
+    assert (before, shared.idle()) == ({"w": True, "v": True}, {})
+
+
+def test_ram_and_io_are_each_workers_own(shared: Shared) -> None:
+    shared.sampler.sample()
+    shared.v.tell("take 64 MiB")
+    shared.v.tell("read 64 MiB")
+    found = shared.sampler.sample().apart
+    of_w, of_v = found["w"], found["v"]
+
+    assert (of_v.ram_still_s, of_v.io_still_s, of_v.work_still_s) == (0.0, 0.0, 0.0)
+    assert of_w.ram_still_s is not None
+    assert of_w.io_still_s is not None
+    assert min(of_w.ram_still_s, of_w.io_still_s) > 0.0
+
+
+def test_a_worker_whose_process_is_not_among_the_containers_is_unknown_and_not_idle(shared: Shared) -> None:
+    (shared.house / "group" / "cgroup.procs").write_text(f"{shared.v.pid}\n")
+
+    assert shared.idle() == {"v": True}
+
+
+def test_ram_that_cannot_be_read_is_unknown_and_counted(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError("not ours to look at")
+
+    (shared.house / "group" / "memory.current").write_text("4096\n")
+    (shared.house / "group" / "memory.stat").write_text("anon 0\ninactive_file 0\n")
+    monkeypatch.setattr(cgroup, "memory_directory", lambda *_, **__: shared.house / "group")
+    monkeypatch.setattr(processes, "resident_bytes", refuse)
+
+    snapshot = shared.sampler.sample()
+
+    assert snapshot.containers[0].ram_bytes == 4096
+    assert {name: each.ram_still_s for name, each in snapshot.apart.items()} == {"w": None, "v": None}
+    assert snapshot.unknown["worker-0", "worker_ram", "unreadable"] == 2
+
+
+def test_a_worker_that_was_not_told_apart_for_a_look_starts_anew(shared: Shared) -> None:
+    assert shared.idle() == {"w": True, "v": True}
+    (shared.house / "group" / "cgroup.procs").write_text(f"{shared.v.pid}\n")
+    shared.sampler.sample()
+    shared.hold()
+
+    found = shared.sampler.sample().apart
+
+    assert found["w"].gpu_idle_s == 0.0
+    assert (found["v"].gpu_idle_s or 0.0) > 0.0
+
+
+IN_A_CONTAINER = """
+import subprocess, sys, time
+from pathlib import Path
+from gpuwarden.reporter import Reporter
+if len(sys.argv) == 1:
+    for name in ("w", "v"):
+        subprocess.Popen([sys.executable, __file__, name])
+    time.sleep(600)
+with Reporter(Path("/run/gpuwarden"), worker=sys.argv[1], queue="gpu", subdirectory="both"):
+    if sys.argv[1] == "v":
+        subprocess.Popen(["sleep", "601"])
+        subprocess.run(["sh", "-c", "sleep 602 &"])
+    time.sleep(600)
+"""
+
+
+@pytest.mark.needs_docker
+def test_in_a_real_container_only_what_is_below_a_worker_computes_for_it_alone(
+    client: docker.DockerClient, engine: Engine, house: Path, tmp_path: Path
+) -> None:
+    (house / "both").mkdir()
+    (tmp_path / "both.py").write_text(IN_A_CONTAINER)
+    image = worker_image(client, extra={"/app/gpuwarden": CHECKOUT / "gpuwarden", "/app/both.py": tmp_path / "both.py"})
+    mounted = {
+        str(house / "both"): {"bind": "/run/gpuwarden/both"},
+        str(house / "host"): {"bind": "/run/gpuwarden/host"},
+    }
+    real = client.containers.run(
+        image, ["python3", "/app/both.py"], detach=True, network_mode="none", volumes=mounted,
+        environment={"PYTHONPATH": "/app", "NVIDIA_VISIBLE_DEVICES": "all"},
+    )  # fmt: skip
+    source = EngineContainers(engine.base_url)
+    source.start()
+    busy: set[int] = set()
+    looks = sampler(
+        house,
+        containers={"docker": source},
+        gpus=lambda: build.gpus(build.gpu(0, *(build.process(pid, 0.95) for pid in busy))),
+    )
+
+    def idle(pid: int | None) -> dict[str, bool]:
+        busy.clear()
+        busy.update(() if pid is None else {pid})
+        looks.sample()
+        return {name: (each.gpu_idle_s or 0.0) > 0 for name, each in looks.sample().apart.items()}
+
+    try:
+        real.reload()
+        group = cgroup.directory(real.attrs["State"]["Pid"], str(real.id))
+        assert group is not None
+        client.api.exec_start(client.api.exec_create(real.id, ["sleep", "603"])["Id"], detach=True)
+        started = eventually(
+            lambda: found if len(found := commands(group)) == 6 else None, log=lambda: str(real.logs())
+        )
+        eventually(lambda: idle(None) == {"w": True, "v": True})
+        found = {what: idle(pid) for what, pid in started.items()}
+    finally:
+        source.close()
+        real.remove(force=True)
+
+    alone, either = {"w": True, "v": False}, {"w": False, "v": False}
+    assert found == {
+        "python3 /app/both.py": either,
+        "both.py w": {"w": False, "v": True},
+        "both.py v": alone,
+        "sleep 601": alone,
+        "sleep 602": either,
+        "sleep 603": either,
+    }
+
+
+def commands(group: Path) -> dict[str, int]:
+    """The processes of a control group by the last two words of how each was started."""
+    found = {}
+    for pid in cgroup.processes(group):
+        words = Path("/proc", str(pid), "cmdline").read_text().rstrip("\0").split("\0")
+        found[" ".join(words[-2:]).removeprefix("/app/")] = pid
+    return found
