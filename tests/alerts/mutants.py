@@ -1712,15 +1712,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         for change in ("* -> /", "topk -> bottomk")
     },
     **{
-        f"{its}: {limit} -> last_over_time({limit}[5m]){place}": _ASKED_TWICE
-        for its, limit, places in (
-            ("worker: GpuwardenWorkerDead", "gpuwarden_worker_dead_after_seconds", 2),
-            ("gone: GpuwardenWorkerGone", "gpuwarden_worker_dead_after_seconds", 2),
-            ("server: GpuwardenServerUnanswering", "gpuwarden_server_silence_allowed_seconds", 4),
-            ("stall: GpuwardenJobStalled", "gpuwarden_job_stall_timeout_seconds", 4),
-            ("health: GpuwardenJobUnhealthy", "gpuwarden_job_health_window_seconds", 5),
-        )
-        for place in ("", *(f", at its place {place}" for place in range(2, places + 1)))
+        f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
+        for place in ("", ", at its place 3")
     },
     "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",
     "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
