@@ -1653,8 +1653,9 @@ FAULTS_MUTANTS: Final = [
         FAULTS,
         BLIND,
         *((f"telemetry: {each} is left out", each, "none") for each in
-          ("source_gpu", "source_drm", "gpus|", "sampler")),
-        ("telemetry: every source counts", '{collector=~"source_gpu|source_drm|gpus|sampler"}', ""),
+          ("source_gpu", "source_drm|", "gpus")),
+        ("telemetry: a look that does not come is a source of GPUs that fails, too", "|gpus", "|gpus|sampler"),
+        ("telemetry: every source counts", '{collector=~"source_gpu|source_drm|gpus"}', ""),
         ("telemetry: the worse of two exporters counts", "max by", "min by"),
         ("telemetry: the newest sample decides", "avg_over_time", "last_over_time"),
         ("telemetry: one answer in ten minutes suffices", "avg_over_time", "max_over_time"),
@@ -1719,7 +1720,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
     "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
     "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
-    "telemetry: GpuwardenTelemetryStale: max -> min": _INFO_IS_1,
+    'telemetry: GpuwardenTelemetryStale: gpuwarden_collector_success{collector="sampler"} -> '
+    "gpuwarden_collector_success{}": "an exporter whose newest look is too old tells of nothing else",
     "telemetry: GpuwardenWorkerUnseen: max -> min": _INFO_IS_1,
     "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
     "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
