@@ -916,8 +916,11 @@ SERVER_LABELS = """\
           remedy: restart_container
           trip: server
 """
+NEVER_AFTER = "gpuwarden_server_never_answered_threshold_seconds"
 NEVER = f"""\
-          min by {PLACE} ({UNANSWERED_FOR}) >= 1800
+          min by {PLACE} ({UNANSWERED_FOR})
+            >= on (host) group_left ()
+          max by (host) ({NEVER_AFTER})
             and on {PLACE}
           max by {PLACE} ({HAS_ANSWERED}) == 0
 """
@@ -1047,13 +1050,16 @@ SERVER_MUTANTS: Final = [
     *of(
         SERVER,
         NEVER,
-        ("never: half an hour is not enough", ">=", ">"),
-        ("never: any silence is enough", ">= 1800", ">= 0"),
+        ("never: as long as that is not enough", ">=", ">"),
+        ("never: any silence is enough", f"({NEVER_AFTER})", f"({NEVER_AFTER} * 0)"),
+        ("never: half an hour whatever is set", f"({NEVER_AFTER})", f"({NEVER_AFTER} * 0 + 1800)"),
+        ("never: the lesser of two limits counts", f"max by (host) ({NEVER_AFTER})", f"min by (host) ({NEVER_AFTER})"),
+        ("never: a limit is believed after it has vanished", NEVER_AFTER, f"last_over_time({NEVER_AFTER}[5m])"),
         ("never: whether it has answered is not looked at", f"max by {PLACE} ({HAS_ANSWERED}) == 0",
          f"max by {PLACE} ({HAS_ANSWERED})"),
         ("never: one that answered is told", "== 0", "== 1"),
         ("never: the longer of two silences counts", "min by", "max by"),
-        ("never: one of two that never answered is enough", "max by", "min by"),
+        ("never: one of two that never answered is enough", f"max by {PLACE}", f"min by {PLACE}"),
         ("never: the silence is believed after it has become unknown", UNANSWERED_FOR,
          f"last_over_time({UNANSWERED_FOR}[5m])"),
         ("never: an answer is missed after it has become unknown", HAS_ANSWERED, f"last_over_time({HAS_ANSWERED}[5m])"),
@@ -1081,7 +1087,12 @@ CHAIN_MUTANTS: Final = of(
 )
 
 BRAKE_OF: Final = "max by (host) (gpuwarden_remediator_brake_latched) == 1"
-BEAT_OF: Final = "max by (host) (gpuwarden_remediator_executor_beat_age_seconds) > 60"
+SILENT_AFTER: Final = "gpuwarden_remediator_executor_silent_after_seconds"
+BEAT_OF: Final = f"""\
+          max by (host) (gpuwarden_remediator_executor_beat_age_seconds)
+            > on (host)
+          max by (host) ({SILENT_AFTER})
+"""
 PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
 
 REMEDIATOR_MUTANTS: Final = [
@@ -1099,10 +1110,15 @@ REMEDIATOR_MUTANTS: Final = [
     *of(
         REMEDIATOR,
         BEAT_OF,
-        ("the executor: at a minute already", "> 60", ">= 60"),
-        ("the executor: a second later", "> 60", "> 61"),
+        ("the executor: at the limit already", ">", ">="),
+        ("the executor: 60 s whatever is set", f"({SILENT_AFTER})", f"({SILENT_AFTER} * 0 + 60)"),
+        ("the executor: the lesser of two limits counts", f"max by (host) ({SILENT_AFTER})",
+         f"min by (host) ({SILENT_AFTER})"),
+        ("the executor: a limit is believed after it has vanished", SILENT_AFTER,
+         f"last_over_time({SILENT_AFTER}[5m])"),
         ("the executor: hosts are not told apart", "by (host) ", ""),
-        ("the executor: the younger of two signs of life counts", "max", "min"),
+        ("the executor: the younger of two signs of life counts", "max by (host) (gpuwarden_remediator_executor_beat",
+         "min by (host) (gpuwarden_remediator_executor_beat"),
         ("the executor: each webhook tells", "by (host)", "by (host, instance)"),
         ("the executor: what nobody tells any more is believed", "gpuwarden_remediator_executor_beat_age_seconds",
          "last_over_time(gpuwarden_remediator_executor_beat_age_seconds[5m])"),
@@ -1525,6 +1541,7 @@ def _alert(name: str) -> str:
 NAMED = 'gpuwarden_gpu_info{gpu!~"unidentified-.*"}'
 MISSING, THROTTLED, BLIND = (_alert(each) for each in ("GpuMissing", "GpuThrottled", "GpuTelemetryDown"))
 
+LOST_AFTER: Final = "gpuwarden_gpu_lost_threshold_seconds"
 _COUNTED: Final = """\
           unless on {by} (
             max by {by} ({series})
@@ -1549,10 +1566,17 @@ _SEEN_TO_RISE: Final = f"""\
 FAULTS_MUTANTS: Final = [
     *of(
         FAULTS,
-        "        expr: min by (host, gpu) (gpuwarden_gpu_lost_seconds) >= 60\n",
+        f"""\
+          min by (host, gpu) (gpuwarden_gpu_lost_seconds)
+            >= on (host) group_left ()
+          max by (host) ({LOST_AFTER})
+""",
         ("lost: one of two exporters suffices", "min by", "max by"),
         ("lost: it must be lost for longer than a minute", ">=", ">"),
-        ("lost: it is told at once", ">= 60", ">= 0"),
+        ("lost: it is told at once", f"({LOST_AFTER})", f"({LOST_AFTER} * 0)"),
+        ("lost: a minute whatever is set", f"({LOST_AFTER})", f"({LOST_AFTER} * 0 + 60)"),
+        ("lost: the lesser of two limits counts", f"max by (host) ({LOST_AFTER})", f"min by (host) ({LOST_AFTER})"),
+        ("lost: a limit is believed after it has vanished", LOST_AFTER, f"last_over_time({LOST_AFTER}[5m])"),
         ("lost: hosts are not told apart", "(host, gpu)", "(gpu)"),
         ("lost: GPUs are not told apart", "(host, gpu)", "(host)"),
         ("lost: it is believed after its target has vanished", "(gpuwarden_gpu_lost_seconds)",
