@@ -1722,6 +1722,12 @@ _INFO_IS_1: Final = "the value of an info series is 1, so that neither the great
 _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
 _ASKED_TWICE: Final = "it is asked for in another place of the rule, too, and what is absent there matches nothing"
 _NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
+_SINGLE: Final = "each of its groups has one series"
+_HOLDS_ITSELF: Final = (
+    "the record tells itself anew at each evaluation: its ranges tell only where evaluations are more than a minute "
+    "apart, or after a Prometheus that was down, and promtool's are neither"
+)
+_ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
 EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"{its}: {change}": _INFO_IS_1
@@ -1740,6 +1746,33 @@ EQUIVALENT: Final[dict[str, str]] = {
         f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
         for place in ("", ", at its place 3")
     },
+    **{
+        f"node: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
+        for record in ("host", "nobody")
+        for change, why in (
+            *((each, _HOLDS_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
+            ("3600 -> 3599", _ON_THE_GRID),
+        )
+    },
+    **{
+        f"node: gpuwarden:host_heard:timestamp_seconds: {change}": why
+        for change, why in (
+            ("max -> min", _SINGLE),
+            ("by (host) -> by (host, instance)", _NO_INSTANCE),
+            ("max -> min, at its place 2", _INFO_IS_1),
+            (
+                "by (host) -> by (host, instance), at its place 2",
+                "the newest of its exporters is taken of it, which is when any of them was there",
+            ),
+        )
+    },
+    "node: GpuwardenNodeLost: gpuwarden:nobody_heard:timestamp_seconds -> "
+    "last_over_time(gpuwarden:nobody_heard:timestamp_seconds[5m])": "it ends when it is an hour old, and excuses for "
+    "no longer than the bound, which is 490 s at most",
+    "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
+    "node: GpuwardenNodeLost: max -> min, at its place 3": _INFO_IS_1,
+    "wrangling: GpuwardenItemsFailing: max -> min": _SINGLE,
+    "wrangling: GpuwardenItemsFailing: by (host, worker, run) -> by (host, worker, run, instance)": _NO_INSTANCE,
     "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",
     "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
     "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
