@@ -1720,7 +1720,6 @@ FAULTS_MUTANTS: Final = [
 
 _INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
 _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
-_ASKED_TWICE: Final = "it is asked for in another place of the rule, too, and what is absent there matches nothing"
 _NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
 _SINGLE: Final = "each of its groups has one series"
 _HOLDS_ITSELF: Final = (
@@ -1794,13 +1793,10 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
-            ("* -> /, at its place 2", "what is divided by is 1, or the container is let go either way"),
             ("* -> /, at its place 3", _INFO_IS_1),
-            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m])", _ASKED_TWICE),
-            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2", _ASKED_TWICE),
             (
-                "gpuwarden_container_gpu_memory_bytes -> last_over_time(gpuwarden_container_gpu_memory_bytes[5m])",
-                _ASKED_TWICE,
+                "gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2",
+                "an attempt that is judged is half an hour old, and without one the count of jobs above is of none",
             ),
             (
                 "by (host, worker, container) -> by (host, container), at its place 7",
