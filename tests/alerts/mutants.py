@@ -1738,6 +1738,8 @@ EQUIVALENT: Final[dict[str, str]] = {
             "gone: GpuwardenWorkerGone",
             "server: GpuwardenServerUnanswering",
             "vram: GpuwardenVramVictim",
+            "gpu: GpuwardenJobGpuLost",
+            "stuck: GpuwardenJobStuck",
         )
         for change in ("* -> /", "topk -> bottomk")
     },
