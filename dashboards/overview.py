@@ -67,12 +67,12 @@ def _choice(name: str, *, label: str, values: str) -> builders.QueryVariable:
 
 
 def _stalls() -> builders.AnnotationQuery:
-    """A mark on every chart while a stall alert fires, to read beat age, GPU and RAM around it."""
+    """A mark on every chart while an alert fires whose trip is a stall, to read beat age, GPU and RAM around it."""
     return (
         builders.AnnotationQuery()
         .name("Stalls")
         .datasource(DATASOURCE)
         .enable(enable=True)
         .icon_color("red")
-        .expr(f'ALERTS{{alertname="GpuwardenJobStalled", alertstate="firing", {WORKER}}}')
+        .expr(f'ALERTS{{trip="stall", alertstate="firing", {WORKER}}}')
     )

@@ -92,6 +92,8 @@ def serve(settings: Settings) -> None:
         ),
         vram_floor_bytes=settings.vram_floor_mib * 2**20,
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
+        gpu_lost_s=settings.gpu_lost_s,
+        never_answered_s=settings.never_answered_s,
     )
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)

@@ -149,6 +149,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_io_still_threshold_bytes_per_second": "never",
     "gpuwarden_fault_still_threshold_per_second": "never",
     "gpuwarden_cpu_still_threshold_ratio": "never",
+    "gpuwarden_gpu_lost_threshold_seconds": "never",
+    "gpuwarden_server_never_answered_threshold_seconds": "never",
 }
 """When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
 

@@ -158,6 +158,20 @@ class SnapshotCollector(Collector):
             [((), self._thresholds.cpu_still_ratio)],
             source="`--cpu-still-ratio`",
         )
+        yield gauge(
+            "gpuwarden_gpu_lost_threshold_seconds",
+            "People are told of a GPU that has been lost for this long.",
+            (),
+            [((), self._thresholds.gpu_lost_s)],
+            source="`--gpu-lost-s`",
+        )
+        yield gauge(
+            "gpuwarden_server_never_answered_threshold_seconds",
+            "People are told of a server that has been asked for this long, and has never answered.",
+            (),
+            [((), self._thresholds.never_answered_s)],
+            source="`--never-answered-s`",
+        )
 
 
 def _of_source(health: SourceHealth) -> _Outcome:

@@ -186,6 +186,13 @@ class Settings(BaseSettings):
     vram_tie_mib: int = Field(
         default=256, ge=0, description="two containers over their VRAM budgets by amounts this close are level, MiB"
     )
+    gpu_lost_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=86400,
+        description="people are told of a GPU that has been lost for this long, seconds; when one is put out of use "
+        "is the remediator's --gpu-lost-s",
+    )
     probe_interval_s: float = Field(
         default=5.0, ge=1, le=60, description="time between two askings of a server with a probe URL, seconds"
     )
@@ -194,6 +201,13 @@ class Settings(BaseSettings):
         ge=0.5,
         le=30,
         description="how long a server with a probe URL may take for one answer, seconds (docs/servers.md)",
+    )
+    never_answered_s: float = Field(
+        default=1800.0,
+        gt=0,
+        le=86400,
+        description="people are told of a server that has been asked for this long, and has never answered, seconds; "
+        "longer than the slowest one loads",
     )
     log_level: str = Field(
         default="info",

@@ -41,6 +41,9 @@ UNAUTHENTICATED_S: Final = 60.0
 WRITE_TIMEOUT_S: Final = 20.0
 """How long the ledger may take, seconds: Alertmanager has given the call up by then, and sends it again."""
 
+EXECUTOR_SILENT_S: Final = 60.0
+"""People are told of an executor that has shown no life for longer, seconds: it does once a second."""
+
 BODY_TIMEOUT_S: Final = 10.0
 """How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
 
@@ -56,6 +59,7 @@ def create_app(
     queue: Collector | None = None,
     node_lost_after_s: float = Limits.node_lost_after_s,
     wrangle_activation: int = Rules.activation,
+    executor_silent_s: float = EXECUTOR_SILENT_S,
 ) -> FastAPI:
     """The application.
 
@@ -69,6 +73,7 @@ def create_app(
         queue: the queue's numbers, where it is to be told of too.
         node_lost_after_s: what the rule about silent hosts is told, seconds.
         wrangle_activation: what the rule about items that fail is told, a count.
+        executor_silent_s: what the rule about executors that show no life is told, seconds.
     """
     registry = _registry(ledger, host, queue)
     rejected = Counter(
@@ -81,6 +86,7 @@ def create_app(
         rejected.labels(reason)
     _tell(registry, "gpuwarden_remediator_node_lost_after_seconds", node_lost_after_s)
     _tell(registry, "gpuwarden_remediator_wrangle_activation_items", wrangle_activation)
+    _tell(registry, "gpuwarden_remediator_executor_silent_after_seconds", executor_silent_s)
     inbox = Inbox(ledger, host=host)
     watchdog = Watchdog()
     registry.register(watchdog)

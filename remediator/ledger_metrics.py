@@ -153,6 +153,13 @@ SERIES: Final[Mapping[str, Series]] = {
         meaning="Unexpected errors in the executor since it started.",
         absent=_NO_EXECUTOR,
     ),
+    "gpuwarden_remediator_executor_silent_after_seconds": Series(
+        kind="gauge",
+        labels=(),
+        unit="seconds",
+        meaning="People are told of an executor that has shown no life for longer: the setting executor_silent_s.",
+        absent="never",
+    ),
     "gpuwarden_remediator_node_lost_after_seconds": Series(
         kind="gauge",
         labels=(),

@@ -64,6 +64,7 @@ def serve(settings: ServeSettings) -> None:
             queue=queue,
             node_lost_after_s=settings.node_lost_after_s,
             wrangle_activation=settings.wrangle_activation,
+            executor_silent_s=settings.executor_silent_s,
         )
         server = _Server(
             uvicorn.Config(

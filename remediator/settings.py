@@ -109,6 +109,13 @@ class ServeSettings(_Common):
     alerts_max: int = Field(
         default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
     )
+    executor_silent_s: float = Field(
+        default=60.0,
+        ge=5,
+        le=86400,
+        description="people are told of an executor that has shown no life for longer than this, seconds: it does once "
+        "a second",
+    )
     alertmanager: _Urls = Field(
         default=(),
         description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "

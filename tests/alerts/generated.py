@@ -42,19 +42,20 @@ SWAPPED: Final = {
 SHOWN_MAX: Final = 160
 """So many characters of a change stand in its name."""
 
-_TOKEN: Final = re.compile(
+TOKEN: Final = re.compile(
     r"""(?P<comment>\#[^\n]*)
       | (?P<grouping>\b(?:by|on|ignoring|without|group_left|group_right)\b\s*\([^()]*\))
       | (?P<selector>[a-zA-Z_:][a-zA-Z0-9_:]*\{[^}]*\}|\{[^}]*\})
       | (?P<string>"[^"]*")
       | (?P<duration>\b\d+(?:s|m|h|d)\b)
       | (?P<number>\b\d+(?:\.\d+)?\b)
-      | (?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)
+      | (?P<word>[a-zA-Z_][a-zA-Z0-9_:]*)
       | (?P<sign>>=|<=|==|!=|[-+*/<>])
       | (?P<bracket>[()\[\]])
     """,
     re.VERBOSE,
 )
+"""What an expression is made of."""
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _OPPOSITE: Final = {"=": "!=", "!=": "=", "=~": "!~", "!~": "=~"}
 _METRIC: Final = re.compile(r"^(gpuwarden[_:]|prometheus_|up\b)")
@@ -117,7 +118,7 @@ def _changes(text: str, its: dict[str, yaml.Node]) -> Iterator[_Change]:
 
 
 def _of_expression(text: str, start: int, end: int) -> Iterator[_Change]:
-    for token in _TOKEN.finditer(text, start, end):
+    for token in TOKEN.finditer(text, start, end):
         kind, word, (begins, ends) = token.lastgroup, token.group(), token.span()
         if kind in ("comment", "string", "bracket"):
             continue
@@ -175,7 +176,7 @@ def _operand(text: str, at: int, end: int) -> int | None:
     if begun is None:
         return None
     depth = 1
-    for token in _TOKEN.finditer(text, begun.end(), end):
+    for token in TOKEN.finditer(text, begun.end(), end):
         depth += {"(": 1, ")": -1}.get(token.group(), 0)
         if depth == 0:
             return token.end()

@@ -922,8 +922,11 @@ SERVER_LABELS = """\
           remedy: restart_container
           trip: server
 """
+NEVER_AFTER = "gpuwarden_server_never_answered_threshold_seconds"
 NEVER = f"""\
-          min by {PLACE} ({UNANSWERED_FOR}) >= 1800
+          min by {PLACE} ({UNANSWERED_FOR})
+            >= on (host) group_left ()
+          max by (host) ({NEVER_AFTER})
             and on {PLACE}
           max by {PLACE} ({HAS_ANSWERED}) == 0
 """
@@ -1053,13 +1056,16 @@ SERVER_MUTANTS: Final = [
     *of(
         SERVER,
         NEVER,
-        ("never: half an hour is not enough", ">=", ">"),
-        ("never: any silence is enough", ">= 1800", ">= 0"),
+        ("never: as long as that is not enough", ">=", ">"),
+        ("never: any silence is enough", f"({NEVER_AFTER})", f"({NEVER_AFTER} * 0)"),
+        ("never: half an hour whatever is set", f"({NEVER_AFTER})", f"({NEVER_AFTER} * 0 + 1800)"),
+        ("never: the lesser of two limits counts", f"max by (host) ({NEVER_AFTER})", f"min by (host) ({NEVER_AFTER})"),
+        ("never: a limit is believed after it has vanished", NEVER_AFTER, f"last_over_time({NEVER_AFTER}[5m])"),
         ("never: whether it has answered is not looked at", f"max by {PLACE} ({HAS_ANSWERED}) == 0",
          f"max by {PLACE} ({HAS_ANSWERED})"),
         ("never: one that answered is told", "== 0", "== 1"),
         ("never: the longer of two silences counts", "min by", "max by"),
-        ("never: one of two that never answered is enough", "max by", "min by"),
+        ("never: one of two that never answered is enough", f"max by {PLACE}", f"min by {PLACE}"),
         ("never: the silence is believed after it has become unknown", UNANSWERED_FOR,
          f"last_over_time({UNANSWERED_FOR}[5m])"),
         ("never: an answer is missed after it has become unknown", HAS_ANSWERED, f"last_over_time({HAS_ANSWERED}[5m])"),
@@ -1087,7 +1093,12 @@ CHAIN_MUTANTS: Final = of(
 )
 
 BRAKE_OF: Final = "max by (host) (gpuwarden_remediator_brake_latched) == 1"
-BEAT_OF: Final = "max by (host) (gpuwarden_remediator_executor_beat_age_seconds) > 60"
+SILENT_AFTER: Final = "gpuwarden_remediator_executor_silent_after_seconds"
+BEAT_OF: Final = f"""\
+          max by (host) (gpuwarden_remediator_executor_beat_age_seconds)
+            > on (host)
+          max by (host) ({SILENT_AFTER})
+"""
 PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
 
 REMEDIATOR_MUTANTS: Final = [
@@ -1105,10 +1116,15 @@ REMEDIATOR_MUTANTS: Final = [
     *of(
         REMEDIATOR,
         BEAT_OF,
-        ("the executor: at a minute already", "> 60", ">= 60"),
-        ("the executor: a second later", "> 60", "> 61"),
+        ("the executor: at the limit already", ">", ">="),
+        ("the executor: 60 s whatever is set", f"({SILENT_AFTER})", f"({SILENT_AFTER} * 0 + 60)"),
+        ("the executor: the lesser of two limits counts", f"max by (host) ({SILENT_AFTER})",
+         f"min by (host) ({SILENT_AFTER})"),
+        ("the executor: a limit is believed after it has vanished", SILENT_AFTER,
+         f"last_over_time({SILENT_AFTER}[5m])"),
         ("the executor: hosts are not told apart", "by (host) ", ""),
-        ("the executor: the younger of two signs of life counts", "max", "min"),
+        ("the executor: the younger of two signs of life counts", "max by (host) (gpuwarden_remediator_executor_beat",
+         "min by (host) (gpuwarden_remediator_executor_beat"),
         ("the executor: each webhook tells", "by (host)", "by (host, instance)"),
         ("the executor: what nobody tells any more is believed", "gpuwarden_remediator_executor_beat_age_seconds",
          "last_over_time(gpuwarden_remediator_executor_beat_age_seconds[5m])"),
@@ -1531,6 +1547,7 @@ def _alert(name: str) -> str:
 NAMED = 'gpuwarden_gpu_info{gpu!~"unidentified-.*"}'
 MISSING, THROTTLED, BLIND = (_alert(each) for each in ("GpuMissing", "GpuThrottled", "GpuTelemetryDown"))
 
+LOST_AFTER: Final = "gpuwarden_gpu_lost_threshold_seconds"
 _COUNTED: Final = """\
           unless on {by} (
             max by {by} ({series})
@@ -1555,10 +1572,17 @@ _SEEN_TO_RISE: Final = f"""\
 FAULTS_MUTANTS: Final = [
     *of(
         FAULTS,
-        "        expr: min by (host, gpu) (gpuwarden_gpu_lost_seconds) >= 60\n",
+        f"""\
+          min by (host, gpu) (gpuwarden_gpu_lost_seconds)
+            >= on (host) group_left ()
+          max by (host) ({LOST_AFTER})
+""",
         ("lost: one of two exporters suffices", "min by", "max by"),
         ("lost: it must be lost for longer than a minute", ">=", ">"),
-        ("lost: it is told at once", ">= 60", ">= 0"),
+        ("lost: it is told at once", f"({LOST_AFTER})", f"({LOST_AFTER} * 0)"),
+        ("lost: a minute whatever is set", f"({LOST_AFTER})", f"({LOST_AFTER} * 0 + 60)"),
+        ("lost: the lesser of two limits counts", f"max by (host) ({LOST_AFTER})", f"min by (host) ({LOST_AFTER})"),
+        ("lost: a limit is believed after it has vanished", LOST_AFTER, f"last_over_time({LOST_AFTER}[5m])"),
         ("lost: hosts are not told apart", "(host, gpu)", "(gpu)"),
         ("lost: GPUs are not told apart", "(host, gpu)", "(host)"),
         ("lost: it is believed after its target has vanished", "(gpuwarden_gpu_lost_seconds)",
@@ -1659,8 +1683,9 @@ FAULTS_MUTANTS: Final = [
         FAULTS,
         BLIND,
         *((f"telemetry: {each} is left out", each, "none") for each in
-          ("source_gpu", "source_drm", "gpus|", "sampler")),
-        ("telemetry: every source counts", '{collector=~"source_gpu|source_drm|gpus|sampler"}', ""),
+          ("source_gpu", "source_drm|", "gpus")),
+        ("telemetry: a look that does not come is a source of GPUs that fails, too", "|gpus", "|gpus|sampler"),
+        ("telemetry: every source counts", '{collector=~"source_gpu|source_drm|gpus"}', ""),
         ("telemetry: the worse of two exporters counts", "max by", "min by"),
         ("telemetry: the newest sample decides", "avg_over_time", "last_over_time"),
         ("telemetry: one answer in ten minutes suffices", "avg_over_time", "max_over_time"),
@@ -1701,8 +1726,13 @@ FAULTS_MUTANTS: Final = [
 
 _INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
 _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
-_ASKED_TWICE: Final = "it is asked for in another place of the rule, too, and what is absent there matches nothing"
 _NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
+_SINGLE: Final = "each of its groups has one series"
+_HOLDS_ITSELF: Final = (
+    "the record tells itself anew at each evaluation: its ranges tell only where evaluations are more than a minute "
+    "apart, or after a Prometheus that was down, and promtool's are neither"
+)
+_ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
 EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"{its}: {change}": _INFO_IS_1
@@ -1715,26 +1745,48 @@ EQUIVALENT: Final[dict[str, str]] = {
             "gone: GpuwardenWorkerGone",
             "server: GpuwardenServerUnanswering",
             "vram: GpuwardenVramVictim",
+            "gpu: GpuwardenJobGpuLost",
+            "stuck: GpuwardenJobStuck",
         )
         for change in ("* -> /", "topk -> bottomk")
     },
     **{
-        f"{its}: {limit} -> last_over_time({limit}[5m]){place}": _ASKED_TWICE
-        for its, limit, places in (
-            ("worker: GpuwardenWorkerDead", "gpuwarden_worker_dead_after_seconds", 2),
-            ("gone: GpuwardenWorkerGone", "gpuwarden_worker_dead_after_seconds", 2),
-            ("server: GpuwardenServerUnanswering", "gpuwarden_server_silence_allowed_seconds", 4),
-            ("stall: GpuwardenJobStalled", "gpuwarden_job_stall_timeout_seconds", 4),
-            ("shared: GpuwardenSharedJobStalled", "gpuwarden_job_stall_timeout_seconds", 5),
-            ("health: GpuwardenJobUnhealthy", "gpuwarden_job_health_window_seconds", 5),
-        )
-        for place in ("", *(f", at its place {place}" for place in range(2, places + 1)))
+        f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
+        for place in ("", ", at its place 3")
     },
+    **{
+        f"node: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
+        for record in ("host", "nobody")
+        for change, why in (
+            *((each, _HOLDS_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
+            ("3600 -> 3599", _ON_THE_GRID),
+        )
+    },
+    **{
+        f"node: gpuwarden:host_heard:timestamp_seconds: {change}": why
+        for change, why in (
+            ("max -> min", _SINGLE),
+            ("by (host) -> by (host, instance)", _NO_INSTANCE),
+            ("max -> min, at its place 2", _INFO_IS_1),
+            (
+                "by (host) -> by (host, instance), at its place 2",
+                "the newest of its exporters is taken of it, which is when any of them was there",
+            ),
+        )
+    },
+    "node: GpuwardenNodeLost: gpuwarden:nobody_heard:timestamp_seconds -> "
+    "last_over_time(gpuwarden:nobody_heard:timestamp_seconds[5m])": "it ends when it is an hour old, and excuses for "
+    "no longer than the bound, which is 490 s at most",
+    "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
+    "node: GpuwardenNodeLost: max -> min, at its place 3": _INFO_IS_1,
+    "wrangling: GpuwardenItemsFailing: max -> min": _SINGLE,
+    "wrangling: GpuwardenItemsFailing: by (host, worker, run) -> by (host, worker, run, instance)": _NO_INSTANCE,
     "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",
     "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
     "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
     "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
-    "telemetry: GpuwardenTelemetryStale: max -> min": _INFO_IS_1,
+    'telemetry: GpuwardenTelemetryStale: gpuwarden_collector_success{collector="sampler"} -> '
+    "gpuwarden_collector_success{}": "an exporter whose newest look is too old tells of nothing else",
     "telemetry: GpuwardenWorkerUnseen: max -> min": _INFO_IS_1,
     "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
     "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
@@ -1750,13 +1802,10 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
-            ("* -> /, at its place 2", "what is divided by is 1, or the container is let go either way"),
             ("* -> /, at its place 3", _INFO_IS_1),
-            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m])", _ASKED_TWICE),
-            ("gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2", _ASKED_TWICE),
             (
-                "gpuwarden_container_gpu_memory_bytes -> last_over_time(gpuwarden_container_gpu_memory_bytes[5m])",
-                _ASKED_TWICE,
+                "gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2",
+                "an attempt that is judged is half an hour old, and without one the count of jobs above is of none",
             ),
             (
                 "by (host, worker, container) -> by (host, container), at its place 7",

@@ -13,7 +13,7 @@ from deploy import check, parts
 from tests.alerts import judging
 from tests.alerts.generated import planted
 from tests.alerts.judging import Breakage
-from tests.alerts.mutants import ALERTS, FIRST, MUTANTS, RULES, STALL, Mutant
+from tests.alerts.mutants import ALERTS, EQUIVALENT, FIRST, MUTANTS, RULES, STALL, Mutant
 
 STALL_TEST = "stall.test.yaml"
 
@@ -99,6 +99,12 @@ def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Pa
 
 def test_no_two_mutants_go_by_one_sentence() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_what_counts_as_no_breakage_is_one_word_of_a_rule_as_it_stands() -> None:
+    of_each_word = {each.name for rules in RULES for each in planted(ALERTS / rules)}
+
+    assert [name for name in EQUIVALENT if name not in of_each_word] == []
 
 
 def test_each_group_that_comes_first_is_one_of_its_files() -> None:

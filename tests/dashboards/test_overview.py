@@ -14,12 +14,14 @@ from typing import Any, Final
 import httpx
 import promql_parser as promql
 import pytest
+import yaml
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine
 
 from dashboards import render
 from dashboards.queries import PanelQuery, fill_in, panels, queries
+from deploy.check import CHECKOUT, RULES_GLOB
 from exporter.collectors import COLLECTORS
 from exporter.evidence import Thresholds
 from exporter.readings import (
@@ -66,7 +68,7 @@ RATES: Final = {"rate", "irate", "increase"}
 
 PROMETHEUS: Final[Mapping[str, frozenset[str]]] = {
     "up": frozenset(),
-    "ALERTS": frozenset({"alertname", "alertstate", "severity", "worker", "container"}),
+    "ALERTS": frozenset({"alertname", "alertstate", "severity", "trip", "worker", "container"}),
 }
 TARGET: Final = frozenset({"host", "job", "instance"})
 
@@ -365,6 +367,24 @@ def test_no_panel_overlaps_another_or_leaves_the_grid() -> None:
 
     assert [(a, b) for a, b in combinations(cells, 2) if cells[a] & cells[b]] == []
     assert {column for taken in cells.values() for column, _ in taken} == set(range(24))
+
+
+def test_whatever_trips_as_a_stall_is_marked_and_nothing_else() -> None:
+    (marks,) = OVERVIEW["annotations"]["list"]
+    (selector,) = selectors(fill_in(marks["expr"], {"host": ".*", "worker": ".*"}))
+    asked = {each.name: each.value for each in selector.matchers.matchers}
+    alerts = {
+        rule["alert"]: {"alertname": rule["alert"], "alertstate": "firing", **rule["labels"]}
+        for file in CHECKOUT.glob(RULES_GLOB)
+        for group in yaml.safe_load(file.read_text())["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+
+    marked = [name for name, its in alerts.items() if all(its.get(label, ".*") == asked[label] for label in asked)]
+
+    assert sorted(marked) == sorted(name for name, its in alerts.items() if its.get("trip") == "stall")
+    assert {"GpuwardenJobStalled", "GpuwardenJobStuck"} <= set(marked)
 
 
 def test_simulated_gpus_are_told_from_real_ones() -> None:

@@ -513,9 +513,15 @@ def simulation(tmp_path: Path) -> Path:
 @pytest.fixture
 def program(house: Path, simulation: Path) -> Iterator[Exporter]:
     """An exporter without Docker and with a simulated GPU, ready."""
+    with running(house, simulation) as found:
+        yield found
+
+
+@contextmanager
+def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
     process = subprocess.Popen(
         command("--dir", house, "--docker", "none", "--simulate-gpu", simulation, "--port", 0,
-                "--sample-interval-s", 0.05),
+                "--sample-interval-s", 0.05, *more),
         env=environment(),
         stderr=subprocess.PIPE,
         text=True,
@@ -530,6 +536,14 @@ def program(house: Path, simulation: Path) -> Iterator[Exporter]:
     if process.returncode is None:
         process.kill()
         process.communicate()
+
+
+def test_the_rules_about_servers_and_lost_gpus_are_told_the_bounds_that_are_set(house: Path, simulation: Path) -> None:
+    with running(house, simulation, "--gpu-lost-s", 7, "--never-answered-s", 90) as exporter:
+        told = get(exporter.port, "/metrics")[1].splitlines()
+
+    assert "gpuwarden_gpu_lost_threshold_seconds 7.0" in told
+    assert "gpuwarden_server_never_answered_threshold_seconds 90.0" in told
 
 
 def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter, start_worker: StartWorker) -> None:

@@ -292,7 +292,12 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
 
     # Told by the webhook itself: tests/dashboards reads the first from the page, test_app the others.
     listed = {name: (its.kind, frozenset(its.labels)) for name, its in SERIES.items()}
-    for name in ("webhook_rejected_total", "node_lost_after_seconds", "wrangle_activation_items"):
+    for name in (
+        "webhook_rejected_total",
+        "node_lost_after_seconds",
+        "wrangle_activation_items",
+        "executor_silent_after_seconds",
+    ):
         del listed[f"gpuwarden_remediator_{name}"]
     assert found == listed
 

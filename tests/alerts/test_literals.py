@@ -1,0 +1,78 @@
+"""What a rule compares with is a series: whatever figure is written in one stands in docs/rules.md, with its reason."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.check import CHECKOUT, METRICS_PAGES, RULES_GLOB
+from tests.alerts.generated import TOKEN
+
+PAGE = CHECKOUT / "docs" / "rules.md"
+SETTINGS_PAGES = ("settings-exporter.md", "settings-remediator.md")
+TRUTHS = {"0", "1"}
+"""No, yes and one of: they measure nothing."""
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    for file in sorted(CHECKOUT.glob(RULES_GLOB)):
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            yield from group["rules"]
+
+
+def figures(rule: dict[str, Any]) -> set[str]:
+    """Each number and each duration of a rule that measures something, as it is written."""
+    tokens = TOKEN.finditer(str(rule["expr"]))
+    found = {token.group() for token in tokens if token.lastgroup in ("number", "duration")} - TRUTHS
+    return found | {f"{key}: {rule[key]}" for key in ("for", "keep_firing_for") if key in rule}
+
+
+def listed(page: str) -> dict[str, set[str]]:
+    """The figures of each rule in the page's table of them; every row has a reason."""
+    rows = re.findall(r"^\| `([\w:]+)` \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert [rule for rule, _, reason in rows if len(reason) < len("likewise")] == []
+    assert len({rule for rule, _, _ in rows}) == len(rows)
+    return {rule: set(re.findall(r"`([^`]+)`", told)) for rule, told, _ in rows}
+
+
+def test_each_figure_that_is_written_in_a_rule_is_listed_with_its_reason() -> None:
+    written = {rule.get("alert") or rule["record"]: figures(rule) for rule in rules()}
+
+    assert {name: found for name, found in written.items() if found} == listed(PAGE.read_text())
+
+
+def test_a_rule_that_acts_has_no_figure_but_the_step_of_a_record_that_it_asks() -> None:
+    acting = {rule["alert"]: figures(rule) for rule in rules() if "remedy" in rule.get("labels", {})}
+
+    assert len(acting) > 1
+    assert {name: found for name, found in acting.items() if found} == {"GpuwardenNodeLost": {"10"}}
+    (heard,) = [rule for rule in rules() if rule.get("record") == "gpuwarden:host_heard:timestamp_seconds"]
+    assert ":10s]" in heard["expr"]
+
+
+@pytest.mark.parametrize(
+    ("expr", "found"),
+    [
+        ("gpuwarden_gpu_lost_seconds >= 60", {"60"}),
+        ("min by (host) (gpuwarden_x_seconds) > 0.5", {"0.5"}),
+        ("max_over_time(gpuwarden_x[90s]) == 1", {"90s"}),
+        ("gpuwarden_x offset 1h or gpuwarden_x[2m:10s]", {"1h", "2m", "10s"}),
+        ('gpuwarden_x{xid=~"46|48", le="7"} == 0', set()),
+        ("topk by (host) (1, gpuwarden_x2_total)  # for 30 s", set()),
+    ],
+)
+def test_a_figure_is_found(expr: str, found: set[str]) -> None:
+    assert figures({"expr": expr}) == found
+    assert figures({"expr": expr, "for": "3m"}) == {*found, "for: 3m"}
+
+
+def test_every_series_and_setting_that_the_page_names_is_there() -> None:
+    page = PAGE.read_text()
+    documented = "".join((CHECKOUT / "docs" / each).read_text() for each in (*METRICS_PAGES, *SETTINGS_PAGES))
+
+    named = re.findall(r"`(gpuwarden_\w+|--[\w-]+)`", page)
+
+    assert len(named) > 1
+    assert [each for each in named if f"`{each}`" not in documented] == []
