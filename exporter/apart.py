@@ -6,12 +6,12 @@ the container: whoever computes by it is then never taken for idle, and at worst
   outside, and an orphan, which the kernel gives to another parent than the one that had it (prctl(2),
   PR_SET_CHILD_SUBREAPER);
 - what is below a worker that gets the orphans of others: the container's first process, and one that another worker
-  descends from;
+  descends from; where nobody tells which process the container began with, also one that was started from outside;
 - what descends from a process of which nothing could be read, or that started later than its child: its pid is
   somebody else's by now.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Born:
 
 
 def own(
-    pids: AbstractSet[int], born: Mapping[int, Born], workers: Mapping[str, int], *, first: int
+    pids: AbstractSet[int], born: Mapping[int, Born], workers: Mapping[str, int], *, first: int | None
 ) -> Mapping[str, frozenset[int]]:
     """What counts as each worker's, of a container's processes: its own, and those that could be anyone's.
 
@@ -33,18 +33,24 @@ def own(
         pids: the processes of the container.
         born: what was read of them; one that is not here could not be read.
         workers: the process of each worker. One that is none of the container's any more is left out of the answer.
-        first: the process that the container began with.
+        first: the process that the container began with, `None` where nobody tells.
     """
     found = {name: pid for name, pid in workers.items() if pid in pids}
-    lines = {pid: tuple(_line(pid, pids, born)) for pid in pids}
     holders = frozenset(found.values())
-    if not all(lines[pid] for pid in holders):  # who gets whose orphans is not known either
+    above = _descent(pids, born, holders)
+    if not all(pid in above for pid in holders):  # who gets whose orphans is not known either
         return dict.fromkeys(found, frozenset(pids))
-    heirs = {first, *(above for pid in holders for above in lines[pid][1:])}
+    heirs: set[int] = set()
+    for pid in holders:
+        at = born[pid].parent
+        while at in pids and at not in heirs:
+            heirs.add(at)
+            at = born[at].parent
+    heirs |= {pid for pid in holders if born[pid].parent not in pids} if first is None else {first}
     shared: set[int] = set()
     whose: dict[int, set[int]] = {pid: set() for pid in holders}
-    for pid, line in lines.items():
-        its = [each for each in line if each in holders]
+    for pid in pids:
+        its = above.get(pid, ())
         if not its or (its[0] != pid and its[0] in heirs):
             shared.add(pid)
         else:
@@ -53,16 +59,37 @@ def own(
     return {name: frozenset(whose[pid] | shared) for name, pid in found.items()}
 
 
-def _line(pid: int, pids: AbstractSet[int], born: Mapping[int, Born]) -> Iterator[int]:
-    """A process and those of the container that it descends from, the nearest first; nothing where that is in doubt."""
-    line: list[int] = []
-    at = born.get(pid)
-    while at is not None and pid not in line:
-        line.append(pid)
-        if at.parent not in pids:
-            yield from line
-            return
-        pid, child = at.parent, at
-        at = born.get(pid)
-        if at is not None and at.start_ticks > child.start_ticks:
-            return
+def _descent(
+    pids: AbstractSet[int], born: Mapping[int, Born], holders: AbstractSet[int]
+) -> Mapping[int, tuple[int, ...]]:
+    """Of each process whose descent is in no doubt, the workers among itself and those above it, the nearest first.
+
+    Each is looked at once: a chain of thousands must not hold up the look at everybody else.
+    """
+    told: dict[int, tuple[int, ...] | None] = {}
+    for start in pids:
+        line: list[int] = []
+        pid = start
+        above: tuple[int, ...] | None = ()
+        while True:
+            if pid in told:
+                above = told[pid]
+                break
+            its = born.get(pid)
+            if its is None:
+                above = None
+                break
+            told[pid] = None  # as long as it is gone through: whoever descends from itself was read amiss
+            line.append(pid)
+            if its.parent not in pids:
+                break
+            elder = born.get(its.parent)
+            if elder is not None and elder.start_ticks > its.start_ticks:
+                above = None
+                break
+            pid = its.parent
+        for each in reversed(line):
+            if above is not None and each in holders:
+                above = (each, *above)
+            told[each] = above
+    return {pid: above for pid, above in told.items() if above is not None}

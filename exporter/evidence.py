@@ -111,8 +111,11 @@ WORK_APART_S: Final = 3.0
 seconds: it is not still for long enough, and to read hundreds of processes a second would cost the most."""
 
 BUSY_APART_S: Final = 10.0
-"""And of one that is seen to use its GPU in part, seconds: no stillness of its processes is proof of anything then. The
-first look that finds it otherwise reads all that it has done since."""
+"""And of one that is seen to use its GPU in part, seconds: no stillness of its processes is proof of anything then.
+What begins and ends between two such looks is not seen, so that none is told: it counts from looks that are closer."""
+
+UNTOLD_LOOKS: Final = 5
+"""In how many looks it may be unknown whether a GPU is pegged that has not been seen to be in more than that."""
 
 WORKED_S: Final = 30.0
 """Who worked within this time is not still for as long as any condition asks, seconds."""
@@ -211,8 +214,9 @@ def _use(
     if readings is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     if there is not None and not wanted.isdisjoint({ALL, ALL_NODES}):
-        readings = _without_lost(readings, wanted, there)
-        asked = _resolved(wanted, readings)
+        left = _without_lost(readings, wanted, there)
+        asked = _asked_for(container, readings) if left is readings else _resolved(wanted, left)
+        readings = left
     else:
         asked = _asked_for(container, readings)
     assigned, missing = _assigned(asked, pids or frozenset(), readings), asked.missing
@@ -486,6 +490,7 @@ class ContainerHistory:
         self._idle_since_s: float | None = None
         self._pegged_since_s: float | None = None
         self._pegged_seen_s = 0.0
+        self._pegged_looks = [0, 0]
         self._pegged: frozenset[str] = frozenset()
         self._seen_busy_s: float | None = None
         self._asked_s = 0.0
@@ -628,15 +633,16 @@ class ContainerHistory:
             self._forget_work()
             return None, None, None
         before, self._work = self._work if self._work is not None else work.processes, work.processes
+        seen = self._work_looked_s is None or now_s - self._work_looked_s <= self._thresholds.gap_max_s
         self._work_looked_s = now_s
         done = [_work_since(before.get(pid), process) for pid, process in work.processes.items()]
-        faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
-        cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
+        faults_still_s = self._faults.add(now_s, sum(each.faults for each in done), seen=seen)
+        cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done), seen=seen)
         sizes = [each.io_bytes for each in done]
         if None in sizes:
             self._io.forget()
             return None, faults_still_s, cpu_still_s
-        return self._io.add(now_s, sum(size or 0 for size in sizes)), faults_still_s, cpu_still_s
+        return self._io.add(now_s, sum(size or 0 for size in sizes), seen=seen), faults_still_s, cpu_still_s
 
     def _forget_work(self) -> None:
         self._work = self._work_looked_s = None
@@ -658,7 +664,8 @@ class ContainerHistory:
         """For how long the same GPUs of it have been fully taken, and the others idle; `None` where any is unknown.
 
         What computes pauses now and then, and one that is pegged and then idle has done something: both start it anew.
-        A look that cannot tell breaks it off no sooner than a gap does, unless what it can tell says otherwise.
+        A look that cannot tell breaks it off no sooner than a gap does, unless what it can tell says otherwise, or most
+        of the looks so far could not tell.
         """
         limits = self._thresholds
         if gpu is None:
@@ -671,13 +678,21 @@ class ContainerHistory:
         if in_part or full != (self._pegged if whole else self._pegged & known.keys()):
             self._pegged_since_s = None
         if not whole:
+            self._pegged_looks[1] += 1
             return None
         self._pegged = full
         if not full:
             return 0.0
-        if self._pegged_since_s is None or now_s - self._pegged_seen_s > limits.gap_max_s:
+        told, untold = self._pegged_looks
+        if (
+            self._pegged_since_s is None
+            or now_s - self._pegged_seen_s > limits.gap_max_s
+            or untold > max(told, UNTOLD_LOOKS)
+        ):
             self._pegged_since_s = now_s
+            self._pegged_looks = [0, 0]
         self._pegged_seen_s = now_s
+        self._pegged_looks[0] += 1
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
@@ -797,8 +812,11 @@ class _StillRate:
         self._totals: deque[tuple[float, float]] = deque()
         self._since_s = 0.0
 
-    def add(self, now_s: float, amount: float) -> float:
-        """Take in what was done since the last sample; returns for how long the rate has been kept, seconds."""
+    def add(self, now_s: float, amount: float, *, seen: bool) -> float:
+        """Take in what was done since the last sample; returns for how long the rate has been kept, seconds.
+
+        Where the time since then was not `seen` there may have been more: it is kept from now on at the soonest.
+        """
         if not self._totals:
             self._totals.append((now_s, 0.0))
             self._since_s = now_s
@@ -809,7 +827,7 @@ class _StillRate:
             self._totals.popleft()
         first_s, first = self._totals[0]
         # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
-        if total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
+        if not seen or total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
             self._since_s = now_s
         return now_s - self._since_s
 

@@ -62,6 +62,9 @@ Listings = Mapping[str, Listing | None]
 HOLDING: Final = frozenset({"docker", "podman"})
 """The engines whose containers can be servers, or have folders of workers mounted: of a pod neither is read."""
 
+BEGINNING_TOLD: Final = HOLDING | {"kubernetes", "systemd"}
+"""The kinds of containers of which it is told which process they began with; of others `pid` is any."""
+
 
 class Containers(Protocol):
     """Where the running containers of one kind come from."""
@@ -393,10 +396,11 @@ class Sampler:
         self, container: Container, pids: frozenset[int], sharing: Sequence[WorkerSighting]
     ) -> Sequence["_Member"]:
         """The workers that share a container, with what counts as each one's own of its processes."""
-        if len(sharing) < 2:
+        if len(sharing) < 2 or len(pids) > processes.PROCESSES_MAX:  # the latter is counted with their work
             return ()
         workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
-        own = apart.own(pids, processes.born(pids), workers, first=container.pid)
+        first = container.pid if container.kind in BEGINNING_TOLD else None
+        own = apart.own(pids, processes.born(pids), workers, first=first)
         members = []
         for each in sharing:
             name, pid = each.worker.worker, each.pid

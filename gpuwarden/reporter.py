@@ -112,6 +112,7 @@ class Reporter:
         self._pace = Pace()
         self._ahead_s = _boottime_ahead_s()
         self._next_write_s = 0.0
+        self._idle_since_s = 0.0
         self._lock_fd: int | None = None
         # Re-entrant: a signal handler may call `phase` while its own thread is in `step`.
         self._changing = threading.RLock()
@@ -224,6 +225,7 @@ class Reporter:
                 )
                 self._publish_job()
                 if phase == Phase.IDLE:
+                    self._idle_since_s = time.monotonic()
                     self._next_write_s = 0.0  # the step that ends it is told at once: the next one may never be done
 
     def step(self) -> None:
@@ -234,14 +236,15 @@ class Reporter:
         now_s = time.monotonic()
         self._steps += 1
         job = self._job
-        if job is not None and job.phase is _IDLE:
+        if job is not None and job.phase is _IDLE and now_s > self._idle_since_s:
             self._pace.begins_anew()
         self._pace.step(now_s)
         # Another thread that is writing now tells as much: a step waits for nobody.
         if now_s >= self._next_write_s and self._changing.acquire(blocking=False):
             try:
                 job = self._job
-                if job is not None:
+                # A step that was done before idle was said, and was overtaken, ends nothing.
+                if job is not None and (job.phase is not Phase.IDLE or now_s > self._idle_since_s):
                     # A warm-up step of a load is progress and no arming: the worker arms when the load has ended (A3).
                     armed, now = job.beat is not None or job.phase is not Phase.LOAD, clock.stamp()
                     if job.phase is Phase.IDLE:

@@ -41,12 +41,14 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
     heard = sum(any((one.policy, one.of) == (PEOPLE, told.of) for one in each.fired) for each, told in wanted)
     yield f"Of wedges that nobody may act on, people are told of {heard} of {len(wanted)}."
     yield ""
+    marked = [each for each in played if each.scenario.not_yet]
     yield "### Not yet"
     yield ""
-    for each in played:
-        if each.scenario.not_yet:
-            file, today = each.scenario.place.split(":")[0], "; ".join(each.wrong())
-            yield f"- **{each.scenario.name}** (`{file}`). {each.scenario.not_yet} Today: {today}."
+    for each in marked:
+        file, today = each.scenario.place.split(":")[0], "; ".join(each.wrong())
+        yield f"- **{each.scenario.name}** (`{file}`). {each.scenario.not_yet} Today: {today}."
+    if not marked:
+        yield "None is marked so."
     yield ""
     yield "### What a program can do"
     yield ""

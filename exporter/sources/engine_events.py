@@ -57,7 +57,13 @@ class Events:
     def _follow(self) -> None:
         # Who tells no events, in whichever way, is asked each second, as ever.
         with contextlib.suppress(Exception), contextlib.closing(self._connect()) as client:
-            stream = self._stream = client.events(filters={"type": ["container"], "event": list(OF)})
+            stream = client.events(filters={"type": ["container"], "event": list(OF)})
+            # What does not come in chunks docker-py reads to its end, however long that takes, before it tells of any.
+            response = stream._response  # type: ignore[attr-defined]  # noqa: SLF001 - nobody else tells
+            if response.headers.get("Transfer-Encoding") != "chunked":
+                stream.close()
+                return
+            self._stream = stream
             if self._closed:
                 stream.close()
             for _ in stream:

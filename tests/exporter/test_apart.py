@@ -20,7 +20,7 @@ def born(**changes: int) -> dict[int, Born]:
     return {pid: Born(parent=parent, start_ticks=pid) for pid, parent in parents.items()}
 
 
-def own(found: Mapping[int, Born], *, first: int = INIT, unread: int | None = None) -> dict[str, set[int]]:
+def own(found: Mapping[int, Born], *, first: int | None = INIT, unread: int | None = None) -> dict[str, set[int]]:
     readable = {pid: each for pid, each in found.items() if pid != unread}
     return {name: set(pids) for name, pids in apart.own(found.keys(), readable, WORKERS, first=first).items()}
 
@@ -68,6 +68,20 @@ def test_below_a_worker_that_is_the_first_process_may_be_orphans_of_the_other() 
 
     assert own(found, first=W) == {"w": {W, INIT, 40}, "v": {V, INIT, 40, 41}}
     assert own(found) == {"w": {W, INIT, 40}, "v": {V, INIT, 41}}
+
+
+def test_where_nobody_tells_what_began_it_a_worker_from_outside_may_get_the_orphans_of_the_other() -> None:
+    found = {**born(p40=W, p41=V), W: Born(parent=1, start_ticks=W), V: Born(parent=1, start_ticks=V)}
+
+    assert own(found, first=None) == {"w": {W, INIT, 40, 41}, "v": {V, INIT, 40, 41}}
+    assert own(born(p40=W), first=None) == {"w": {W, INIT, 40}, "v": {V, INIT}}
+
+
+def test_a_chain_of_thousands_is_told_apart_as_one_of_two() -> None:
+    chain = {pid: Born(parent=pid - 1, start_ticks=pid) for pid in range(100, 8100)}
+    found = {**born(), **chain, 100: Born(parent=W, start_ticks=100)}
+
+    assert own(found) == {"w": {W, INIT, *chain}, "v": {V, INIT}}
 
 
 def test_what_descends_from_a_process_that_cannot_be_read_could_be_anyones() -> None:

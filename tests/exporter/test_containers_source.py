@@ -903,6 +903,18 @@ def test_one_that_is_down_and_was_inspected_leaves_nothing_open(short_path: Path
 
 
 @pytest.mark.usefixtures("calm")
+def test_one_whose_events_do_not_come_in_chunks_is_asked_often(short_path: Path) -> None:
+    whole = Telling(row(), inspect=inspected(pid=os.getpid()))
+    answer: Answer = lambda path: [STARTED] if "/events" in path else whole(path)  # noqa: E731
+
+    with daemon(short_path, answer) as url, asked(url) as source:
+        eventually(lambda: len(whole.listings) > 3)
+        assert not whole.is_left_alone()
+        assert source._events is not None
+        assert source._events._stream is None
+
+
+@pytest.mark.usefixtures("calm")
 def test_what_follows_a_daemon_that_says_nothing_at_all_holds_up_no_end(short_path: Path) -> None:
     silence = threading.Event()
     whole = a_daemon(row(), inspect=inspected(pid=os.getpid()))

@@ -957,6 +957,9 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4.1, gpus_at(1.0))], 0, 0, id="but unknown past a gap"),
         pytest.param([(0, gpus_at(1.0)), (3, gpus_at(None)), (1, gpus_at(None)), (1, gpus_at(1.0)), (3, gpus_at(None)),
                       (2, gpus_at(1.0))], 10, 0, id="each time it is seen pegged it is told anew how long that holds"),
+        pytest.param([(0, gpus_at(1.0)), *[(1, gpus_at(None)), (1, gpus_at(1.0))] * 20], 40, 0, id="known in half"),
+        pytest.param([(0, gpus_at(1.0)), *[*[(1, gpus_at(None))] * 3, (1, gpus_at(1.0))] * 9], 4, 0,
+                     id="of which most looks tell nothing is not pegged for long"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None))], None, 1, id="unknown is not pegged, and not seen busy"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 0.5)), (1, gpus_at(1.0, 0.0))], 0, 0,
                      id="another works where its own is unknown"),
@@ -1233,13 +1236,25 @@ def test_between_two_looks_at_the_work_of_a_pegged_container_what_was_told_stand
 
 def test_what_was_done_between_two_looks_at_the_work_is_seen_at_the_later_one() -> None:
     history = ContainerHistory(RATES)
-    for number in range(13):  # the whole of it within the three seconds that nobody looked
+    for number in range(13):  # the whole of it within the seconds that nobody looked
         gpu, now_s = use(0.9 if number < 12 else 0.0), 1000.0 + number
         done = worked(10**6, faults=10**4, cpu_s=3.0) if number > 9 else worked()
         work = WorkUse(processes={1: done}) if history.wants_work(gpu, now_s=now_s) else evidence.AS_IT_WAS
         last = history.observe(build.container(), gpu, ram(1), work, now_s=now_s)
 
     assert (last.io_still_s, last.fault_still_s, last.cpu_still_s) == (0.0, 0.0, 0.0)
+
+
+def test_what_began_and_ended_between_looks_that_are_far_apart_is_not_told_as_stillness() -> None:
+    history, told = ContainerHistory(RATES), []
+    for number in range(36):
+        gpu, now_s = use(0.9 if number < 31 else 0.0), 1000.0 + number
+        seen = {1: worked()} if number % 10 < 4 else {1: worked(), 100 + number: worked(10**9)}  # helpers come and go
+        work = WorkUse(processes=seen) if history.wants_work(gpu, now_s=now_s) else evidence.AS_IT_WAS
+        told.append(history.observe(build.container(), gpu, ram(1), work, now_s=now_s).io_still_s)
+
+    assert told[:31] == [0.0] * 31
+    assert told[31:34] == [1.0, 2.0, 3.0]
 
 
 def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:

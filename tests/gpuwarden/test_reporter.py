@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -525,6 +526,23 @@ def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter
 
     assert (waited, phase) == (False, Phase.IDLE)
     assert (job_file(report).phase, job_file(report).step) == (Phase.STEP, 2)
+
+
+def test_a_step_that_was_done_before_idle_was_said_does_not_end_it(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_job(report)
+    report.arm()
+    done_s = time.monotonic()
+    report.phase(Phase.IDLE)
+
+    with monkeypatch.context() as late:  # it had looked at the clock, and then the other thread was let in
+        late.setattr("gpuwarden.reporter.time.monotonic", lambda: done_s)
+        report.step()
+    late_step = job_file(report).phase
+    report.step()
+
+    assert (late_step, job_file(report).phase) == (Phase.IDLE, Phase.STEP)
 
 
 def test_a_warm_up_step_of_the_load_is_no_beat_and_arms_nothing(
