@@ -259,12 +259,13 @@ class Executor:
         with (
             closing(self._ledger.changes()) as changes,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
-            # What is wedged waits for no run's items, nor for the queue's sweeps.
-            ThreadPoolExecutor(1, thread_name_prefix="queue") as counting,
+            # What is wedged waits for no run's items, and no sweep of the queue does.
+            ThreadPoolExecutor(1, thread_name_prefix="run") as counting,
+            ThreadPoolExecutor(1, thread_name_prefix="sweep") as tending,
         ):
             while not self._closing.is_set():
                 try:
-                    self._go_round(changes, pool, counting)
+                    self._go_round(changes, pool, counting, tending)
                 except NewerTablesError:
                     self._closing.set()
                     raise
@@ -278,7 +279,9 @@ class Executor:
         with suppress(DatabaseError):  # then the leases end by themselves
             self._ledger.let_go()
 
-    def _go_round(self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
+    def _go_round(
+        self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, tending: ThreadPoolExecutor
+    ) -> None:
         if not self._took_over:
             self._ledger.take_over(Holder.this_process(self._host))
             self._took_over = True
@@ -298,7 +301,7 @@ class Executor:
             self._look_on()
         if now_s >= self._next_tend_s:
             self._next_tend_s = now_s + self._pace.tend_s
-            self._tend_beside(counting)
+            self._tend_beside(tending)
             self._forget()
 
     def _look_on(self) -> None:
@@ -475,7 +478,7 @@ class Executor:
                 hint = "`gpuwarden arm` makes it act"
                 log.warning("dry run: all is recorded and nothing is done", remedy=remedy, hint=hint, **by)
 
-    def _tend_beside(self, counting: ThreadPoolExecutor) -> None:
+    def _tend_beside(self, tending: ThreadPoolExecutor) -> None:
         """Tend beside the loop, once at a time.
 
         Each sweep waits for a queue that is locked, perhaps by the very process that is to be stopped: a loop that
@@ -487,9 +490,11 @@ class Executor:
             if (error := self._tending.exception()) is not None:
                 self._errors += 1
                 log.error("unexpected error", exc_info=error)
-        self._tending = counting.submit(self._tend)
+        self._tending = tending.submit(self._tend)
 
     def _tend(self) -> None:
+        if self._closing.is_set():
+            return  # a sweep that waits for a locked queue would hold up the end
         try:
             self._hands.queue.tend(now=self._hands.queue.now())
         except GpuwardenError as error:
@@ -1038,6 +1043,7 @@ class Executor:
         Each refusal is on record once: the step is tried again for as long as it takes, and the free has its turn.
         """
         watch = self._watches.setdefault(episode.episode_id, _Watch())
+        watch.refused_at_s = time.monotonic()  # also where it is a defect that ends it: no stop waits for that for ever
         try:
             taken = write()
         except GpuwardenError as error:

@@ -944,6 +944,25 @@ def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
+def test_and_so_is_a_wedge_the_fence_of_which_ends_in_a_defect(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    world = wedged(ledger, store)
+
+    class Defective(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            if world.boxes["w1"].running:
+                raise ZeroDivisionError
+            return super().fence(job_id, **how)
+
+    with looping(executor(ledger, Defective(store), world)):
+        eventually(lambda: story_outcome(ledger) == "mended", "it is stopped all the same, and then fenced")
+
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
+
+
 @sqlite_only
 def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
@@ -1452,6 +1471,22 @@ def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, s
     with looping(works):
         eventually(lambda: len(sweeps) > 5, "it is swept again")
         eventually(lambda: errors() == 2, "both are counted")
+
+
+def test_no_sweep_is_begun_once_it_is_to_end(ledger: Ledger, store: JobStore) -> None:
+    sweeps: list[float] = []
+
+    class Swept(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            sweeps.append(now)
+
+    works = executor(ledger, Swept(store), World())
+    works._tend()
+    works.close()
+
+    works._tend()
+
+    assert len(sweeps) == 1
 
 
 # --- one executor a ledger, where it is a file
