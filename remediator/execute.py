@@ -168,6 +168,12 @@ class _Watch:
     refusals: set[str] = field(default_factory=set)
     """What it has refused since then, and is on record."""
 
+    stopped_at_s: float | None = None
+    """When the newest stop came to an end, however it went."""
+
+    waited: str = ""
+    """What it was told to wait for last."""
+
     captured: set[int | None] = field(default_factory=set)
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
     opinion: tuple[float, Opinion] | None = None
@@ -838,6 +844,7 @@ class Executor:
         told = f"{step.reason} {step.asks or ''} {step.about}"
         if self._waits.get(episode.episode_id) != told:
             self._waits[episode.episode_id] = told
+            self._watches.setdefault(episode.episode_id, _Watch()).waited = told
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
             self._ledger.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
 
@@ -881,6 +888,7 @@ class Executor:
             runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
             refused_s_ago=None if watch.refused_at_s is None else now_s - watch.refused_at_s,
+            stopped_s_ago=None if watch.stopped_at_s is None else now_s - watch.stopped_at_s,
             warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
             listener=listener,
             deaf=deaf,
@@ -1053,6 +1061,8 @@ class Executor:
                 because = f"the queue takes nothing, and it is tried again: {error}"
                 self._ledger.record(episode.episode_id, "failed", step, because, now=self._ledger.now())
                 watch.refusals.add(step)
+            else:
+                self._waits[episode.episode_id] = watch.waited  # nothing is on record that it would be told again after
             return None
         watch.refused_at_s = None
         watch.refusals.clear()
@@ -1086,6 +1096,7 @@ class Executor:
             if still is None or still.incarnation != intent.key:
                 return
             how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
+            self._watches.setdefault(episode.episode_id, _Watch()).stopped_at_s = time.monotonic()
             self._retire(episode)
             self._tell(episode, "stop", *how)
 
