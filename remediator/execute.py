@@ -860,7 +860,10 @@ class Executor:
         watch = self._watches.setdefault(episode.episode_id, _Watch())
         if len(unknown) > worker_ended or watch.quiet_since_s is None:
             watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
-        if job_known and watch.refused_at_s is None:
+        refused_s_ago = None if watch.refused_at_s is None else now_s - watch.refused_at_s
+        # Where nothing is stopped yet, what was refused long ago is asked for again: the queue may be well since.
+        untouched = episode.free is None or episode.free.stage is Stage.PLANNED
+        if job_known and (refused_s_ago is None or (untouched and refused_s_ago > FACTS_S)):
             watch.stuck_since_s = None
         elif watch.stuck_since_s is None:
             watch.stuck_since_s = now_s
@@ -887,7 +890,7 @@ class Executor:
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
             runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
-            refused_s_ago=None if watch.refused_at_s is None else now_s - watch.refused_at_s,
+            refused_s_ago=refused_s_ago,
             stopped_s_ago=None if watch.stopped_at_s is None else now_s - watch.stopped_at_s,
             warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
             listener=listener,

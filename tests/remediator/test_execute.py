@@ -963,6 +963,59 @@ def test_and_so_is_a_wedge_the_fence_of_which_ends_in_a_defect(
     assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
 
 
+def test_a_refusal_of_long_ago_does_not_have_a_wedge_stopped_before_it_is_fenced(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.execute.FACTS_S", 1.0)
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+
+    class Moody(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            if "failed fence" not in told(ledger):
+                box.wedged = False
+                raise DatabaseError("database is locked")
+            return super().fence(job_id, **how)
+
+    works = executor(ledger, Moody(store), world)
+    until_s = time.monotonic() + 1.5
+    while time.monotonic() < until_s:
+        turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    box.wedged = True
+
+    to_the_end(works, ledger)
+
+    account = told(ledger)
+    assert account.index("did fence") < account.index("did stop")
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes(HOST)
+
+    def refuse() -> bool:
+        raise DatabaseError("database is locked")
+
+    def refused() -> list[int]:
+        return [works._facts(episode).refused_s_ago is not None, told(ledger).count("failed fence")]
+
+    works._taken(episode, "fence", refuse)
+    works._taken(episode, "fence", refuse)
+    assert refused() == [True, 1], "on record once"
+    works._taken(episode, "fence", lambda: True)
+    assert refused() == [False, 1]
+
+    works._taken(episode, "fence", refuse)
+
+    assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
+
+
 @sqlite_only
 def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
