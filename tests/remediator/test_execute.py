@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ from remediator.holder import Holder
 from remediator.ledger import Ledger, Story
 from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
 from remediator.policy import PolicyFile
-from remediator.queues.builtin import BuiltinQueue
+from remediator.queues.builtin import RENEWAL_S, BuiltinQueue
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order, Safeguards
 from remediator.schema import LEDGER
@@ -1480,6 +1481,35 @@ def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_
     queue.tend(now=time.time())
 
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
+
+
+@sqlite_only
+def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_its_worker_could_renew_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is locked can be read all the time."""
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.0)
+    steady_s = 1000.0
+    monkeypatch.setattr("remediator.queues.builtin.time", SimpleNamespace(monotonic=lambda: steady_s))
+    job_id = running(store)
+    store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    queue = BuiltinQueue(patient)
+    with closing(patient):
+        with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(2):
+                with pytest.raises(DatabaseError, match="locked"):
+                    queue.tend(now=time.time())
+                steady_s += RENEWAL_S - 1.0
+
+        states = []
+        for _ in range(3):
+            queue.tend(now=time.time())
+            states.append(store.job(job_id).state)
+            steady_s += RENEWAL_S / 2
+
+    assert states == [State.RUNNING, State.RUNNING, State.QUEUED]
 
 
 def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
