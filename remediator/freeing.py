@@ -31,7 +31,7 @@ RETRY_S: Final = 10.0
 """Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
 
 PAUSE_S: Final = 300.0
-"""Between the tries of a stop once patience is over, seconds: each is on record, and nobody knows how many there will be."""
+"""Between the tries of a stop once patience is over, seconds: each is on record, and nobody knows when they end."""
 
 WARNINGS_MAX: Final = 2
 """How often one worker is warned at most: again only where nobody knows whether the first time was done."""
