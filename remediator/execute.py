@@ -168,6 +168,12 @@ class _Watch:
     refusals: set[str] = field(default_factory=set)
     """What it has refused since then, and is on record."""
 
+    stopped_at_s: float | None = None
+    """When the newest stop came to an end, however it went."""
+
+    waited: str = ""
+    """What it was told to wait for last."""
+
     captured: set[int | None] = field(default_factory=set)
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
     opinion: tuple[float, Opinion] | None = None
@@ -259,12 +265,13 @@ class Executor:
         with (
             closing(self._ledger.changes()) as changes,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
-            # What is wedged waits for no run's items, nor for the queue's sweeps.
-            ThreadPoolExecutor(1, thread_name_prefix="queue") as counting,
+            # What is wedged waits for no run's items, and no sweep of the queue does.
+            ThreadPoolExecutor(1, thread_name_prefix="run") as counting,
+            ThreadPoolExecutor(1, thread_name_prefix="sweep") as tending,
         ):
             while not self._closing.is_set():
                 try:
-                    self._go_round(changes, pool, counting)
+                    self._go_round(changes, pool, counting, tending)
                 except NewerTablesError:
                     self._closing.set()
                     raise
@@ -278,7 +285,9 @@ class Executor:
         with suppress(DatabaseError):  # then the leases end by themselves
             self._ledger.let_go()
 
-    def _go_round(self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
+    def _go_round(
+        self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, tending: ThreadPoolExecutor
+    ) -> None:
         if not self._took_over:
             self._ledger.take_over(Holder.this_process(self._host))
             self._took_over = True
@@ -298,7 +307,7 @@ class Executor:
             self._look_on()
         if now_s >= self._next_tend_s:
             self._next_tend_s = now_s + self._pace.tend_s
-            self._tend_beside(counting)
+            self._tend_beside(tending)
             self._forget()
 
     def _look_on(self) -> None:
@@ -475,7 +484,7 @@ class Executor:
                 hint = "`gpuwarden arm` makes it act"
                 log.warning("dry run: all is recorded and nothing is done", remedy=remedy, hint=hint, **by)
 
-    def _tend_beside(self, counting: ThreadPoolExecutor) -> None:
+    def _tend_beside(self, tending: ThreadPoolExecutor) -> None:
         """Tend beside the loop, once at a time.
 
         Each sweep waits for a queue that is locked, perhaps by the very process that is to be stopped: a loop that
@@ -487,9 +496,11 @@ class Executor:
             if (error := self._tending.exception()) is not None:
                 self._errors += 1
                 log.error("unexpected error", exc_info=error)
-        self._tending = counting.submit(self._tend)
+        self._tending = tending.submit(self._tend)
 
     def _tend(self) -> None:
+        if self._closing.is_set():
+            return  # a sweep that waits for a locked queue would hold up the end
         try:
             self._hands.queue.tend(now=self._hands.queue.now())
         except GpuwardenError as error:
@@ -833,6 +844,7 @@ class Executor:
         told = f"{step.reason} {step.asks or ''} {step.about}"
         if self._waits.get(episode.episode_id) != told:
             self._waits[episode.episode_id] = told
+            self._watches.setdefault(episode.episode_id, _Watch()).waited = told
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
             self._ledger.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
 
@@ -848,7 +860,10 @@ class Executor:
         watch = self._watches.setdefault(episode.episode_id, _Watch())
         if len(unknown) > worker_ended or watch.quiet_since_s is None:
             watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
-        if job_known and watch.refused_at_s is None:
+        refused_s_ago = None if watch.refused_at_s is None else now_s - watch.refused_at_s
+        # Where nothing is stopped yet, what was refused long ago is asked for again: the queue may be well since.
+        untouched = episode.free is None or episode.free.stage is Stage.PLANNED
+        if job_known and (refused_s_ago is None or (untouched and refused_s_ago > FACTS_S)):
             watch.stuck_since_s = None
         elif watch.stuck_since_s is None:
             watch.stuck_since_s = now_s
@@ -875,7 +890,8 @@ class Executor:
             quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
             runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
             queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
-            refused_s_ago=None if watch.refused_at_s is None else now_s - watch.refused_at_s,
+            refused_s_ago=refused_s_ago,
+            stopped_s_ago=None if watch.stopped_at_s is None else now_s - watch.stopped_at_s,
             warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
             listener=listener,
             deaf=deaf,
@@ -1038,6 +1054,7 @@ class Executor:
         Each refusal is on record once: the step is tried again for as long as it takes, and the free has its turn.
         """
         watch = self._watches.setdefault(episode.episode_id, _Watch())
+        watch.refused_at_s = time.monotonic()  # also where it is a defect that ends it: no stop waits for that for ever
         try:
             taken = write()
         except GpuwardenError as error:
@@ -1047,6 +1064,8 @@ class Executor:
                 because = f"the queue takes nothing, and it is tried again: {error}"
                 self._ledger.record(episode.episode_id, "failed", step, because, now=self._ledger.now())
                 watch.refusals.add(step)
+            else:
+                self._waits[episode.episode_id] = watch.waited  # nothing is on record that it would be told again after
             return None
         watch.refused_at_s = None
         watch.refusals.clear()
@@ -1080,6 +1099,7 @@ class Executor:
             if still is None or still.incarnation != intent.key:
                 return
             how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
+            self._watches.setdefault(episode.episode_id, _Watch()).stopped_at_s = time.monotonic()
             self._retire(episode)
             self._tell(episode, "stop", *how)
 

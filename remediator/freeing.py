@@ -30,6 +30,9 @@ TRIES_MAX: Final = 5
 RETRY_S: Final = 10.0
 """Between later tries of a stop or a start, seconds: an engine that restarts refuses everything for a while."""
 
+PAUSE_S: Final = 300.0
+"""Between the tries of a stop once patience is over, seconds: each is on record, and nobody knows when they end."""
+
 WARNINGS_MAX: Final = 2
 """How often one worker is warned at most: again only where nobody knows whether the first time was done."""
 
@@ -179,11 +182,13 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     stopped. What speaks against it, or a driver that tells nothing of one of its GPUs, is waited for, and a person
     called in the end; a silent exporter is only waited for.
     """
-    spent = _tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)
+    # What the queue has just refused to take note of is not given up: the process itself may hold the queue's lock.
+    given_up = late(facts, facts.free_for_s) and not was_refused_lately(facts)
+    spent = _tries(free) >= TRIES_MAX and given_up
     if is_up(facts, free):
         if spent:
             return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
-        if _may_try(facts, free):
+        if _may_stop(facts, free):
             return _if_armed(facts, Stop(because="it still runs"))
         return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
     container, had = facts.container, _had(free)
@@ -194,7 +199,7 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     lingers: Wait | None
     if left:
         lingers = Wait(reason="dying", because=f"processes {left} are still in its cgroup")
-        if ours and not spent and free.stage is Stage.STOPPING and _may_try(facts, free):
+        if ours and not spent and free.stage is Stage.STOPPING and _may_stop(facts, free):
             return _if_armed(facts, Stop(because=f"it does not run, but {lingers.because}"))
     elif facts.worker_ended and (container is None or not container.running):
         because = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"
@@ -209,9 +214,19 @@ def see_dead(facts: Facts, free: Intent) -> Step:
         if lingers is None:
             because = f"{down(facts)}, its cgroup is empty, {_unlisted(facts, free)}"
             return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-    if late(facts, facts.free_for_s):
-        return _give_up(facts, free, lingers.because)
-    return lingers
+    return _give_up(facts, free, lingers.because) if given_up else lingers
+
+
+def was_refused_lately(facts: Facts) -> bool:
+    """Whether the free has its turn: a refusal costs the wait for a lock, which the process to be stopped may hold.
+
+    A stop takes its grace, which may be as long; where one has ended the container, its death is looked for first.
+    """
+    if facts.refused_s_ago is None:
+        return False
+    is_down = facts.container_known and (facts.container is None or not facts.container.running)
+    just_ended = is_down and facts.stopped_s_ago is not None and facts.stopped_s_ago < RETRY_S
+    return facts.refused_s_ago < RETRY_S or just_ended
 
 
 def take_lost(facts: Facts, free: Intent) -> Step | None:
@@ -285,6 +300,12 @@ def _tries(free: Intent) -> int:
 def _may_try(facts: Facts, free: Intent) -> bool:
     later = _tries(free) - TRIES_MAX
     return later < 0 or facts.free_for_s >= (later + 1) * RETRY_S
+
+
+def _may_stop(facts: Facts, free: Intent) -> bool:
+    if _tries(free) < TRIES_MAX or facts.free_for_s < facts.limits.free_bound_s or facts.stopped_s_ago is None:
+        return _may_try(facts, free)
+    return facts.stopped_s_ago >= PAUSE_S
 
 
 def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:

@@ -248,7 +248,8 @@ class Facts:
     downtime, nor a suspended machine, nor a clock that is set uses any of it up. `free_for_s` and `settle_for_s` are
     for how long it has known the intents at their stages, `runs_for_s` for how long it has seen this incarnation of the
     container run, `quiet_for_s` for how long it has looked on without a break, with nobody silent. `refused_s_ago` is
-    how long ago the queue refused what was to become of the job or its GPUs, `None` where it has taken something since.
+    how long ago the queue refused what was to become of the job or its GPUs, `None` where it has taken something since;
+    `stopped_s_ago` is how long ago this executor's newest stop came to an end, however it went, `None`: it tried none.
     For another host's episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is
     set where the exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files
     away, while one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is
@@ -275,6 +276,7 @@ class Facts:
     runs_for_s: float = 0.0
     queue_stuck_for_s: float = 0.0
     refused_s_ago: float | None = None
+    stopped_s_ago: float | None = None
     warned_for_s: float = 0.0
     listener: Listener | None = None
     deaf: str = ""

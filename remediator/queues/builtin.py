@@ -108,13 +108,16 @@ class BuiltinQueue:
         """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.
 
         A machine that was suspended, or a queue that was away, leaves every lease expired at once: its workers renew
-        within a heartbeat, and only what is still expired then is given away.
+        within a heartbeat, and only what is still expired then is given away. A queue that can be read and takes
+        nothing, as a locked SQLite file, is away too. So each sweep that finds one expired writes, were it nothing, and
+        a refusal has all of them begin anew: no sweep that waits for the lock comes before those who wait to renew.
         """
         now_s, before, self._expired = time.monotonic(), self._expired, {}  # a queue that fails now was away meanwhile
-        self._expired = {each: before.get(each, now_s) for each in self._store.expired(now=now)}
-        ripe = [job_id for (job_id, _), since_s in self._expired.items() if now_s - since_s >= RENEWAL_S]
+        expired = {each: before.get(each, now_s) for each in self._store.expired(now=now)}
+        ripe = [job_id for (job_id, _), since_s in expired.items() if now_s - since_s >= RENEWAL_S]
         try:
-            if ripe:
+            if expired:
                 self._store.reclaim_expired(now=now, among=ripe)
+            self._expired = expired
         finally:  # whatever keeps the sweeps from their work
             self._store.consume_events(now=now)

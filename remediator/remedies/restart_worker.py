@@ -419,7 +419,7 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             # The wedged process itself may hold the queue's lock, stopped in the middle of a write: only its end frees
             # the queue. Its job has a lease meanwhile, and is fenced before anybody else may have it.
             return None
-        if settle.stage is Stage.FENCED and (not facts.job_known or _was_refused_lately(facts)):
+        if settle.stage is Stage.FENCED and (not facts.job_known or freeing.was_refused_lately(facts)):
             return None  # what is fenced is ended whatever the queue says, or takes, now
     if not facts.job_known:
         return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
@@ -448,11 +448,6 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         return None
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, ground)
-
-
-def _was_refused_lately(facts: Facts) -> bool:
-    """Whether the free has its turn: a refusal costs the wait for a lock, which the process to be stopped may hold."""
-    return facts.refused_s_ago is not None and facts.refused_s_ago < freeing.RETRY_S
 
 
 def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str) -> Step:

@@ -80,7 +80,8 @@ def test_a_play_that_is_over_before_anybody_works_has_one_killed_at_work_all_the
 
     print(told(played, verdict))
     assert verdict.broken == []
-    assert verdict.counts["worker killed"] == verdict.counts[AT_WORK] == 1
+    # The plan's own kill goes on until one counts: its victim may leave its last step between the look and the kill.
+    assert verdict.counts[AT_WORK] == 1 <= verdict.counts["worker killed"]
     assert verdict.stranded_s, "it was not tried again"
 
 

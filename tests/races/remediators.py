@@ -173,7 +173,7 @@ class Remediator:
                     self.works = self._started()
                 self._processes.now = self._pid
                 self.acting.holder = str(self._processes.this_process(self.acting.host))
-                self.works._go_round(AlwaysChanged(), AtOnce(), AtOnce())  # type: ignore[arg-type]  # all it asks of a pool
+                self.works._go_round(AlwaysChanged(), *[AtOnce()] * 3)  # type: ignore[arg-type]  # all it asks of a pool
         except DatabaseError:
             pass  # nothing is done until it answers
         except Killed:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ from remediator.holder import Holder
 from remediator.ledger import Ledger, Story
 from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
 from remediator.policy import PolicyFile
-from remediator.queues.builtin import BuiltinQueue
+from remediator.queues.builtin import RENEWAL_S, BuiltinQueue
 from remediator.remedies import REMEDIES
 from remediator.safety import Act, Order, Safeguards
 from remediator.schema import LEDGER
@@ -944,6 +945,78 @@ def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
+def test_and_so_is_a_wedge_the_fence_of_which_ends_in_a_defect(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    world = wedged(ledger, store)
+
+    class Defective(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            if world.boxes["w1"].running:
+                raise ZeroDivisionError
+            return super().fence(job_id, **how)
+
+    with looping(executor(ledger, Defective(store), world)):
+        eventually(lambda: story_outcome(ledger) == "mended", "it is stopped all the same, and then fenced")
+
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
+
+
+def test_a_refusal_of_long_ago_does_not_have_a_wedge_stopped_before_it_is_fenced(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.execute.FACTS_S", 1.0)
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+
+    class Moody(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            if "failed fence" not in told(ledger):
+                box.wedged = False
+                raise DatabaseError("database is locked")
+            return super().fence(job_id, **how)
+
+    works = executor(ledger, Moody(store), world)
+    until_s = time.monotonic() + 1.5
+    while time.monotonic() < until_s:
+        turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    box.wedged = True
+
+    to_the_end(works, ledger)
+
+    account = told(ledger)
+    assert account.index("did fence") < account.index("did stop")
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes(HOST)
+
+    def refuse() -> bool:
+        raise DatabaseError("database is locked")
+
+    def refused() -> list[int]:
+        return [works._facts(episode).refused_s_ago is not None, told(ledger).count("failed fence")]
+
+    works._taken(episode, "fence", refuse)
+    works._taken(episode, "fence", refuse)
+    assert refused() == [True, 1], "on record once"
+    works._taken(episode, "fence", lambda: True)
+    assert refused() == [False, 1]
+
+    works._taken(episode, "fence", refuse)
+
+    assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
+
+
 @sqlite_only
 def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
@@ -1410,6 +1483,35 @@ def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
 
 
+@sqlite_only
+def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_its_worker_could_renew_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is locked can be read all the time."""
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.0)
+    steady_s = 1000.0
+    monkeypatch.setattr("remediator.queues.builtin.time", SimpleNamespace(monotonic=lambda: steady_s))
+    job_id = running(store)
+    store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    queue = BuiltinQueue(patient)
+    with closing(patient):
+        with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(2):
+                with pytest.raises(DatabaseError, match="locked"):
+                    queue.tend(now=time.time())
+                steady_s += RENEWAL_S - 1.0
+
+        states = []
+        for _ in range(3):
+            queue.tend(now=time.time())
+            states.append(store.job(job_id).state)
+            steady_s += RENEWAL_S / 2
+
+    assert states == [State.RUNNING, State.RUNNING, State.QUEUED]
+
+
 def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1452,6 +1554,22 @@ def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, s
     with looping(works):
         eventually(lambda: len(sweeps) > 5, "it is swept again")
         eventually(lambda: errors() == 2, "both are counted")
+
+
+def test_no_sweep_is_begun_once_it_is_to_end(ledger: Ledger, store: JobStore) -> None:
+    sweeps: list[float] = []
+
+    class Swept(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            sweeps.append(now)
+
+    works = executor(ledger, Swept(store), World())
+    works._tend()
+    works.close()
+
+    works._tend()
+
+    assert len(sweeps) == 1
 
 
 # --- one executor a ledger, where it is a file

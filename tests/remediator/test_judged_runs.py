@@ -484,6 +484,34 @@ def test_what_is_wedged_waits_for_no_run_to_be_counted(
             done.set()
 
 
+def test_and_no_sweep_of_the_queue_waits_for_it(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render(store)
+    accuse(ledger)
+    counted, done = threading.Event(), threading.Event()
+    sweeps = 0
+
+    class Swept(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            nonlocal sweeps
+            sweeps += 1
+            super().tend(now=now)
+
+    def slow(*_: Any, **__: Any) -> None:
+        counted.set()
+        done.wait()
+
+    monkeypatch.setattr(JobStore, "tally", slow)
+    with looping(executor(ledger, Swept(store), World())):
+        try:
+            eventually(counted.is_set, "a run's items are counted")
+            before = sweeps
+            eventually(lambda: sweeps > before + 3, "the queue is swept meanwhile")
+        finally:
+            done.set()
+
+
 def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_seconds(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,20 +1,24 @@
 """Patience: it counts while the executor looks on, by the steady clock, whatever happens to the wall clock or to it."""
 
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import gpuwarden.database
 from gpuwarden.job import FENCE_S, State
 from gpuwarden.queue import JobStore
 from remediator.execute import PAUSE_MAX_S, Executor
+from remediator.freeing import PAUSE_S
 from remediator.ledger import Ledger
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.test_execute import LIMITS, PACE, executor, story, told, turn, wedged
-from tests.remediator.world import World
+from tests.remediator.test_execute import LIMITS, PACE, executor, sqlite_only, story, told, turn, wedged
+from tests.remediator.world import Box, World
 
 BOUND_S = PACE.limits.settle_bound_s
 
@@ -178,3 +182,44 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
     works._keep_fences(ledger.open_episodes(HOST), [])
 
     assert store.expired(now=later) == frozenset()
+
+
+@sqlite_only
+def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_stays_short(
+    ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stop of a fenced worker fails for half an hour, and what it keeps locked refuses the requeue meanwhile."""
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.0)
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+    box.unkillable = True
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    works = executor(ledger, patient, world)
+
+    def go_on(for_s: float) -> None:
+        until_s = clocks.steady_s + for_s
+        while clocks.steady_s < until_s:
+            clocks.steady_s += 5.0
+            turn(works, ledger)
+
+    with closing(patient), closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+
+        def stop(box: Box) -> None:
+            if not box.unkillable:
+                its_own.rollback()
+            elif not its_own.in_transaction:
+                its_own.execute("BEGIN IMMEDIATE")
+
+        world.before_stop = stop
+        go_on(300.0)
+        before = told(ledger)
+        go_on(1500.0)
+        since = told(ledger)[len(before) :]
+        box.unkillable = False
+        go_on(PAUSE_S)
+
+    assert "failed requeue" in before
+    assert since == ["decided stop", "failed stop", "decided wait: dying"] * 5
+    account = told(ledger)
+    assert account.index("did stop") < account.index("saw free: dead") < account.index("did requeue")
+    assert (account.count("failed requeue"), story(ledger).outcome) == (1, "mended"), account

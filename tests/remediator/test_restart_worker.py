@@ -1411,6 +1411,7 @@ STUCK: dict[str, tuple[Facts, type[Step]]] = {
 
 
 AT_THE_BOUND: dict[str, Any] = {"job": FENCED_JOB, "settle_for_s": 60.0}
+WITHOUT_PATIENCE: dict[str, Any] = {**AT_THE_BOUND, "free_for_s": 120.0}
 
 REFUSED: dict[str, tuple[Facts, type[Step]]] = {
     "a moment ago: it is stopped again meanwhile": (
@@ -1441,6 +1442,74 @@ REFUSED: dict[str, tuple[Facts, type[Step]]] = {
             **AT_THE_BOUND,
         ),
         Wait,
+    ),
+    "it cannot be stopped, and patience is over: only its end may free the queue": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), refused_s_ago=9.9, **WITHOUT_PATIENCE),
+        Stop,
+    ),
+    "as is what its stop left in its cgroup": (
+        facts(
+            free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), refused_s_ago=9.9,
+            container=stopped(pids=frozenset({4002})), **WITHOUT_PATIENCE,
+        ),
+        Stop,
+    ),
+    "patience is over, and it was stopped not long ago": (
+        facts(
+            free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), refused_s_ago=9.9, stopped_s_ago=299.9,
+            **WITHOUT_PATIENCE,
+        ),
+        Wait,
+    ),
+    "and it was not": (
+        facts(
+            free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), refused_s_ago=9.9, stopped_s_ago=300.0,
+            **WITHOUT_PATIENCE,
+        ),
+        Stop,
+    ),
+    "patience is over with a process that its GPU lists: it is waited for": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=9.9, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": [4001]}), **WITHOUT_PATIENCE,
+        ),
+        Wait,
+    ),
+    "patience is over, and the queue has its turn": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), refused_s_ago=10.0, **WITHOUT_PATIENCE),
+        Requeue,
+    ),
+    "what it refused was a quarantine: that is tried again": (
+        facts(free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.DONE), refused_s_ago=10.0, **WITHOUT_PATIENCE),
+        Quarantine,
+    ),
+    "longer ago, and a stop has ended it just now: its death is looked for": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=20.0, stopped_s_ago=9.9, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": []}), **AT_THE_BOUND,
+        ),
+        Advance,
+    ),
+    "and its GPU lists it for a moment still": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=20.0, stopped_s_ago=9.9, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": [4001]}), **AT_THE_BOUND,
+        ),
+        Wait,
+    ),
+    "and it is listed as long as a stop is tried again": (
+        facts(
+            free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=20.0, stopped_s_ago=10.0, container=stopped(),
+            evidence=evidence(gpu_pids={"GPU-0": [4001]}), **AT_THE_BOUND,
+        ),
+        Requeue,
+    ),
+    "and the stop did not end it: the queue has its turn": (
+        facts(
+            free(Stage.STOPPING, tries=TRIES_MAX), settle(Stage.FENCED), refused_s_ago=20.0, stopped_s_ago=0.0,
+            **AT_THE_BOUND,
+        ),
+        Requeue,
     ),
     "as long ago as a stop is tried again": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), refused_s_ago=10.0, **AT_THE_BOUND),
@@ -2053,6 +2122,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
         settle_for_s=draw(st.sampled_from([0.0, 59.9, 60.0, 120.0])),
         quiet_for_s=draw(st.sampled_from([0.0, 3600.0])),
         refused_s_ago=draw(st.sampled_from([None, 0.0, 3600.0])),
+        stopped_s_ago=draw(st.sampled_from([None, 0.0, 3600.0])),
     )
 
 
