@@ -1,6 +1,7 @@
 """Containers: RAM, their share of each GPU, and how long they have shown no sign of life."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -10,6 +11,9 @@ from exporter.readings import Snapshot
 
 _NAME = ("container",)
 _ON_GPU = ("container", "gpu")
+
+_SELDOM: Final = "; each 10 s while its GPU is busy in part, and 0 then"
+"""When the work of a container is looked at less often (`exporter.evidence.BUSY_APART_S`)."""
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -82,19 +86,19 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "io_still_seconds",
             "For how long its processes have read and written no more than the threshold.",
             "io_still_s",
-            "`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`",
+            f"`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`{_SELDOM}",
         ),
         (
             "fault_still_seconds",
             "For how long its processes have had no more page faults than the threshold.",
             "fault_still_s",
-            "`/proc/PID/stat`, compared at each look with `--faults-still-per-s`",
+            f"`/proc/PID/stat`, compared at each look with `--faults-still-per-s`{_SELDOM}",
         ),
         (
             "cpu_still_seconds",
             "For how long its processes have used no more CPU time than the threshold.",
             "cpu_still_s",
-            "`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`",
+            f"`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`{_SELDOM}",
         ),
         (
             "work_still_seconds",

@@ -1007,25 +1007,28 @@ def test_a_real_container_is_listed_restarted_as_another_incarnation_and_its_ram
     assert second.ram_still_s == 0.0
 
 
-@pytest.mark.needs_docker
-def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
-    package = Path(cgroup.__file__).parent
-    image = worker_image(client, extra={"/app/gpuwarden": package})
-    script = (
-        "import sys, time; from pathlib import Path; from gpuwarden.reporter import Reporter\n"
-        "Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
-        "print('ready', flush=True); time.sleep(600)"
-    )
+def in_a_slot(client: docker.DockerClient, house: Path, script: str) -> Any:
+    """A container that runs this, with our package in it and the folder `slot` of the house where it reports."""
     (house / "slot").mkdir()
-    real = client.containers.run(
-        image,
+    return client.containers.run(
+        worker_image(client, extra={"/app/gpuwarden": Path(cgroup.__file__).parent}),
         ["python3", "-c", script],
         detach=True,
         network_mode="none",
         volumes={str(house / "slot"): {"bind": "/run/gpuwarden/slot", "mode": "rw"}},
     )
+
+
+@pytest.mark.needs_docker
+def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from gpuwarden.reporter import Reporter\n"
+        "Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    real = in_a_slot(client, house, script)
     with asked(engine.base_url) as source:
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
@@ -1080,7 +1083,6 @@ def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
 def test_the_pause_of_a_real_container_is_no_part_of_the_step_that_it_fell_into(
     engine: Engine, client: docker.DockerClient, house: Path
 ) -> None:
-    image = worker_image(client, extra={"/app/gpuwarden": Path(cgroup.__file__).parent})
     script = (
         "import time; from pathlib import Path; from gpuwarden.job import JobClass\n"
         "from gpuwarden.reporter import Reporter\n"
@@ -1089,14 +1091,7 @@ def test_the_pause_of_a_real_container_is_no_part_of_the_step_that_it_fell_into(
         "report.arm()\n"
         "while True: time.sleep(0.02); report.step()\n"
     )
-    (house / "slot").mkdir()
-    real = client.containers.run(
-        image,
-        ["python3", "-c", script],
-        detach=True,
-        network_mode="none",
-        volumes={str(house / "slot"): {"bind": "/run/gpuwarden/slot", "mode": "rw"}},
-    )
+    real = in_a_slot(client, house, script)
     by_its_steps = Patience(stuck_floor_s=0.001, stuck_steps=1.0)
     with asked(engine.base_url) as source:
         sampler = Sampler(
