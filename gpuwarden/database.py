@@ -307,6 +307,16 @@ def only_one(connection: Connection, what: str) -> bool:
     return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(lock_number(what)))))
 
 
+def in_turn(connection: Connection, what: str) -> None:
+    """Wait until no other transaction does `what`; nobody else begins it before this one is over.
+
+    Of two that lock the same rows, each in an order of its own, PostgreSQL breaks one off. Writers of SQLite take turns
+    anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(lock_number(what))))
+
+
 class DatabaseClock:
     """The clock that everyone who shares the database goes by, Unix seconds: leases are measured with it.
 

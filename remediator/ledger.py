@@ -39,6 +39,7 @@ from gpuwarden.database import (
     DatabaseError,
     ProcessLock,
     at_once,
+    in_turn,
     is_shared,
     lock_for_one,
     only_one,
@@ -296,12 +297,14 @@ class Ledger:
     def take_new(self, host: str, *, now: float) -> int:
         """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
 
-        A resolved alert opens nothing. In one transaction, so that an alert is tied once. Those about hosts that are
-        silent are taken up by whoever comes first, one at a time: to another, one that is being taken up is not there,
-        and what resolves it would find nothing open.
+        A resolved alert opens nothing. In one transaction, so that an alert is tied once; whoever else takes for this
+        host waits, for two that open the same episodes in different orders would wait for one another. Those about
+        hosts that are silent are taken up by whoever comes first, one at a time: to another, one that is being taken up
+        is not there, and what resolves it would find nothing open.
         """
         tally = Tally()
         with writing(self._engine) as connection:
+            in_turn(connection, f"alerts of {host}")
             its = ALERTS.c.host == host
             if only_one(connection, "alerts about hosts"):
                 its = or_(its, ALERTS.c.host.is_(None))

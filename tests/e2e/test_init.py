@@ -18,6 +18,8 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
 
+SCRAPED = ["gpuwarden-exporter", "gpuwarden-remediator", "prometheus"]
+
 
 def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
     ports, folder = free_ports(), tmp_path / "files"
@@ -43,12 +45,13 @@ def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
         )
         return '"w1"' in ask("ledger", "--ledger", f"sqlite:///{tmp_path}/state/ledger/ledger.db", "list", "--json")
 
-    def both_are_scraped() -> bool:
-        answer = asks("prometheus", "/api/v1/query", query="sum by (host) (up)")
-        return answer is not None and [row["value"][1] for row in answer.json()["data"]["result"]] == ["2"]
+    def all_are_scraped() -> bool:
+        answer = asks("prometheus", "/api/v1/query", query='up{host="box1"} == 1')
+        found = answer.json()["data"]["result"] if answer is not None else []
+        return sorted(row["metric"]["job"] for row in found) == SCRAPED
 
     with running(folder, tmp_path, ports) as logs:
-        eventually(both_are_scraped, "Prometheus scrapes exporter and remediator", within_s=30, log=logs)
+        eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=30, log=logs)
         rules = asks("prometheus", "/api/v1/rules")
         assert rules is not None
         assert len(rules.json()["data"]["groups"]) == len(list((folder / "gpuwarden" / "rules").iterdir()))

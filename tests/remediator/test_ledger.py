@@ -6,9 +6,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Event
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from gpuwarden.database import DatabaseError, connect, writing
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.holder import Holder
-from remediator.ledger import TAKE_MAX, Ledger, Story, _row
+from remediator.ledger import TAKE_MAX, Ledger, Story, _open_episode, _row
 from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.safety import Act, Order, Safeguards, may_begin, wish
 from remediator.schema import METADATA
@@ -314,6 +315,31 @@ def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, led
     other.close()
     assert sum(taken) == 200
     assert len(ledger.open_episodes()) == 10
+
+
+def test_two_executors_that_come_upon_the_same_workers_in_different_orders_do_not_wait_for_one_another(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each opens its first episode before either opens its second, where they may."""
+    monkeypatch.setattr("remediator.ledger.TAKE_MAX", 2)
+    ledger.accept([alert(f"f{n}", worker=worker) for n, worker in enumerate(("w1", "w2", "w2", "w1"))], [], now=NOW)
+    opens, one_began, both_began = _open_episode, Event(), Barrier(2)
+
+    def opens_then_waits(*args: Any, **kwargs: Any) -> int | None:
+        episode_id = opens(*args, **kwargs)
+        one_began.set()
+        with suppress(BrokenBarrierError):
+            both_began.wait(timeout=1)
+        return episode_id
+
+    monkeypatch.setattr("remediator.ledger._open_episode", opens_then_waits)
+    with closing(Ledger.open(ledger_url, host=HOST)) as other, ThreadPoolExecutor(2) as pool:
+        one = pool.submit(ledger.take_new, HOST, now=NOW)
+        assert one_began.wait(10)
+        two = pool.submit(other.take_new, HOST, now=NOW)
+        assert (one.result(), two.result()) == (2, 2)
+
+    assert len(ledger.open_episodes()) == 2
 
 
 def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
