@@ -50,10 +50,14 @@ class Resumed:
     slept_s: float
 
     def accused(self, name: str) -> list[str]:
-        """The episodes and alerts about a worker, and what became of its container and its job's attempt."""
+        """The episodes and alerts about a worker, and what became of its container and its job's attempt.
+
+        What has a remedy counts as soon as it is pending; what people are told, once they are.
+        """
         found = [f"episode {story.outcome}" for story in self.stage.ledger.stories() if story.worker == worker_of(name)]
-        query = f'last_over_time(ALERTS{{worker="{worker_of(name)}"}}[10m])'
-        found += [row["metric"]["alertname"] for row in self.stage.chain.query(query)]
+        for counts in ('remedy!=""', 'remedy="", alertstate="firing"'):
+            query = f'last_over_time(ALERTS{{worker="{worker_of(name)}", {counts}}}[10m])'
+            found += [row["metric"]["alertname"] for row in self.stage.chain.query(query)]
         if self.fleet.incarnation(worker_of(name)) != self.before[worker_of(name)]:
             found.append("another incarnation")
         job = self.stage.store.job(self.jobs[name])
