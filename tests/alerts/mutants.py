@@ -1099,6 +1099,13 @@ BEAT_OF: Final = f"""\
             > on (host)
           max by (host) ({SILENT_AFTER})
 """
+OVERDUE_AFTER: Final = "gpuwarden_remediator_intent_overdue_after_seconds"
+AGE_OF: Final = f"""\
+          max by (host, kind, stage) (gpuwarden_remediator_intent_age_seconds)
+            > on (host) group_left ()
+          max by (host) ({OVERDUE_AFTER})
+"""
+REFUSED_OF: Final = "max by (host) (gpuwarden_remediator_quarantines_refused) > 0\n        for: 1m\n"
 PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
 
 REMEDIATOR_MUTANTS: Final = [
@@ -1141,7 +1148,34 @@ REMEDIATOR_MUTANTS: Final = [
     ),
     *of(
         REMEDIATOR,
-        "        for: 1m\n",
+        AGE_OF,
+        ("an intent: at the limit already", ">", ">="),
+        ("an intent: 900 s whatever is set", f"({OVERDUE_AFTER})", f"({OVERDUE_AFTER} * 0 + 900)"),
+        ("an intent: the lesser of two limits counts", f"max by (host) ({OVERDUE_AFTER})",
+         f"min by (host) ({OVERDUE_AFTER})"),
+        ("an intent: a limit is believed after it has vanished", OVERDUE_AFTER, f"last_over_time({OVERDUE_AFTER}[5m])"),
+        ("an intent: stages are not told apart", "(host, kind, stage)", "(host, kind)"),
+        ("an intent: the younger of two counts", "max by (host, kind", "min by (host, kind"),
+        ("an intent: each webhook tells", "(host, kind, stage)", "(host, kind, stage, instance)"),
+        ("an intent: what is owed no more is believed", "gpuwarden_remediator_intent_age_seconds",
+         "last_over_time(gpuwarden_remediator_intent_age_seconds[5m])"),
+    ),
+    *of(
+        REMEDIATOR,
+        REFUSED_OF,
+        ("a quarantine: none that is refused is told", "> 0", ">= 0"),
+        ("a quarantine: one that is refused is not enough", "> 0", "> 1"),
+        ("a quarantine: hosts are not told apart", "by (host) ", ""),
+        ("a quarantine: the less of two counts", "max", "min"),
+        ("a quarantine: what nobody tells any more is believed", "gpuwarden_remediator_quarantines_refused",
+         "last_over_time(gpuwarden_remediator_quarantines_refused[5m])"),
+        ("a quarantine: at once", "        for: 1m\n", ""),
+        ("a quarantine: a little early", "1m", "45s"),
+        ("a quarantine: a little late", "1m", "75s"),
+    ),
+    *of(
+        REMEDIATOR,
+        f"{PAGE_OF}\n        for: 1m\n",
         ("the page: at once", "        for: 1m\n", ""),
         ("the page: a little early", "1m", "45s"),
         ("the page: a little late", "1m", "75s"),
