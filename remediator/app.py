@@ -7,7 +7,7 @@ transaction. What it retries is 5xx alone: a database that does not answer is a 
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -44,6 +44,9 @@ WRITE_TIMEOUT_S: Final = 20.0
 EXECUTOR_SILENT_S: Final = 60.0
 """People are told of an executor that has shown no life for longer, seconds: it does once a second."""
 
+INTENT_OVERDUE_S: Final = 900.0
+"""People are told of an intent that has been owed for longer, seconds: its bounds come to 330 s, as they are set."""
+
 BODY_TIMEOUT_S: Final = 10.0
 """How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
 
@@ -60,6 +63,7 @@ def create_app(
     node_lost_after_s: float = Limits.node_lost_after_s,
     wrangle_activation: int = Rules.activation,
     executor_silent_s: float = EXECUTOR_SILENT_S,
+    intent_overdue_s: float = INTENT_OVERDUE_S,
 ) -> FastAPI:
     """The application.
 
@@ -74,6 +78,7 @@ def create_app(
         node_lost_after_s: what the rule about silent hosts is told, seconds.
         wrangle_activation: what the rule about items that fail is told, a count.
         executor_silent_s: what the rule about executors that show no life is told, seconds.
+        intent_overdue_s: what the rule about intents that come to no end is told, seconds.
     """
     registry = _registry(ledger, host, queue)
     rejected = Counter(
@@ -84,9 +89,15 @@ def create_app(
     )
     for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
-    _tell(registry, "gpuwarden_remediator_node_lost_after_seconds", node_lost_after_s)
-    _tell(registry, "gpuwarden_remediator_wrangle_activation_items", wrangle_activation)
-    _tell(registry, "gpuwarden_remediator_executor_silent_after_seconds", executor_silent_s)
+    _tell(
+        registry,
+        {
+            "gpuwarden_remediator_node_lost_after_seconds": node_lost_after_s,
+            "gpuwarden_remediator_wrangle_activation_items": wrangle_activation,
+            "gpuwarden_remediator_executor_silent_after_seconds": executor_silent_s,
+            "gpuwarden_remediator_intent_overdue_after_seconds": intent_overdue_s,
+        },
+    )
     inbox = Inbox(ledger, host=host)
     watchdog = Watchdog()
     registry.register(watchdog)
@@ -161,9 +172,10 @@ async def _durable(taken: Future[tuple[int, int]]) -> tuple[int, int]:
         raise NoAnswerError("the program ends and does not wait for the ledger") from None
 
 
-def _tell(registry: CollectorRegistry, name: str, threshold: float) -> None:
-    """A rule's threshold, as it was set."""
-    Gauge(name, SERIES[name].meaning, registry=registry).set(threshold)
+def _tell(registry: CollectorRegistry, bounds: Mapping[str, float]) -> None:
+    """The thresholds of rules, as they were set."""
+    for name, bound in bounds.items():
+        Gauge(name, SERIES[name].meaning, registry=registry).set(bound)
 
 
 def _describe(app: FastAPI) -> None:

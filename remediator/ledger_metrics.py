@@ -104,6 +104,21 @@ SERIES: Final[Mapping[str, Series]] = {
         "nothing is owed any more.",
         absent=_UNREAD,
     ),
+    "gpuwarden_remediator_intent_age_seconds": Series(
+        kind="gauge",
+        labels=("kind", "stage"),
+        unit="seconds",
+        meaning="How long ago the oldest of this host's intents of that kind and stage was promised, of those that are "
+        "still owed.",
+        absent=f"{_UNREAD}, or none is owed",
+    ),
+    "gpuwarden_remediator_quarantines_refused": Series(
+        kind="gauge",
+        labels=(),
+        unit="count",
+        meaning="Open episodes whose GPUs are to go out of use, which the queue has refused and not taken since.",
+        absent=_UNREAD,
+    ),
     "gpuwarden_remediator_steps_total": Series(
         kind="counter",
         labels=("act", "step"),
@@ -158,6 +173,13 @@ SERIES: Final[Mapping[str, Series]] = {
         labels=(),
         unit="seconds",
         meaning="People are told of an executor that has shown no life for longer: the setting executor_silent_s.",
+        absent="never",
+    ),
+    "gpuwarden_remediator_intent_overdue_after_seconds": Series(
+        kind="gauge",
+        labels=(),
+        unit="seconds",
+        meaning="People are told of an intent that has been owed for longer: the setting intent_overdue_s.",
         absent="never",
     ),
     "gpuwarden_remediator_node_lost_after_seconds": Series(
@@ -273,6 +295,11 @@ class LedgerCollector(Collector):
             for stage in stages:
                 intents.add_metric((kind, stage), totals.intents.get((kind, stage), 0))
         yield intents
+        owed = gauge("gpuwarden_remediator_intent_age_seconds")
+        for pair, since in sorted(totals.owed_since.items()):
+            owed.add_metric(pair, max(0.0, totals.now - since))
+        yield owed
+        yield gauge("gpuwarden_remediator_quarantines_refused", totals.quarantines_refused)
         yield _counted(counter("gpuwarden_remediator_steps"), totals.steps)
 
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:

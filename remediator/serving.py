@@ -65,6 +65,7 @@ def serve(settings: ServeSettings) -> None:
             node_lost_after_s=settings.node_lost_after_s,
             wrangle_activation=settings.wrangle_activation,
             executor_silent_s=settings.executor_silent_s,
+            intent_overdue_s=settings.intent_overdue_s,
         )
         server = _Server(
             uvicorn.Config(

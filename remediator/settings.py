@@ -116,6 +116,13 @@ class ServeSettings(_Common):
         description="people are told of an executor that has shown no life for longer than this, seconds: it does once "
         "a second",
     )
+    intent_overdue_s: float = Field(
+        default=900.0,
+        ge=5,
+        le=604800,
+        description="people are told of a free or a settle that has been owed for longer than this, seconds: longer "
+        "than the grace of a warning, settle_bound_s and twice free_bound_s of `execute` together",
+    )
     alertmanager: _Urls = Field(
         default=(),
         description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "

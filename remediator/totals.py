@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, or_, select
 from gpuwarden.database import upsert
 from remediator.plan import OVER, Kind, Outcome, Stage
 from remediator.safety import Orders
-from remediator.schema import ALERTS, COUNTS, EPISODES, EXECUTORS, INTENTS
+from remediator.schema import ALERTS, COUNTS, EPISODES, EXECUTORS, INTENTS, JOURNAL
 
 TOOK_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 """The upper bounds of the histogram of how long episodes took, seconds."""
@@ -41,7 +41,9 @@ class Totals:
 
     `took` is by outcome, from the arrival of an episode's first alert to its close. `oldest_new_at` is when the oldest
     alert arrived that no executor has taken yet, Unix seconds. `duplicates` are alerts that came while the episode of
-    their subject was open already.
+    their subject was open already. `owed_since` is when the oldest intent of each kind and stage was promised, of those
+    of which anything is owed, Unix seconds. `quarantines_refused` are open episodes that were to put GPUs out of use,
+    and the queue has refused that since it last took it.
     """
 
     alerts: Mapping[tuple[str, str], int]
@@ -52,6 +54,8 @@ class Totals:
     outcomes: Mapping[tuple[str, str], int]
     took: Mapping[str, Took]
     intents: Mapping[tuple[str, str], int]
+    owed_since: Mapping[tuple[str, str], float]
+    quarantines_refused: int
     steps: Mapping[tuple[str, str], int]
     executor: tuple[bool, float, int] | None
     orders: Orders
@@ -128,9 +132,11 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
 
     is_open = select(func.count()).select_from(EPISODES).where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None))
     is_owed = INTENTS.c.kind.in_(Kind), INTENTS.c.stage.in_(set(Stage) - OVER), INTENTS.c.host == host
-    owed = select(INTENTS.c.kind, INTENTS.c.stage, func.count()).where(*is_owed)
+    # By when they were promised: one that goes from stage to stage and comes to no end grows old, too.
+    owed = select(INTENTS.c.kind, INTENTS.c.stage, func.count(), func.min(INTENTS.c.created_at)).where(*is_owed)
+    owing = connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage)).all()
     intents = {pair: count for pair, (count, _) in over["intents"].items()}
-    intents |= {(row[0], row[1]): row[2] for row in connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage))}
+    intents |= {(kind, stage): count for kind, stage, count, _ in owing}
     executor = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
     return Totals(
         alerts=alerts,
@@ -141,11 +147,26 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
         outcomes={pair: count for pair, (count, _) in over["episodes"].items()},
         took=_took(over["took"]),
         intents=intents,
+        owed_since={(kind, stage): since for kind, stage, _, since in owing},
+        quarantines_refused=_quarantines_refused(connection, host),
         steps={pair: count for pair, (count, _) in over["steps"].items()},
         executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
         orders=orders,
         now=now,
     )
+
+
+def _quarantines_refused(connection: Connection, host: str) -> int:
+    """Open episodes whose last word about a quarantine is that the queue refused it: each refusal is told once."""
+    its = JOURNAL.c.episode_id == EPISODES.c.episode_id, JOURNAL.c.step == "quarantine"
+    newest = select(func.max(JOURNAL.c.entry_id)).where(*its).correlate(EPISODES).scalar_subquery()
+    refused = (
+        select(func.count())
+        .select_from(EPISODES)
+        .join(JOURNAL, JOURNAL.c.entry_id == newest)
+        .where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), JOURNAL.c.act == "failed")
+    )
+    return connection.scalar(refused) or 0
 
 
 _Counted = Mapping[tuple[str, str], tuple[int, float]]

@@ -131,6 +131,24 @@ PANELS: Final = (
         levels={60: "red"},
     ),
     Panel(
+        title="Oldest intent owed",
+        reads="How long ago the oldest free and settle at each stage were promised, of those that are still owed. One "
+        "that climbs comes to no end: people are told after `--intent-overdue-s`.",
+        unit="s",
+        queries=(
+            Query(
+                expr=or_none(
+                    each("max", ("host", "kind", "stage"), "gpuwarden_remediator_intent_age_seconds", where=HOST),
+                    _KNOWN,
+                    "kind",
+                    "stage",
+                ),
+                legend="{{host}} {{kind}}: {{stage}}",
+            ),
+        ),
+        levels={900: "red"},
+    ),
+    Panel(
         title="Executor errors",
         reads="Unexpected errors in each second in the executor's loop; it goes on after each. Its log says "
         "what they are.",

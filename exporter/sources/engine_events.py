@@ -57,10 +57,12 @@ class Events:
     def _follow(self) -> None:
         # Who tells no events, in whichever way, is asked each second, as ever.
         with contextlib.suppress(Exception), contextlib.closing(self._connect()) as client:
+            # The stream does not show its answer's headers; a hook of requests does, of which its clients are sessions.
+            encodings: list[str | None] = []
+            client.hooks["response"].append(lambda its, **_: encodings.append(its.headers.get("Transfer-Encoding")))
             stream = client.events(filters={"type": ["container"], "event": list(OF)})
             # What does not come in chunks docker-py reads to its end, however long that takes, before it tells of any.
-            response = stream._response  # type: ignore[attr-defined]  # noqa: SLF001 - nobody else tells
-            if response.headers.get("Transfer-Encoding") != "chunked":
+            if encodings[-1:] != ["chunked"]:
                 stream.close()
                 return
             self._stream = stream

@@ -1099,6 +1099,13 @@ BEAT_OF: Final = f"""\
             > on (host)
           max by (host) ({SILENT_AFTER})
 """
+OVERDUE_AFTER: Final = "gpuwarden_remediator_intent_overdue_after_seconds"
+AGE_OF: Final = f"""\
+          max by (host, kind, stage) (gpuwarden_remediator_intent_age_seconds)
+            > on (host) group_left ()
+          max by (host) ({OVERDUE_AFTER})
+"""
+REFUSED_OF: Final = "max by (host) (gpuwarden_remediator_quarantines_refused) > 0\n        for: 1m\n"
 PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
 
 REMEDIATOR_MUTANTS: Final = [
@@ -1141,7 +1148,34 @@ REMEDIATOR_MUTANTS: Final = [
     ),
     *of(
         REMEDIATOR,
-        "        for: 1m\n",
+        AGE_OF,
+        ("an intent: at the limit already", ">", ">="),
+        ("an intent: 900 s whatever is set", f"({OVERDUE_AFTER})", f"({OVERDUE_AFTER} * 0 + 900)"),
+        ("an intent: the lesser of two limits counts", f"max by (host) ({OVERDUE_AFTER})",
+         f"min by (host) ({OVERDUE_AFTER})"),
+        ("an intent: a limit is believed after it has vanished", OVERDUE_AFTER, f"last_over_time({OVERDUE_AFTER}[5m])"),
+        ("an intent: stages are not told apart", "(host, kind, stage)", "(host, kind)"),
+        ("an intent: the younger of two counts", "max by (host, kind", "min by (host, kind"),
+        ("an intent: each webhook tells", "(host, kind, stage)", "(host, kind, stage, instance)"),
+        ("an intent: what is owed no more is believed", "gpuwarden_remediator_intent_age_seconds",
+         "last_over_time(gpuwarden_remediator_intent_age_seconds[5m])"),
+    ),
+    *of(
+        REMEDIATOR,
+        REFUSED_OF,
+        ("a quarantine: none that is refused is told", "> 0", ">= 0"),
+        ("a quarantine: one that is refused is not enough", "> 0", "> 1"),
+        ("a quarantine: hosts are not told apart", "by (host) ", ""),
+        ("a quarantine: the less of two counts", "max", "min"),
+        ("a quarantine: what nobody tells any more is believed", "gpuwarden_remediator_quarantines_refused",
+         "last_over_time(gpuwarden_remediator_quarantines_refused[5m])"),
+        ("a quarantine: at once", "        for: 1m\n", ""),
+        ("a quarantine: a little early", "1m", "45s"),
+        ("a quarantine: a little late", "1m", "75s"),
+    ),
+    *of(
+        REMEDIATOR,
+        f"{PAGE_OF}\n        for: 1m\n",
         ("the page: at once", "        for: 1m\n", ""),
         ("the page: a little early", "1m", "45s"),
         ("the page: a little late", "1m", "75s"),
@@ -1262,9 +1296,10 @@ FREE_NOW: Final = "gpuwarden_gpu_memory_free_bytes"
 FLOOR: Final = "gpuwarden_gpu_memory_floor_bytes"
 TIE: Final = "gpuwarden_gpu_memory_tie_bytes"
 OVER: Final = "gpuwarden:vram_over_budget_while_short:bytes"
-VICTIM: Final = "gpuwarden:vram_victim:bytes"
+WAS_NAMED: Final = "gpuwarden:vram_named:timestamp_seconds"
 OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
-ONE_OF_EACH: Final = RULES[VRAM].partition("record: gpuwarden:vram_victim")[2].partition("- alert:")[0]
+ONE_OF_EACH: Final = RULES[VRAM].partition("record: gpuwarden:vram_victim")[2].partition("# Who was named last")[0]
+WHO_WAS: Final = RULES[VRAM].partition("record: gpuwarden:vram_named")[2].partition("- alert:")[0]
 VICTIM_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramVictim")[2].partition("# For a person.")[0]
 LOW_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramLow")[2].partition("# For a person:")[0]
 OVER_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramOverBudget")[2].partition("- alert:")[0]
@@ -1302,7 +1337,7 @@ VRAM_MUTANTS: Final = [
     *of(
         VRAM,
         ONE_OF_EACH,
-        ("victim: nobody stays picked", f"and on (host, container, gpu) {VICTIM}",
+        ("victim: nobody stays picked", f"and on (host, container, gpu) {WAS_NAMED}",
          f"unless on (host, container, gpu) {OVER}"),
         ("victim: whoever was picked stays so, whoever is ahead", f"max by (host, gpu) ({OVER})",
          f"min by (host, gpu) ({OVER})"),
@@ -1314,6 +1349,18 @@ VRAM_MUTANTS: Final = [
         ("victim: one of a host", "topk by (host, gpu)", "topk by (host)"),
         ("victim: one of all hosts' namesakes", "topk by (host, gpu)", "topk by (gpu)"),
         ("victim: the picked and another", "or on (host, gpu)", "or on (host, container, gpu)"),
+    ),
+    *of(
+        VRAM,
+        WHO_WAS,
+        ("named: a scrape that fails ends it", f"{WAS_NAMED} > time()", f"{WAS_NAMED} > 1e18 + time()"),
+        ("named: room does not end it", "unless on (host, gpu) gpuwarden_gpu_memory_free_bytes", ""),
+        ("named: a neighbour of the GPU ends it", "unless on (host, gpu)", "unless on (host)"),
+        ("named: a namesake of the GPU ends it", "unless on (host, gpu)", "unless on (gpu)"),
+        ("named: what was told of the GPU before ends it", FREE_NOW, f"last_over_time({FREE_NOW}[5m])"),
+        ("named: for ever", " > time() - 300", ""),
+        ("named: for a scrape less", "300", "285"),
+        ("named: for a scrape more", "300", "315"),
     ),
     *of(
         VRAM,
@@ -1754,6 +1801,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
         for place in ("", ", at its place 3")
     },
+    "vram: gpuwarden:vram_named:timestamp_seconds: 300 -> 299": "these tests evaluate every 15 s: the second falls "
+    "between",
     **{
         f"node: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
         for record in ("host", "nobody")

@@ -163,6 +163,8 @@ class FullLedger(Ledger):
             outcomes={("mended", "stall"): 1},
             took={"mended": Took(within=(1,) * len(TOOK_S), count=1, sum_s=1.0)},
             intents={("free", "done"): 1},
+            owed_since={("free", "stopping"): 0.0},
+            quarantines_refused=1,
             steps={("did", "stop"): 1},
             executor=(True, 0.0, 1),
             orders=Orders(),

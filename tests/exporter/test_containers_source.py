@@ -281,6 +281,10 @@ Events = queue.SimpleQueue
 """What a daemon tells of, as it happens; `None` ends it."""
 
 
+class Unframed(Events[dict[str, Any] | None]):
+    """Told without chunks: that they end is seen by the end of the connection alone."""
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     block_on_close = False
@@ -307,14 +311,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _tell(self, events: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+        framed = not isinstance(events, Unframed)
         with suppress(OSError):
             self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
+            self.send_header(*("Transfer-Encoding", "chunked") if framed else ("Connection", "close"))
             self.end_headers()
             while (event := events.get()) is not None:
                 told = json.dumps(event).encode() + b"\n"
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(told), told))
-            self.wfile.write(b"0\r\n\r\n")
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(told), told) if framed else told)
+            if framed:
+                self.wfile.write(b"0\r\n\r\n")
 
     def address_string(self) -> str:
         return "unix"
@@ -903,9 +909,11 @@ def test_one_that_is_down_and_was_inspected_leaves_nothing_open(short_path: Path
 
 
 @pytest.mark.usefixtures("calm")
-def test_one_whose_events_do_not_come_in_chunks_is_asked_often(short_path: Path) -> None:
-    whole = Telling(row(), inspect=inspected(pid=os.getpid()))
-    answer: Answer = lambda path: [STARTED] if "/events" in path else whole(path)  # noqa: E731
+@pytest.mark.parametrize("ends", [True, False], ids=["and end", "and never end"])
+def test_one_whose_events_do_not_come_in_chunks_is_asked_often(short_path: Path, ends: bool) -> None:
+    whole, endless = Telling(row(), inspect=inspected(pid=os.getpid())), Unframed()
+    told = [STARTED] if ends else endless
+    answer: Answer = lambda path: told if "/events" in path else whole(path)  # noqa: E731
 
     with daemon(short_path, answer) as url, asked(url) as source:
         eventually(lambda: len(whole.listings) > 3)

@@ -245,15 +245,17 @@ def test_the_rules_are_told_their_bounds(webhook: Served) -> None:
     assert webhook.count("node_lost_after_seconds") == 180
     assert webhook.count("wrangle_activation_items") == 5
     assert webhook.count("executor_silent_after_seconds") == 60
+    assert webhook.count("intent_overdue_after_seconds") == 900
 
 
 def test_the_rules_are_told_the_bounds_that_are_set(tmp_path: Path) -> None:
-    told = ("--node-lost-after-s", "90", "--wrangle-activation", "2", "--executor-silent-s", "7")
+    told = ["--node-lost-after-s=90", "--wrangle-activation=2", "--executor-silent-s=7", "--intent-overdue-s=70"]
 
     with serving(tmp_path / "house", *told) as (webhook, _):
         assert webhook.count("node_lost_after_seconds") == 90
         assert webhook.count("wrangle_activation_items") == 2
         assert webhook.count("executor_silent_after_seconds") == 7
+        assert webhook.count("intent_overdue_after_seconds") == 70
 
 
 def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:

@@ -22,7 +22,7 @@ from remediator.schema import LEDGER
 from remediator.totals import TOOK_S
 from remediator.watchdog import Watchdog
 from tests.remediator.builders import HOST, NOW, REBORN, alert
-from tests.remediator.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened
+from tests.remediator.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened, read
 from tests.waiting import together
 
 TOOK = "received_to_outcome_seconds"
@@ -122,6 +122,63 @@ def test_intents_are_told_by_kind_and_stage_and_those_that_nobody_owes_as_zero(l
 def intents(ledger: Ledger) -> dict[tuple[str, str], float]:
     (family,) = [each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_intents"]
     return {(sample.labels["kind"], sample.labels["stage"]): sample.value for sample in family.samples}
+
+
+def test_an_intent_is_as_old_as_its_promise_at_every_stage_and_absent_once_nothing_is_owed(ledger: Ledger) -> None:
+    now = time.time()
+    assert ages(ledger) == {}
+    first, second = opened(ledger), opened(ledger, worker="w2")
+    assert begins(ledger, first, BEGIN, now=now - 500)
+    assert begins(ledger, second, replace(BEGIN, free_key="another", settle_key="8/1"), now=now - 90)
+    assert ages(ledger) == {("free", "planned"): 500, ("settle", "planned"): 500}, "the oldest of each"
+
+    free, settle = read(ledger, first).free, read(ledger, first).settle
+    assert free is not None
+    assert settle is not None
+    assert advance(ledger, free, Stage.STOPPING, now=now)
+    assert ages(ledger) == {("free", "stopping"): 500, ("free", "planned"): 90, ("settle", "planned"): 500}
+    assert advance(ledger, replace(free, stage=Stage.STOPPING), Stage.DONE, now=now)
+    assert advance(ledger, settle, Stage.ABANDONED, now=now)
+    assert ages(ledger) == {("free", "planned"): 90, ("settle", "planned"): 90}
+
+    ledger.withdraw(second.episode_id, "all is well", now=now)
+    assert ages(ledger) == {}
+    assert figure(ledger, "intent_age_seconds", host="box2", kind="free", stage="planned") is None
+
+
+def test_an_intent_that_seems_yet_to_be_promised_is_no_less_than_new(ledger: Ledger) -> None:
+    assert begins(ledger, opened(ledger), BEGIN, now=time.time() + 3600)
+
+    assert ages(ledger) == {("free", "planned"): 0, ("settle", "planned"): 0}
+
+
+def ages(ledger: Ledger) -> dict[tuple[str, str], float]:
+    """In tens of seconds: the test takes a moment itself."""
+    (family,) = [each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_intent_age_seconds"]
+    return {(each.labels["kind"], each.labels["stage"]): each.value // 10 * 10 for each in family.samples}
+
+
+def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_episode_is_over(ledger: Ledger) -> None:
+    def refused(host: str = HOST) -> float | None:
+        return figure(ledger, "quarantines_refused", host=host)
+
+    first, second = opened(ledger), opened(ledger, worker="w2")
+    for episode in (first, second):
+        ledger.record(episode.episode_id, "failed", "requeue", "database is locked", now=NOW)
+    assert refused() == 0
+
+    for episode in (first, second):
+        ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
+        ledger.record(episode.episode_id, "failed", "stop", "the engine said no", now=NOW + 1)
+    assert (refused(), refused("box2")) == (2, 0)
+
+    ledger.record(first.episode_id, "did", "quarantine", "", now=NOW + 2)
+    assert refused() == 1
+    ledger.record(first.episode_id, "failed", "quarantine", "for another GPU", now=NOW + 3)
+    assert refused() == 2
+    for episode in (first, second):
+        ledger.close_episode(episode.episode_id, Outcome.MENDED, "", now=NOW + 4)
+    assert refused() == 0
 
 
 # --- backlog
@@ -278,6 +335,7 @@ def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_
 def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     opened(ledger)
+    assert begins(ledger, ledger.open_episodes()[-1], BEGIN, now=NOW)
     ledger.would_act(2, "would", now=NOW)
     ledger.record(2, "decided", "wait: brake", "the brake is latched", now=NOW)
     ledger.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
@@ -297,6 +355,7 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
         "node_lost_after_seconds",
         "wrangle_activation_items",
         "executor_silent_after_seconds",
+        "intent_overdue_after_seconds",
     ):
         del listed[f"gpuwarden_remediator_{name}"]
     assert found == listed

@@ -1,0 +1,51 @@
+"""Of two tenants that are level the one that was named stays so over scrapes that fail, in a real Prometheus."""
+
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from tests.asking import PLAIN
+from tests.remediator.prometheus import Scraped, Series, prometheus
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.needs_parts
+
+GIB: Final = 2**30
+NAMED: Final = 'ALERTS{alertname="GpuwardenVramVictim"}'
+
+
+def tenants(held: dict[str, float]) -> Series:
+    """A GPU that is short of memory, and who holds how much of it in GiB, each with a budget of 1 GiB."""
+    figures = {"memory_free_bytes": GIB, "memory_floor_bytes": 1.5 * GIB, "memory_tie_bytes": GIB / 4}
+    series = {(f"gpuwarden_gpu_{name}", 'gpu="GPU-0"'): value for name, value in figures.items()}
+    for name, gib in held.items():
+        whose = f'container="{name}"'
+        series |= {
+            ("gpuwarden_container_gpu_memory_bytes", f'{whose},gpu="GPU-0"'): gib * GIB,
+            ("gpuwarden_container_gpu_memory_budget_bytes", whose): GIB,
+            ("gpuwarden_container_recyclable", whose): 1,
+            ("gpuwarden_container_info", f'{whose},incarnation="{name}@1"'): 1,
+        }
+    return series
+
+
+def test_two_that_are_level_do_not_change_places_while_scrapes_fail(tmp_path: Path) -> None:
+    host = Scraped()
+    with host, prometheus(tmp_path / "prometheus", host.address) as url:
+
+        def asked(expression: str) -> list[str]:
+            answer = httpx.get(f"{url}/api/v1/query", params={"query": expression}, trust_env=False, verify=PLAIN)
+            return [each["metric"]["container"] for each in answer.raise_for_status().json()["data"]["result"]]
+
+        host.series = tenants({"first": 3.01, "second": 3.0})
+        eventually(lambda: asked(NAMED) == ["first"], "the one that is ahead is named", within_s=30)
+        host.series = None
+        eventually(lambda: asked(NAMED) == [], "nothing is known while scrapes fail", within_s=30)
+        host.series = tenants({"first": 3.0, "second": 3.1})
+        eventually(lambda: asked(NAMED), "somebody is named again", within_s=30)
+
+        assert asked(f"group by (container) (last_over_time({NAMED}[5m]))") == ["first"]
+        host.series = tenants({"first": 3.0, "second": 3.5})
+        eventually(lambda: asked(NAMED) == ["second"], "more than a tie ahead it is the other's turn", within_s=30)
