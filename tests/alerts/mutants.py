@@ -1153,7 +1153,9 @@ REMEDIATOR_MUTANTS: Final = [
 
 BOUND = "(max(gpuwarden_remediator_node_lost_after_seconds) + 10)"
 HEARD = """\
-          max by (host) (max_over_time((max by (host) (gpuwarden_exporter_info) * 0 + time())[2m:10s]))
+          max by (host) (
+            max_over_time(((max by (host) (timestamp(gpuwarden_exporter_info)) > time() - 75) * 0 + time())[2m:10s])
+          )
           or
           last_over_time(gpuwarden:host_heard:timestamp_seconds[1h]) > time() - 3600
 """
@@ -1208,6 +1210,8 @@ NODE_MUTANTS: Final = [
         ("a host is told of for hours", "3600", "7200"),
         ("a host is told of for minutes", "3600", "600"),
         ("hosts are looked up once a minute", "[2m:10s]", "[2m:1m]"),
+        ("what is repeated of a host is heard of it", " > time() - 75", ""),
+        ("a host is silent between two scrapes", "time() - 75", "time() - 45"),
         ("the record does not hold itself", HEARD.partition("          or\n")[2], "          vector(0) > 1\n"),
     ),
     *of(
