@@ -577,7 +577,7 @@ class ContainerHistory:
             gpus=gpu.gpus,
             nameless=gpu.nameless,
             gpu_idle_s=idle_s,
-            gpu_pegged_s=self._pegged_for(None if unknown else gpu, now_s),
+            gpu_pegged_s=self._pegged_for(None if unknown else gpu, lost, now_s),
             gpu_not_seen_busy_s=self._not_seen_busy(None if unknown else gpu, now_s),
             gpu_unknown=gpu.unknown or unknown,
             busy_s=dict(self._busy_s),
@@ -660,9 +660,10 @@ class ContainerHistory:
             self._idle_since_s = now_s
         return now_s - self._idle_since_s
 
-    def _pegged_for(self, gpu: GpuUse | None, now_s: float) -> float | None:
+    def _pegged_for(self, gpu: GpuUse | None, lost: Collection[str], now_s: float) -> float | None:
         """For how long the same GPUs of it have been fully taken, and the others idle; `None` where any is unknown.
 
+        One that is `lost` does nothing for it any more: who waits in a collective for the rank on it spins for ever.
         What computes pauses now and then, and one that is pegged and then idle has done something: both start it anew.
         A look that cannot tell breaks it off no sooner than a gap does, unless what it can tell says otherwise, or most
         of the looks so far could not tell.
@@ -673,6 +674,8 @@ class ContainerHistory:
             return None
         known = {share.gpu: share.utilization_ratio for share in gpu.shares if share.utilization_ratio is not None}
         whole = gpu.unknown is None and len(known) == len(gpu.shares)
+        if lost and known and not gpu.nameless:
+            whole = set(gpu.gpus) - set(lost) <= {share.gpu for share in gpu.shares if share.attributed}
         full = frozenset(uuid for uuid, ratio in known.items() if ratio >= limits.pegged_ratio)
         in_part = any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values())
         if in_part or full != (self._pegged if whole else self._pegged & known.keys()):

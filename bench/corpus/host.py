@@ -313,7 +313,7 @@ class Host:
             place = next((each for each in running.values() if each.id == key), self._places.get(key))
             if place is None:
                 continue
-            self._places[key] = place
+            self._places[key] = replace(place, paused=False)  # what is down is paused no more
             sightings.append(
                 WorkerSighting(
                     worker=life.worker, job=life.job, alive=life.runs, pid=life.pid if life.runs else None,

@@ -72,7 +72,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         (
             "gpu_pegged_seconds",
-            "For how long it has kept the same GPUs fully busy without a pause, the others idle; absent if unknown.",
+            "For how long it kept the same GPUs fully busy without a pause, others idle or lost; absent if unknown.",
             "gpu_pegged_s",
             "its share of each of its GPUs at each look",
         ),

@@ -78,7 +78,7 @@ FIRST: Final = {
     NODE: (
         "fires for the host that is silent",
         "does not fire while more hosts are missed",
-        "a Prometheus that was down",
+        "a Prometheus that was down for long",
     ),
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
     ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
@@ -1187,12 +1187,16 @@ REMEDIATOR_MUTANTS: Final = [
 
 BOUND = "(max(gpuwarden_remediator_node_lost_after_seconds) + 10)"
 HEARD = """\
-          max by (host) (max_over_time((max by (host) (gpuwarden_exporter_info) * 0 + time())[2m:10s]))
+          max by (host) (
+            max_over_time(((max by (host) (timestamp(gpuwarden_exporter_info)) > time() - 75) * 0 + time())[2m:10s])
+          )
           or
           last_over_time(gpuwarden:host_heard:timestamp_seconds[1h]) > time() - 3600
 """
 NOBODY = """\
-          max_over_time((absent(gpuwarden_exporter_info) * 0 + time())[2m:10s])
+          max_over_time(
+            ((absent(gpuwarden_exporter_info) or absent_over_time(gpuwarden_exporter_info[75s])) * 0 + time())[2m:10s]
+          )
           or
           last_over_time(gpuwarden:nobody_heard:timestamp_seconds[1h]) > time() - 3600
 """
@@ -1240,12 +1244,18 @@ NODE_MUTANTS: Final = [
         ("a host is told of for hours", "3600", "7200"),
         ("a host is told of for minutes", "3600", "600"),
         ("hosts are looked up once a minute", "[2m:10s]", "[2m:1m]"),
+        ("what is repeated of a host is heard of it", " > time() - 75", ""),
+        ("a host is silent between two scrapes", "time() - 75", "time() - 45"),
         ("the record does not hold itself", HEARD.partition("          or\n")[2], "          vector(0) > 1\n"),
     ),
     *of(
         NODE,
         NOBODY,
         ("it forgets when it was blind", "3600", "120"),
+        ("what it repeats of others is seen", " or absent_over_time(gpuwarden_exporter_info[75s])", ""),
+        ("it sees nobody where all fail, only later", "absent(gpuwarden_exporter_info) or ", ""),
+        ("two minutes without a sample are none", "[75s]", "[5m]"),
+        ("a minute between scrapes is a break", "[75s]", "[45s]"),
         ("that it was blind is not held", NOBODY.partition("          or\n")[2], "          vector(0) > 1\n"),
     ),
     *of(

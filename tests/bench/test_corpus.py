@@ -41,6 +41,7 @@ CAUGHT: Final = {
     "worker: the CPU is not looked at": "holds Python's lock for ten minutes",
     "gone: the death is not compared": "is killed, started again after 25 s",
     "node: blind or not": "falls silent while Prometheus is down",
+    "node: what it repeats of others is seen": "was cut off for a minute just before Prometheus was down",
     "vram: victim: nobody stays picked": "is level with another",
     "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
 }

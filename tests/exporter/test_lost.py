@@ -245,17 +245,23 @@ def test_no_more_gpus_are_remembered_than_there_can_be() -> None:
 # --- what that makes of a container
 
 
-def seen(*looks: tuple[tuple[Gpu, ...], float], request: tuple[str, ...] = ("0", "1"), **container: Any) -> list[Any]:
-    """For how long a container with processes 1 and 2 counts as one that has lost a GPU, at each look and its time."""
+def told(
+    *looks: tuple[tuple[Gpu, ...], float], request: tuple[str, ...] = ("0", "1"), **container: Any
+) -> list[ContainerEvidence]:
+    """What is told of a container with processes 1 and 2 at each look and its time."""
     place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
     history = ContainerHistory(THRESHOLDS)
     found = []
     for gpus, now_s in looks:
         lost, readings = losses.observe(build.gpus(*gpus), now_s=now_s)
         use = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus, history.there)
-        evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named)
-        found.append((evidence.gpu_lost_s, evidence.lost_gpus))
+        found.append(history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named))
     return found
+
+
+def seen(*looks: tuple[tuple[Gpu, ...], float], **container: Any) -> list[Any]:
+    """For how long it counts as one that has lost a GPU, and which."""
+    return [(evidence.gpu_lost_s, evidence.lost_gpus) for evidence in told(*looks, **container)]
 
 
 BUSY = replace(FIRST, utilization_ratio=0.5, processes=(build.process(1, 0.5),))
@@ -313,6 +319,51 @@ def test_a_gap_between_two_looks_breaks_a_loss_off() -> None:
     looks = [((FIRST, LOST), 1.0), ((FIRST, LOST), 6.0), ((FIRST, LOST), 11.5)]
 
     assert [found for found, _ in seen((BOTH, 0), *looks)] == [None, 0.0, 5.0, 0.0]
+
+
+FULL = replace(FIRST, utilization_ratio=1.0, processes=(build.process(1, 1.0),))
+FULL_TOO = replace(SECOND, utilization_ratio=1.0, processes=(build.process(2, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("looks", "pegged_s"),
+    [
+        pytest.param([BOTH, (FULL, LOST), (FULL, LOST), (FULL, LOST)], [0.0, 0.0, 1.0, 2.0], id="called lost"),
+        pytest.param([BOTH, (FULL,), (FULL,)], [0.0, 0.0, 1.0], id="listed no more"),
+        pytest.param([(FULL, SECOND), (FULL, LOST), (FULL, LOST)], [0.0, 1.0, 2.0], id="idle before it was lost"),
+        pytest.param([(FULL, FULL_TOO), (FULL, LOST), (FULL, LOST)], [0.0, 0.0, 1.0], id="pegged before it was lost"),
+        pytest.param([BOTH, (FULL, LOST), (BUSY, LOST), (FULL, LOST)], [0.0, 0.0, 0.0, 0.0], id="the other pauses"),
+        pytest.param([BOTH, (FIRST, LOST), (FIRST, LOST)], [0.0, 0.0, 0.0], id="the other idles"),
+        pytest.param([BOTH, (LOST,), (LOST,)], [0.0, None, None], id="both are lost"),
+        pytest.param([BOTH, (FULL, REFUSED), (FULL, REFUSED)], [0.0, None, None], id="not lost but unknown"),
+        pytest.param([BOTH, (UNLISTED, LOST), (FULL, LOST)], [0.0, None, 0.0], id="the other is unknown"),
+    ],
+)
+def test_whoever_spins_for_a_gpu_that_is_lost_is_pegged_on_those_that_are_left(
+    looks: list[tuple[Gpu, ...]], pegged_s: list[float | None]
+) -> None:
+    found = told(*((look, float(now_s)) for now_s, look in enumerate(looks)))
+
+    assert [evidence.gpu_pegged_s for evidence in found] == pegged_s
+
+
+@pytest.mark.parametrize(
+    ("third", "request_"),
+    [
+        pytest.param((build.gpu(2, processes=None),), ("0", "1", "2"), id="cannot be listed"),
+        pytest.param((build.gpu(2, utilization_ratio=0.4),), ("0", "1", "2"), id="is used by somebody on no list"),
+        pytest.param((), ("0", "1", "7"), id="was never seen"),
+    ],
+)
+def test_but_not_where_a_third_of_its_gpus(third: tuple[Gpu, ...], request_: tuple[str, ...]) -> None:
+    looks = [((FIRST, SECOND, *third), 0.0), ((FULL, LOST, *third), 1.0), ((FULL, LOST, *third), 2.0)]
+    idle = (replace(each, utilization_ratio=0.0, processes=()) for each in third or (build.gpu(2),))
+    known = (FULL, LOST, *idle)
+
+    found = told(*looks, request=request_)
+    control = told(((FIRST, SECOND, *known[2:]), 0.0), (known, 1.0), (known, 2.0), request=("0", "1", "2"))
+
+    assert (found[-1].gpu_pegged_s, control[-1].gpu_pegged_s) == (None, 1.0)
 
 
 def after(before: tuple[Gpu, ...], *looks: Look, request: tuple[str, ...], **container: Any) -> ContainerEvidence:
