@@ -51,9 +51,13 @@ class Load:
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What was told of the evaluations, by group and by rule, seconds each, and of Prometheus at the end."""
+    """What was told of the evaluations, by group and by rule, seconds each, and of Prometheus at the end.
+
+    `intervals` are how far a group's evaluations are apart, seconds: some have an interval of their own.
+    """
 
     groups: dict[str, list[float]] = field(default_factory=dict)
+    intervals: dict[str, float] = field(default_factory=dict)
     rules: dict[str, list[float]] = field(default_factory=dict)
     missed: float = 0.0
     series: float = 0.0
@@ -82,11 +86,11 @@ def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
         time.sleep(load.settles_s)
         seen = prometheus.watch(load.watched_s)
     name = f"{workers:,} workers"
-    slowest = sorted(seen.groups, key=lambda each: -statistics.median(seen.groups[each]))
-    for group in slowest[:3]:
+    shares = {group: statistics.median(took_s) / seen.intervals[group] for group, took_s in seen.groups.items()}
+    for group in sorted(shares, key=lambda each: -shares[each])[:3]:
         yield figure("rules", f"{name}: group {group}", "ms", [1000 * took_s for took_s in seen.groups[group]],
-                     base=1000 * load.interval_s / 5, against="a fifth of the interval")  # fmt: skip
-    yield figure("rules", f"{name}: all groups", "ms", [1000 * sum(map(statistics.median, seen.groups.values()))])
+                     base=1000 * seen.intervals[group] / 5, against="a fifth of its interval")  # fmt: skip
+    yield figure("rules", f"{name}: all groups, of the time there is", "%", [100 * sum(shares.values())])
     rule = max(seen.rules, key=lambda each: statistics.median(seen.rules[each]))
     yield figure("rules", f"{name}: slowest rule, {rule}", "ms", [1000 * took_s for took_s in seen.rules[rule]])
     yield figure("rules", f"{name}: series in the head", "", [seen.series])
@@ -160,6 +164,7 @@ class _Prometheus:
                 if last.get(group["name"]) == group["lastEvaluation"]:
                     continue
                 last[group["name"]] = group["lastEvaluation"]
+                seen.intervals[group["name"]] = group["interval"]
                 seen.groups.setdefault(group["name"], []).append(group["evaluationTime"])
                 for rule in group["rules"]:
                     if rule["health"] != "ok":

@@ -17,11 +17,11 @@ SHORT = Load(hosts=(2,), interval_s=1, settles_s=2.0, watched_s=3.0, churn_turno
 def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Path) -> None:
     found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), SHORT)}
 
-    assert found["16 workers: all groups"].median > 0
+    assert found["16 workers: all groups, of the time there is"].median > 0
     assert found["16 workers: series a worker"].median > 50
     slowest = [what for what in found if what.startswith("16 workers: group ")]
     assert len(slowest) == 3
-    assert all(found[what].against == "a fifth of the interval" for what in slowest)
+    assert all(found[what].against == "a fifth of its interval" for what in slowest)
     (made,) = [each for what, each in found.items() if what.endswith("series made, a job")]
     assert made.median == pytest.approx(1, rel=0.3), "a job that only loads has an info series of its own, and no more"
 
