@@ -32,6 +32,8 @@ UP_S: Final = 180.0
 LOOK_S: Final = 0.5
 _MISSED: Final = "prometheus_rule_group_iterations_missed_total"
 TURNOVER_S: Final = 290.0
+EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenRulesUnwatched"})
+"""What fires in a fleet in health: the dead-man's switch, and that this Prometheus does not scrape itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,8 @@ def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
     """A fleet after another, then the largest one with jobs ten times as short.
 
     Raises:
-        BenchError: Prometheus or the fleet did not start, a rule failed, or an evaluation was missed.
+        BenchError: Prometheus or the fleet did not start, a rule failed or found something, or an evaluation was left
+            out.
     """
     load = load or Load()
     for hosts in load.hosts:
@@ -121,7 +124,8 @@ def _churn(place: Place, load: Load) -> Iterator[Figure]:
     yield figure("rules", "churn: the same, a job", "KiB", [1024 * (after.resident_mib - before.resident_mib) / jobs])
     what = f"churn: as much as {passed_s * times / 60:.0f} min of jobs of {TURNOVER_S:.0f} s; series in the head"
     yield figure("rules", what, "", [after.series], base=before.series, against="the start")
-    slowest = max(after.groups, key=lambda each: statistics.median(after.groups[each]))
+    both = before.groups.keys() & after.groups.keys()  # one that is evaluated once a minute may be in neither
+    slowest = max(both, key=lambda each: statistics.median(after.groups[each]))
     took_ms, base_ms = (1000 * statistics.median(each.groups[slowest]) for each in (after, before))
     yield figure("rules", f"churn: group {slowest} at the end", "ms", [took_ms], base=base_ms, against="the start")
 
@@ -153,7 +157,7 @@ class _Prometheus:
         """What each evaluation takes, for so long.
 
         Raises:
-            BenchError: a rule failed, or an evaluation was missed.
+            BenchError: a rule failed, found something in a fleet in health, or an evaluation was missed.
         """
         seen = _Seen()
         last: dict[str, str] = {}
@@ -169,6 +173,10 @@ class _Prometheus:
                 for rule in group["rules"]:
                     if rule["health"] != "ok":
                         raise BenchError(f"{rule['name']} is {rule['health']}: {rule.get('lastError')}")
+                    if rule.get("alerts") and rule["name"] not in EXPECTED:
+                        raise BenchError(
+                            f"{rule['name']} has {len(rule['alerts'])} alerts, and this fleet is in health"
+                        )
                     seen.rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
             time.sleep(LOOK_S)
         own = self._own()

@@ -69,3 +69,13 @@ def test_a_fleets_jobs_do_not_all_change_at_once(fleet: Fleet) -> None:
     ages = [value for series, value in page(fleet, 1e9).items() if series.startswith("gpuwarden_job_elapsed_seconds")]
     assert len(ages) == WORKERS
     assert max(ages) - min(ages) > 100
+
+
+def test_a_fleet_is_in_health_and_its_host_is_seen(fleet: Fleet) -> None:
+    early, late = page(fleet, 1e9), page(fleet, 1e9 + 100)
+    errors = [series for series in late if "_errors_total" in series or "_remapped_rows_total" in series]
+
+    assert len(errors) > 3 * WORKERS
+    assert [series for series in errors if late[series] != early[series]] == [], "no GPU has one error more"
+    assert {value for series, value in late.items() if series.startswith("gpuwarden_collector_success{")} == {1.0}
+    assert 'gpuwarden_collector_success{collector="sampler"}' in late
