@@ -19,6 +19,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import GpuFigures, Snapshot
 from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
+from gpuwarden import clock
 
 WORKERS: Final = 8
 """Of each host."""
@@ -58,7 +59,9 @@ _OF_THE_JOB: Final = {
     "gpuwarden_job_beat_age_seconds": "beat",
     "gpuwarden_job_steps": "steps",
 }
-_BY_THE_CLOCK: Final = ("_timestamp_seconds", "_total", "_age_seconds")
+_GROWS: Final = "gpuwarden_container_gpu_busy_seconds_total"
+"""The other counters are of errors, of which a fleet in health has none."""
+_BY_THE_CLOCK: Final = ("_timestamp_seconds", "_age_seconds")
 _WANDERS: Final = ("_memory_bytes", "_memory_used_bytes", "_memory_free_bytes", "_celsius", "_watts")
 
 
@@ -116,9 +119,11 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     if gpus is not None:
         gpus = replace(gpus, gpus=tuple(replace(each, figures=FIGURES) for each in gpus.gpus))
     looked = replace(snapshot, gpus=gpus)
-    own = SnapshotCollector(lambda: None, host="a", thresholds=Thresholds())
-    families = [*(family for collector in COLLECTORS.values() for family in collector(looked)), *own.collect()]
-    for line in Renderer().render(families, openmetrics=False).decode().splitlines():
+    of_the_host = [family for collector in COLLECTORS.values() for family in collector(looked)]
+    # Ages are as of when it was taken; how the exporter itself does is told of one that has just looked.
+    whole = SnapshotCollector(lambda: replace(looked, taken=clock.stamp()), host="a", thresholds=Thresholds())
+    of_itself = [family for family in whole.collect() if family.name not in {each.name for each in of_the_host}]
+    for line in Renderer().render([*of_the_host, *of_itself], openmetrics=False).decode().splitlines():
         found = None if line.startswith("#") else _LINE.fullmatch(line)
         if found is None:
             continue
@@ -132,7 +137,9 @@ def _kind(name: str, value: float) -> str:
     if name == "gpuwarden_job_info":
         return "info"
     if name.endswith(_BY_THE_CLOCK):
-        return "clock" if name.endswith("_timestamp_seconds") else "age" if name.endswith("_age_seconds") else "counter"
+        return "clock" if name.endswith("_timestamp_seconds") else "age"
+    if name == _GROWS:
+        return "counter"
     return "wanders" if name.endswith(_WANDERS) and value else "stays"
 
 

@@ -1,8 +1,9 @@
 """Breakages of the alert rules that nobody has to think of: each word of each rule, changed by itself.
 
 What is changed: every comparison, operation, set operator, aggregation, number and duration of an expression; each
-label that something is told apart, joined or selected by; each operand of `and` and `unless`, left out; what vanished,
-believed; `for`, labels and annotations. One at a time, and named by the rule and the change.
+label that something is told apart, joined or selected by; each operand of `and` and `unless`, and each aggregation that
+something is compared with, left out; what vanished, believed; `for`, labels and annotations. One at a time, and named
+by the rule and the change.
 """
 
 import re
@@ -59,6 +60,9 @@ TOKEN: Final = re.compile(
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _OPPOSITE: Final = {"=": "!=", "!=": "=", "=~": "!~", "!~": "=~"}
 _METRIC: Final = re.compile(r"^(gpuwarden[_:]|prometheus_|up\b)")
+_JOINED: Final = r"\s*(?:(?:on|ignoring)\s*\([^()]*\)\s*)?(?:group_left\s*\([^()]*\)\s*)?"
+_IN_PARENTHESES: Final = re.compile(rf"{_JOINED}\(")
+_AGGREGATED: Final = re.compile(rf"{_JOINED}(?:min|max) by \([^()]*\) \(")
 _RANGED: Final = re.compile(r"\s*(\[|offset\b)")
 
 
@@ -139,6 +143,8 @@ def _of_expression(text: str, start: int, end: int) -> Iterator[_Change]:
             yield from ((begins, ends, changed) for changed in SWAPPED.get(word, ()))
         if word in ("and", "unless") and (over := _operand(text, ends, end)):
             yield begins, over, ""
+        if word in (">=", "<=", ">", "<") and (over := _operand(text, ends, end, aggregated=True)):
+            yield begins, over, ""
 
 
 def _of_grouping(word: str, at: int) -> Iterator[_Change]:
@@ -170,9 +176,9 @@ def _of_selector(word: str, at: int) -> Iterator[_Change]:
                 yield at, at + len(word), word.replace(listed, fewer)
 
 
-def _operand(text: str, at: int, end: int) -> int | None:
-    """Where the right-hand side of a set operator ends, if it is one in parentheses."""
-    begun = re.compile(r"\s*(?:(?:on|ignoring)\s*\([^()]*\)\s*)?(?:group_left\s*\([^()]*\)\s*)?\(").match(text, at, end)
+def _operand(text: str, at: int, end: int, *, aggregated: bool = False) -> int | None:
+    """Where the right-hand side of an operator ends, if it is one in parentheses, or one aggregation."""
+    begun = (_AGGREGATED if aggregated else _IN_PARENTHESES).match(text, at, end)
     if begun is None:
         return None
     depth = 1

@@ -214,23 +214,17 @@ def of_outcome(rules: str, labels: str, trip: str) -> list[Mutant]:
 # The stall rule, its parts letter for letter.
 
 ARMED = """\
-              min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
-                >=
+            min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
+              >=
+            (
               max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
 """
 ARMED_BACKWARDS = """\
+            (
               max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
                 <=
               min by (host, worker, container) (gpuwarden_job_beat_age_seconds)
 """
-GPU = """\
-            and on (host, worker, container) (
-              max by (host, worker, container) (gpuwarden_job_stall_timeout_seconds)
-                <= on (host, container) group_left ()
-              min by (host, container) (gpuwarden_container_gpu_idle_seconds)
-            )
-"""
-RAM = GPU.replace("gpu_idle", "ram_still")
 LABELS = """\
           severity: critical
           remedy: restart_worker
@@ -243,34 +237,31 @@ GPU_IDLE = "gpuwarden_container_gpu_idle_seconds"
 RAM_STILL = "gpuwarden_container_ram_still_seconds"
 
 
-def of_leg(
-    leg: str, name: str, series: str, other: str, *, rules: str = STALL, limit: str = TIMEOUT, constant: str = "120"
-) -> list[Mutant]:
-    """The mutants that the GPU's leg and the RAM's have in common. `other` is the other leg's series."""
-    here = "and on (host, worker, container)"
+def link(series: str, indent: str = " " * 16) -> str:
+    """One comparison of a chain with what a container has, letter for letter."""
+    return f"""\
+{indent}<= on (host, container) group_left ()
+{indent[2:]}min by (host, container) ({series})
+"""
+
+
+def of_link(part: str, name: str, series: str, other: str, *, rules: str) -> list[Mutant]:
+    """The mutants that such comparisons have in common. `other` is the series of another one."""
     return of(
         rules,
-        leg,
-        (f"{name} is not looked at", leg, ""),
-        (f"{name} accuses by itself", here, "or on (host, worker, container)"),
-        (f"{name} accuses by its life", here, "unless on (host, worker, container)"),
-        (f"{name} must be silent for longer than the timeout", "<=", "<"),
+        part,
+        (f"{name} is not looked at", part, ""),
+        (f"{name} must be silent for longer than the limit", "<=", "<"),
         (f"{name} is compared the wrong way round", "<=", ">="),
         (f"{name} compares its longest duration", "min by", "max by"),
         (f"{name} compares its mean duration", "min by", "avg by"),
-        (f"{name} compares the shortest timeout", "max by", "min by"),
-        (f"{name} compares {constant} s whatever is set", f"({limit})", f"({limit} * 0 + {constant})"),
         (f"{name} is joined without aggregation", f"min by (host, container) ({series})", series),
-        (f"{name} joins a timeout without aggregation", f"max by (host, worker, container) ({limit})", limit),
         (f"{name} remembers its longest silence", series, f"max_over_time({series}[5m])"),
         (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
         (f"{name} counts as silent where it is unknown", f"({series})", f"({series} or on (host, container) {other})"),
         (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
         (f"{name} is the least of all hosts", "(host, container)", "(container)"),
         (f"{name} is the least of its host", "(host, container)", "(host)"),
-        (f"{name} accuses the worker's namesakes on other hosts", here, "and on (worker, container)"),
-        (f"{name} accuses the container's other workers", here, "and on (host, container)"),
-        (f"{name} accuses the worker in its other containers", here, "and on (host, worker)"),
     )
 
 
@@ -354,8 +345,8 @@ STALL_MUTANTS: Final = [
         ("the beat is not told apart by container", "(host, worker, container)", "(host, worker)"),
         ("the value is the timeout", ARMED, ARMED_BACKWARDS),
     ),
-    *of_leg(GPU, "the GPU", GPU_IDLE, RAM_STILL),
-    *of_leg(RAM, "the RAM", RAM_STILL, GPU_IDLE),
+    *of_link(link(GPU_IDLE), "the GPU", GPU_IDLE, RAM_STILL, rules=STALL),
+    *of_link(link(RAM_STILL), "the RAM", RAM_STILL, GPU_IDLE, rules=STALL),
     *of_work(STALL, TIMEOUT),
     *of_identity(STALL, "the beat's age"),
     *of_file(STALL, TIMEOUT),
@@ -374,21 +365,20 @@ DEAD_AFTER = "gpuwarden_worker_dead_after_seconds"
 ALIVE = "gpuwarden_worker_alive"
 SLOT = "(host, worker, container)"
 HEARTBEAT = f"""\
-              min by {SLOT} ({HEARTBEAT_AGE}{{container!=""}})
-                >=
+            min by {SLOT} ({HEARTBEAT_AGE}{{container!=""}})
+              >=
+            (
               max by {SLOT} ({DEAD_AFTER})
 """
 HEARTBEAT_BACKWARDS = f"""\
+            (
               max by {SLOT} ({DEAD_AFTER})
                 <=
               min by {SLOT} ({HEARTBEAT_AGE}{{container!=""}})
 """
 CPU = f"""\
-            and on {SLOT} (
+                <=
               min by {SLOT} ({CPU_STILL})
-                >=
-              max by {SLOT} ({DEAD_AFTER})
-            )
 """
 LOCK = f"""\
             and on {SLOT} (
@@ -398,20 +388,12 @@ LOCK = f"""\
 DEAD_LABELS = LABELS.replace("stall", "dead_worker")
 
 
-def of_silence(part: str, name: str, selected: str) -> list[Mutant]:
-    """The mutants that the heartbeat's comparison and the CPU's have in common."""
-    return of(
-        WORKER,
-        part,
-        (f"{name} must be silent for longer than is allowed", ">=", ">"),
-        (f"{name} is compared the wrong way round", ">=", "<="),
-        (f"{name} compares nothing", ">=", ">= 0 *"),
-        (f"{name} compares 30 s whatever is allowed", f"({DEAD_AFTER})", f"({DEAD_AFTER} * 0 + 30)"),
-        (f"{name} compares the shortest limit", "max by", "min by"),
+def _of_duration(name: str, selected: str) -> list[tuple[str, str, str]]:
+    """The breakages that the heartbeat's age and the CPU's stillness have in common."""
+    return [
         (f"{name} compares its longest silence", "min by", "max by"),
         (f"{name} compares its mean silence", "min by", "avg by"),
         (f"{name} is joined without aggregation", f"min by {SLOT} ({selected})", selected),
-        (f"{name} joins a limit without aggregation", f"max by {SLOT} ({DEAD_AFTER})", DEAD_AFTER),
         (f"{name} remembers its longest silence", selected, f"max_over_time({selected}[5m])"),
         (f"{name} is believed after it has become unknown", selected, f"last_over_time({selected}[5m])"),
         (f"{name} counts as silent where it is unknown", f"({selected})",
@@ -419,11 +401,11 @@ def of_silence(part: str, name: str, selected: str) -> list[Mutant]:
         (f"{name} is not told apart by host", SLOT, "(worker, container)"),
         (f"{name} is not told apart by worker", SLOT, "(host, container)"),
         (f"{name} is not told apart by container", SLOT, "(host, worker)"),
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def of_join(part: str, name: str) -> list[Mutant]:
-    """The mutants that the legs joined to the heartbeat have in common."""
+    """The mutants of a leg that is joined to the heartbeat."""
     here = f"and on {SLOT}"
     return of(
         WORKER,
@@ -447,16 +429,28 @@ WORKER_MUTANTS: Final = [
         ("a GPU that nobody can tell apart holds it back", LOCK_HELD,
          f"{LOCK_HELD} unless on (host, container) gpuwarden_container_gpu_attribution_missing == 1"),
     ),
-    *of_silence(HEARTBEAT, "the heartbeat", f'{HEARTBEAT_AGE}{{container!=""}}'),
     *of(
         WORKER,
         HEARTBEAT,
+        ("the heartbeat must be silent for longer than is allowed", ">=", ">"),
+        ("the heartbeat is compared the wrong way round", ">=", "<="),
+        ("the heartbeat compares nothing", ">=", ">= 0 *"),
+        ("30 s are allowed whatever is set", f"({DEAD_AFTER})", f"({DEAD_AFTER} * 0 + 30)"),
+        ("the shortest limit counts", "max by", "min by"),
+        ("a limit is joined without aggregation", f"max by {SLOT} ({DEAD_AFTER})", DEAD_AFTER),
+        *_of_duration("the heartbeat", f'{HEARTBEAT_AGE}{{container!=""}}'),
         ("the main loop counts instead of the heartbeat", HEARTBEAT_AGE, "gpuwarden_worker_loop_age_seconds"),
         ("an unknown container is accused", '{container!=""}', ""),
         ("the value is the limit", HEARTBEAT, HEARTBEAT_BACKWARDS),
     ),
-    *of_silence(CPU, "the CPU", CPU_STILL),
-    *of_join(CPU, "the CPU"),
+    *of(
+        WORKER,
+        CPU,
+        ("the CPU is not looked at", CPU, ""),
+        ("the CPU must be silent for longer than is allowed", "<=", "<"),
+        ("the CPU is compared the wrong way round", "<=", ">="),
+        *_of_duration("the CPU", CPU_STILL),
+    ),
     *of_join(LOCK, "the lock"),
     *of(
         WORKER,
@@ -653,21 +647,17 @@ WINDOW = "gpuwarden_job_health_window_seconds"
 GRACE = "gpuwarden_job_health_grace_seconds"
 PHASE_AGE = "gpuwarden_job_phase_age_seconds"
 WATCHED = f"""\
-              min by {SLOT} ({ELAPSED})
-                >=
-              max by {SLOT} ({GRACE})
-                + on {SLOT}
+            min by {SLOT} ({ELAPSED})
+              >=
+            max by {SLOT} ({GRACE})
+              + on {SLOT}
+            (
               max by {SLOT} ({WINDOW})
 """
 ONE_PHASE = f"""\
-            and on {SLOT} (
+                <= on {SLOT}
               min by {SLOT} ({PHASE_AGE})
-                >=
-              max by {SLOT} ({WINDOW})
-            )
 """
-HEALTH_GPU = GPU.replace(TIMEOUT, WINDOW)
-HEALTH_RAM = RAM.replace(TIMEOUT, WINDOW)
 HEALTH_BEAT = f"""\
             unless on (host, worker, container) (
               min by (host, worker, container) ({BEAT_AGE})
@@ -685,8 +675,20 @@ FAULT_STILL = "gpuwarden_container_fault_still_seconds"
 PEGGED = "gpuwarden_container_gpu_pegged_seconds"
 NOT_SEEN_BUSY = "gpuwarden_container_gpu_not_seen_busy_seconds"
 CONTAINER_CPU = "gpuwarden_container_cpu_still_seconds"
-STUCK_BEAT = ARMED.replace(TIMEOUT, STUCK_AFTER)
-STUCK_BEAT_BACKWARDS = ARMED_BACKWARDS.replace(TIMEOUT, STUCK_AFTER)
+STUCK_BEAT = f"""\
+              min by {SLOT} ({BEAT_AGE})
+                >=
+              max by {SLOT} ({STUCK_AFTER})
+"""
+STUCK_BEAT_BACKWARDS = f"""\
+              max by {SLOT} ({STUCK_AFTER})
+                <=
+              min by {SLOT} ({BEAT_AGE})
+"""
+STUCK_STILLNESS = f"""\
+            and on {SLOT} (
+              max by {SLOT} ({STUCK_STILL})
+{link(RAM_STILL)}"""
 STUCK_PEGGED = f"""\
               (
                 max by {SLOT} ({STUCK_STILL})
@@ -696,26 +698,10 @@ STUCK_PEGGED = f"""\
               or on {SLOT}
 """
 STUCK_UNSEEN = f"""\
-                (
-                  max by {SLOT} ({STUCK_STILL})
-                    <= on (host, container) group_left ()
-                  min by (host, container) ({NOT_SEEN_BUSY})
-                )
-                and on {SLOT} (
-"""
-STUCK_CPU = f"""\
-                and on {SLOT} (
-                  max by {SLOT} ({STUCK_STILL})
-                    <= on (host, container) group_left ()
-                  min by (host, container) ({CONTAINER_CPU})
-                )
-"""
+                max by {SLOT} ({STUCK_STILL})
+{link(NOT_SEEN_BUSY, " " * 18)}"""
+STUCK_CPU = link(CONTAINER_CPU, " " * 18)
 STUCK_GPU = "            and on (host, worker, container) (\n              # Its GPU"
-
-
-def stuck_leg(series: str) -> str:
-    """The leg of one duration that the condition always looks at."""
-    return GPU.replace(TIMEOUT, STUCK_STILL).replace(GPU_IDLE, series)
 
 
 def of_gpu_proof(part: str, name: str, series: str) -> list[Mutant]:
@@ -765,9 +751,19 @@ STUCK_MUTANTS: Final = [
             ("the I/O", IO_STILL, RAM_STILL),
             ("the faults", FAULT_STILL, RAM_STILL),
         )
-        for mutant in of_leg(
-            stuck_leg(series), name, series, other, rules=STUCK, limit=STUCK_STILL, constant="580"
-        )
+        for mutant in of_link(link(series), name, series, other, rules=STUCK)
+    ),
+    *of(
+        STUCK,
+        STUCK_STILLNESS,
+        ("stillness accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
+        ("stillness excuses", f"and on {SLOT}", f"unless on {SLOT}"),
+        ("stillness compares the shortest limit", "max by", "min by"),
+        ("stillness compares 580 s whatever is set", f"({STUCK_STILL})", f"({STUCK_STILL} * 0 + 580)"),
+        ("stillness joins a limit without aggregation", f"max by {SLOT} ({STUCK_STILL})", STUCK_STILL),
+        ("stillness accuses the worker's namesakes on other hosts", f"and on {SLOT}", "and on (worker, container)"),
+        ("stillness accuses the container's other workers", f"and on {SLOT}", "and on (host, container)"),
+        ("stillness accuses the worker in its other containers", f"and on {SLOT}", "and on (host, worker)"),
     ),
     *of(
         STUCK,
@@ -786,13 +782,11 @@ STUCK_MUTANTS: Final = [
     *of(
         STUCK,
         STUCK_UNSEEN,
-        ("a GPU that was seen busy proves as much", STUCK_UNSEEN, "                (\n"),
-        ("the CPU accuses without the GPU", "and on", "or on"),
+        ("a GPU that was seen busy proves as much", link(NOT_SEEN_BUSY, " " * 18), ""),
         ("a GPU that is unknown is never one that is not seen busy", NOT_SEEN_BUSY, GPU_IDLE),
     ),
     *of_gpu_proof(STUCK_UNSEEN, "what is not seen busy", NOT_SEEN_BUSY),
-    *of(STUCK, STUCK_CPU, ("the CPU is not looked at", STUCK_CPU, "")),
-    *of_gpu_proof(STUCK_CPU, "the CPU", CONTAINER_CPU),
+    *of_link(STUCK_CPU, "the CPU", CONTAINER_CPU, RAM_STILL, rules=STUCK),
     *of_identity(STUCK, "the silence"),
     *of_file(STUCK, STUCK_STILL),
     *of(
@@ -814,9 +808,8 @@ HEALTH_MUTANTS: Final = [
         WATCHED,
         ("the run time must be longer than grace and window", ">=", ">"),
         ("the run time is compared the wrong way round", ">=", "<="),
-        ("there is no grace", f"max by {SLOT} ({GRACE})\n                + on {SLOT}\n", ""),
-        ("the window may lie in the grace",
-         f"                + on {SLOT}\n              max by {SLOT} ({WINDOW})\n", ""),
+        ("there is no grace", f"max by {SLOT} ({GRACE})\n              + on {SLOT}\n", ""),
+        ("the window may lie in the grace", f"+ on {SLOT}", f"and on {SLOT}"),
         ("the grace is the longest of both", f"+ on {SLOT}", f"> on {SLOT}"),
         ("the grace is 360 s whatever is set", f"({GRACE})", f"({GRACE} * 0 + 360)"),
         ("the run time compares the shortest limits", "max by", "min by"),
@@ -835,21 +828,18 @@ HEALTH_MUTANTS: Final = [
         HEALTH,
         ONE_PHASE,
         ("the phase's age is not looked at", ONE_PHASE, ""),
-        ("the phase's age accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
-        ("the phase must be older than the window", ">=", ">"),
-        ("the phase is compared the wrong way round", ">=", "<="),
+        ("the phase must be older than the window", "<=", "<"),
+        ("the phase is compared the wrong way round", "<=", ">="),
         ("the older of two phases counts", "min by", "max by"),
-        ("the phase compares the shortest window", "max by", "min by"),
         ("the phase is joined without aggregation", f"min by {SLOT} ({PHASE_AGE})", PHASE_AGE),
-        ("the phase joins a window without aggregation", f"max by {SLOT} ({WINDOW})", WINDOW),
         ("the phase remembers its longest", PHASE_AGE, f"max_over_time({PHASE_AGE}[5m])"),
         ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
         ("the phase is not told apart by host", SLOT, "(worker, container)"),
         ("the phase is not told apart by worker", SLOT, "(host, container)"),
         ("the phase is not told apart by container", SLOT, "(host, worker)"),
     ),
-    *of_leg(HEALTH_GPU, "the GPU", GPU_IDLE, RAM_STILL, rules=HEALTH, limit=WINDOW, constant="300"),
-    *of_leg(HEALTH_RAM, "the RAM", RAM_STILL, GPU_IDLE, rules=HEALTH, limit=WINDOW, constant="300"),
+    *of_link(link(GPU_IDLE), "the GPU", GPU_IDLE, RAM_STILL, rules=HEALTH),
+    *of_link(link(RAM_STILL), "the RAM", RAM_STILL, GPU_IDLE, rules=HEALTH),
     *of(
         HEALTH,
         HEALTH_BEAT,
@@ -1520,12 +1510,8 @@ WRANGLING_MUTANTS: Final = [
 
 LOST = "gpuwarden_container_gpu_lost_seconds"
 LOST_LEG = f"""\
-            (
               max by {SLOT} ({WINDOW})
-                <= on (host, container) group_left ()
-              min by (host, container) ({LOST})
-            )
-"""
+{link(LOST)}"""
 CONTRADICTED = f"            unless on (host, container) {GPU_IDLE}\n"
 BEATS = f"""\
             unless on {SLOT} (
@@ -1569,21 +1555,12 @@ GPU_LOST_MUTANTS: Final = [
         GPU_LOST,
         ONE_PHASE,
         ("the phase's age is not looked at", ONE_PHASE, ""),
-        ("the phase's age accuses by itself", f"and on {SLOT}", f"or on {SLOT}"),
-        ("the phase must be older than the window", ">=", ">"),
-        ("the phase is compared the wrong way round", ">=", "<="),
+        ("the phase must be older than the window", "<=", "<"),
+        ("the phase is compared the wrong way round", "<=", ">="),
         ("the older of two phases counts", "min by", "max by"),
         ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
     ),
-    *of(
-        GPU_LOST,
-        HEALTH_RAM,
-        ("the RAM is not looked at", HEALTH_RAM, ""),
-        ("the RAM accuses by itself", "and on", "or on"),
-        ("the RAM must be still for longer than the window", "<=", "<"),
-        ("the RAM that moved less counts", "min by", "max by"),
-        ("the RAM is believed after it has vanished", RAM_STILL, f"last_over_time({RAM_STILL}[5m])"),
-    ),
+    *of_link(link(RAM_STILL), "the RAM", RAM_STILL, LOST, rules=GPU_LOST),
     *of_identity(GPU_LOST, "the window"),
     *of_file(GPU_LOST, WINDOW),
     *of_outcome(GPU_LOST, LABELS.replace("stall", "health"), "health"),

@@ -1,15 +1,17 @@
 """The rules at every scrape interval: a wedge is found at the first scrape that shows it, and let go likewise."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from deploy import parts
+from deploy.check import CHECKOUT
 from tests.alerts.judging import run
 from tests.alerts.mutants import ALERTS
 
@@ -157,14 +159,36 @@ def test_each_wedge_is_found_at_the_first_scrape_that_shows_it_and_let_go_at_the
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def groups() -> list[dict[str, Any]]:
+    return [group for file in ALERTS.glob("*.rules.yaml") for group in yaml.safe_load(file.read_text())["groups"]]
+
+
+def test_a_group_with_an_interval_of_its_own_only_tells_people_and_is_no_slower_than_a_minute() -> None:
+    own = [group for group in groups() if "interval" in group]
+
+    assert {group["interval"] for group in own} == {"1m"}, "more than 5 minutes would end what fires in between"
+    acting = [rule["alert"] for group in own for rule in group["rules"] if "remedy" in rule.get("labels", {})]
+    assert acting == []
+    recorded = [rule["record"] for group in own for rule in group["rules"] if "record" in rule]
+    assert recorded == [], "what acts may ask a record"
+
+
 def test_every_condition_that_compares_durations_is_among_them() -> None:
     comparing = {
         rule["alert"]
-        for file in ALERTS.glob("*.rules.yaml")
-        for group in yaml.safe_load(file.read_text())["groups"]
+        for group in groups()
         for rule in group["rules"]
         if rule.get("labels", {}).get("remedy") in {"restart_worker", "restart_container"}
         or "gpuwarden_job_stall_timeout_seconds" in rule["expr"]
     }
 
     assert comparing == WEDGES.keys()
+
+
+def test_the_page_of_the_rules_lists_what_is_asked_once_a_minute() -> None:
+    _, _, section = (CHECKOUT / "docs" / "rules.md").read_text().partition("## What is asked once a minute")
+    listed = re.findall(r"`(Gpuwarden\w+)`", section)
+
+    assert sorted(listed) == sorted(
+        rule["alert"] for group in groups() if "interval" in group for rule in group["rules"]
+    )

@@ -17,11 +17,11 @@ SHORT = Load(hosts=(2,), interval_s=1, settles_s=2.0, watched_s=3.0, churn_turno
 def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Path) -> None:
     found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), SHORT)}
 
-    assert found["16 workers: all groups"].median > 0
+    assert found["16 workers: all groups, of the time there is"].median > 0
     assert found["16 workers: series a worker"].median > 50
     slowest = [what for what in found if what.startswith("16 workers: group ")]
     assert len(slowest) == 3
-    assert all(found[what].against == "a fifth of the interval" for what in slowest)
+    assert all(found[what].against == "a fifth of its interval" for what in slowest)
     (made,) = [each for what, each in found.items() if what.endswith("series made, a job")]
     assert made.median == pytest.approx(1, rel=0.3), "a job that only loads has an info series of its own, and no more"
 
@@ -69,3 +69,13 @@ def test_a_fleets_jobs_do_not_all_change_at_once(fleet: Fleet) -> None:
     ages = [value for series, value in page(fleet, 1e9).items() if series.startswith("gpuwarden_job_elapsed_seconds")]
     assert len(ages) == WORKERS
     assert max(ages) - min(ages) > 100
+
+
+def test_a_fleet_is_in_health_and_its_host_is_seen(fleet: Fleet) -> None:
+    early, late = page(fleet, 1e9), page(fleet, 1e9 + 100)
+    errors = [series for series in late if "_errors_total" in series or "_remapped_rows_total" in series]
+
+    assert len(errors) > 3 * WORKERS
+    assert [series for series in errors if late[series] != early[series]] == [], "no GPU has one error more"
+    assert {value for series, value in late.items() if series.startswith("gpuwarden_collector_success{")} == {1.0}
+    assert 'gpuwarden_collector_success{collector="sampler"}' in late

@@ -54,7 +54,8 @@ def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
         eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=30, log=logs)
         rules = asks("prometheus", "/api/v1/rules")
         assert rules is not None
-        assert len(rules.json()["data"]["groups"]) == len(list((folder / "gpuwarden" / "rules").iterdir()))
+        loaded = {Path(group["file"]).name for group in rules.json()["data"]["groups"]}
+        assert loaded == {each.name for each in (folder / "gpuwarden" / "rules").iterdir()}
         eventually(lambda: asks("alertmanager", "/-/ready"), "Alertmanager answers", log=logs)
         eventually(wedge_arrives, "an alert reaches the ledger", log=logs)
 
