@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import yaml
 
 from deploy import parts
-from tests.alerts.mutants import ALERTS, FIRST
+from tests.alerts import narrowed
+from tests.alerts.mutants import ALERTS, FIRST, RULES
 
 PROMTOOL_TIMEOUT_S = 300
 AT_ONCE = 200
 """So many files are given to one call of promtool that checks them."""
 TESTED_AT_ONCE = 40
-"""So many to one that tests them: on a machine that is busy all of a file's mutants may take longer than a call may."""
+"""So many to one that tests them: on a machine that is busy more of them may take longer than a call may."""
 
 _VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)
 _CHECKED = re.compile(r"^Checking (\S+)\n(.*?)(?=^Checking|\Z)", re.MULTILINE | re.DOTALL)
@@ -43,9 +44,13 @@ class Breakage(Protocol):
         """The whole of it."""
 
 
+class UnsoundError(Exception):
+    """The tests fail on the rules as they are, so that their failing on broken ones says nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What became of the mutants of one rule file: what promtool said of those that are caught, and who is left."""
+    """What became of some mutants of one rule file: what promtool said of those that are caught, and who is left."""
 
     rules: str
     caught: dict[str, str]
@@ -53,47 +58,81 @@ class Judged:
 
 
 def judge_all(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Iterator[Judged]:
-    """Each rule file's, as it is done; several at once. `room` is an empty folder."""
+    """A few of a rule file's at a time, as they are done; several times at once. `room` is an empty folder.
+
+    Raises:
+        UnsoundError: the tests fail on the rules as they are.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        files = dict.fromkeys(each.rules for each in mutants)
+        of_file = {
+            rules: [each for each in mutants if each.rules == rules] for rules in {each.rules: 0 for each in mutants}
+        }
         judged = [
-            pool.submit(judge, [each for each in mutants if each.rules == rules], promtool, room / rules)
-            for rules in files
+            pool.submit(judge, of[at : at + TESTED_AT_ONCE], promtool, room / rules / str(at))
+            for rules, of in of_file.items()
+            for at in range(0, len(of), TESTED_AT_ONCE)
         ]
-        yield from (each.result() for each in as_completed(judged))
+        try:
+            yield from (each.result() for each in as_completed(judged))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def judge(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Judged:
-    """What promtool says of the mutants of one file: one group of its tests after another, on all that are left.
+    """What promtool says of mutants of one file: one group of its tests after another, on all that are left.
 
     Many in one process for each group: to start promtool takes longer than most groups. After those that catch the most
-    for their time come those with the most series.
+    for their time come those with the most series. Each mutant meets only the rules and assertions that it can make a
+    difference to, and so does the sound file beside it, which has to pass.
+
+    Raises:
+        UnsoundError: a group fails on the rules as they are.
     """
-    left: dict[str, str] = {}
-    caught: dict[str, str] = {}
     rules = mutants[0].rules
-    for number, mutant in enumerate(each for each in mutants if each.applies):
-        folder = room / str(number)
-        folder.mkdir(parents=True)
-        (folder / rules).write_text(mutant.text())
-        left[str(folder / "test.yaml")] = mutant.name
+    sound = narrowed.read(RULES[rules])
+    broken = {
+        str(room / str(number)): narrowed.read(each.text()) for number, each in enumerate(mutants) if each.applies
+    }
+    left = {str(room / str(number)): each.name for number, each in enumerate(mutants) if each.applies}
+    touched = {folder: frozenset(narrowed.touched(sound, document)) for folder, document in broken.items()}
+    caught: dict[str, str] = {}
     test = read_test(rules)
-    first = [group for begins in FIRST[rules] for group in test["tests"] if group["name"].startswith(begins)]
-    rest = [group for group in test["tests"] if group not in first]
-    by_size = sorted(rest, key=lambda group: len(group.get("input_series", [])), reverse=True)
-    for group in (*first, *by_size):
-        text = yaml.dump({**test, "tests": [group]}, Dumper=yaml.CSafeDumper)
-        for file in left:
-            Path(file).write_text(text)
-        if not left:
-            break
-        files = list(left)
-        for at in range(0, len(files), TESTED_AT_ONCE):
-            said = run(promtool, "test", "rules", *files[at : at + TESTED_AT_ONCE], stderr=subprocess.STDOUT).stdout
-            for file, verdict in _VERDICT.findall(said):
-                if "FAILED" in verdict:
-                    caught[left.pop(file)] = verdict
+    for group in in_order(rules, test["tests"]):
+        asked = {each: narrowed.group_for(each, group, sound) for each in {touched[folder] for folder in left}}
+        tests = [
+            _write(Path(folder), rules, {**test, "tests": [its]}, narrowed.rules_for(its, broken[folder], sound))
+            for folder in left
+            if (its := asked[touched[folder]])
+        ]
+        controls = [
+            _write(room / f"sound-{number}", rules, {**test, "tests": [its]}, narrowed.rules_for(its, sound, sound))
+            for number, its in enumerate(asked.values())
+            if its
+        ]
+        if not tests:
+            continue
+        said = run(promtool, "test", "rules", *controls, *tests, stderr=subprocess.STDOUT).stdout
+        for file, verdict in _VERDICT.findall(said):
+            if "FAILED" in verdict and file in controls:
+                raise UnsoundError(f"{rules}: {group['name']!r} fails on the rules as they are:\n{verdict}")
+            if "FAILED" in verdict:
+                caught[left.pop(str(Path(file).parent))] = verdict
     return Judged(rules=rules, caught=caught, survived=list(left.values()))
+
+
+def in_order(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of a file's tests, in the order in which they are shown the mutants."""
+    first = [group for begins in FIRST[rules] for group in groups if group["name"].startswith(begins)]
+    rest = [group for group in groups if group not in first]
+    return [*first, *sorted(rest, key=lambda group: len(group.get("input_series", [])), reverse=True)]
+
+
+def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / rules).write_text(text)
+    file = folder / "test.yaml"
+    file.write_text(yaml.dump(test, Dumper=yaml.CSafeDumper))
+    return str(file)
 
 
 def parsing(mutants: Sequence[Breakage], promtool: Path, room: Path) -> list[Breakage]:

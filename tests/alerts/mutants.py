@@ -1767,6 +1767,9 @@ _HOLDS_ITSELF: Final = (
     "apart, or after a Prometheus that was down, and promtool's are neither"
 )
 _ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
+_ALIKE: Final = "it is matched, by all labels, with what is of one error only"
+_UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
+_OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"{its}: {change}": _INFO_IS_1
@@ -1815,6 +1818,21 @@ EQUIVALENT: Final[dict[str, str]] = {
     "no longer than the bound, which is 490 s at most",
     "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
     "node: GpuwardenNodeLost: max -> min, at its place 3": _INFO_IS_1,
+    "faults: GpuwardenGpuMissing: max -> min": _INFO_IS_1,
+    **{
+        f"faults: {its}: {change}, at its place {place}": _ONLY_THERE
+        for its, by, places in (
+            ("GpuwardenGpuXid", "host, gpu, xid", (6,)),
+            ("GpuwardenGpuEccUncorrected", "host, gpu", (6, 7, 8, 9, 10)),
+            ("GpuwardenDriverCallKilled", "host", (6,)),
+        )
+        for change in ("max -> min", f"by ({by}) -> by ({by}, instance)")
+        for place in places
+    },
+    **{
+        f"faults: GpuwardenGpuEccUncorrected: {_UNCORRECTED} -> {_OF_EITHER}, at its place {place}": _ALIKE
+        for place in (6, 7, 11, 12)
+    },
     "wrangling: GpuwardenItemsFailing: max -> min": _SINGLE,
     "wrangling: GpuwardenItemsFailing: by (host, worker, run) -> by (host, worker, run, instance)": _NO_INSTANCE,
     "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",

@@ -1,0 +1,102 @@
+"""What of a rule file and its tests a breakage can make a difference to: the rest need not be evaluated for it.
+
+A rule makes a difference to what asks for it by name: a rule whose expression names it, and an assertion that does. All
+else says the same of the broken file as of the sound one. What is left of a group of tests ends with the last assertion
+that asks for the rule, and the rules that are left are those that its assertions ask for.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import yaml
+
+Document = Mapping[str, Any]
+"""A rule file as YAML: all of it text."""
+
+_ASSERTIONS: Final = ("alert_rule_test", "promql_expr_test")
+_ALERTS: Final = re.compile(r"\bALERTS\w*(?:\{([^}]*)\})?")
+_NAMED: Final = re.compile(r'\balertname=~?"([\w|]+)"')
+
+
+def read(text: str) -> Document:
+    """A rule file's text."""
+    document: Document = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - it makes nothing but text
+    return document
+
+
+def touched(sound: Document, broken: Document) -> set[str]:
+    """The rules, by their sound names, that the breakage can make a difference to."""
+    if _heads(sound) != _heads(broken):
+        return {_name(rule) for rule in _rules(sound)}
+    pairs = zip(_rules(sound), _rules(broken), strict=True)
+    return _tied({_name(rule) for rule, other in pairs if rule != other}, _expressions(sound, broken))
+
+
+def group_for(touched: Collection[str], group: Mapping[str, Any], sound: Document) -> dict[str, Any] | None:
+    """A group of tests with only those assertions that ask for one of these rules; None if none does."""
+    every = {_name(rule) for rule in _rules(sound)}
+    left = {
+        kind: [each for each in group.get(kind, []) if not _asked(each, every).isdisjoint(touched)]
+        for kind in _ASSERTIONS
+    }
+    return {**group, **left} if any(left.values()) else None
+
+
+def rules_for(group: Mapping[str, Any], broken: Document, sound: Document) -> str:
+    """The broken rule file's text with only those rules that the assertions of a group ask for, and what these name."""
+    expressions = _expressions(sound, broken)
+    asked = {name for kind in _ASSERTIONS for each in group.get(kind, []) for name in _asked(each, expressions)}
+    stays = _tied(asked, expressions)
+    groups = [
+        {
+            **theirs,
+            "rules": [rule for rule, its in zip(theirs["rules"], ours["rules"], strict=True) if _name(its) in stays],
+        }
+        for theirs, ours in zip(broken["groups"], sound["groups"], strict=True)
+    ]
+    return yaml.dump({**broken, "groups": [each for each in groups if each["rules"]]}, Dumper=yaml.CSafeDumper)
+
+
+def _asked(assertion: Mapping[str, Any], every: Collection[str]) -> set[str]:
+    """Which of the rules an assertion is about: all of them where it asks for alerts without saying which."""
+    if "alertname" in assertion:
+        return {assertion["alertname"]}
+    expr = assertion["expr"]
+    if any(_NAMED.search(matchers) is None for matchers in _ALERTS.findall(expr)):
+        return set(every)
+    return {name for name in every if name in re.findall(r"[\w:]+", expr)}
+
+
+def _tied(names: Collection[str], expressions: Mapping[str, str]) -> set[str]:
+    """These rules, those that they name and those that name them, and so on."""
+    found = set(names)
+    while True:
+        naming = {name for name, expr in expressions.items() if any(each in expr for each in found)}
+        named = {name for name in expressions if any(name in expressions.get(each, "") for each in found)}
+        if naming | named <= found:
+            return found
+        found |= naming | named
+
+
+def _expressions(*documents: Document) -> dict[str, str]:
+    """What the rules of the first, by its names, are in all of them together."""
+    expressions: defaultdict[str, str] = defaultdict(str)
+    for rules in zip(*map(_rules, documents), strict=True):
+        expressions[_name(rules[0])] += "\n".join(rule["expr"] for rule in rules)
+    return expressions
+
+
+def _rules(document: Document) -> Iterator[Mapping[str, Any]]:
+    return (rule for group in document["groups"] for rule in group["rules"])
+
+
+def _heads(document: Document) -> list[dict[str, Any]]:
+    """All that is said of the groups but what their rules are."""
+    return [{**group, "rules": len(group["rules"])} for group in document["groups"]]
+
+
+def _name(rule: Mapping[str, Any]) -> str:
+    name: str = rule.get("alert") or rule["record"]
+    return name

@@ -1,0 +1,149 @@
+"""What a breakage is judged by: the rules and assertions that it can make a difference to, and no fewer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import parts
+from tests.alerts import judging, narrowed
+from tests.alerts.mutants import CHAIN, FAULTS, RULES, VRAM, Mutant
+
+SOUND = narrowed.read("""\
+groups:
+  - name: recorded
+    rules:
+      - record: gpuwarden:still:seconds
+        expr: gpuwarden_still_seconds
+      - record: gpuwarden:still_gpus:count
+        expr: count(gpuwarden_still_gpus)
+  - name: told
+    interval: 5s
+    rules:
+      - alert: GpuwardenStill
+        expr: gpuwarden:still:seconds > 60
+      - alert: GpuwardenHot
+        expr: gpuwarden_heat_celsius > 90
+""")
+EVERY = {"gpuwarden:still:seconds", "gpuwarden:still_gpus:count", "GpuwardenStill", "GpuwardenHot"}
+FIRES: dict[str, Any] = {"eval_time": "1m", "alertname": "GpuwardenStill", "exp_alerts": []}
+BURNS: dict[str, Any] = {"eval_time": "9m", "alertname": "GpuwardenHot", "exp_alerts": []}
+
+
+def broken(old: str, new: str) -> narrowed.Document:
+    """The rules with one change."""
+    text = yaml.dump(dict(SOUND))
+    assert text.count(old) == 1
+    return narrowed.read(text.replace(old, new))
+
+
+def asks(expr: str) -> dict[str, Any]:
+    return {"eval_time": "1m", "expr": expr, "exp_samples": []}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "touched"),
+    [
+        pytest.param("> 90", "> 91", {"GpuwardenHot"}, id="a rule that nobody names"),
+        pytest.param("> 60", "> 61", {"GpuwardenStill", "gpuwarden:still:seconds"}, id="one that names a record"),
+        pytest.param("expr: gpuwarden_still_seconds", "expr: gpuwarden_seconds",
+                     {"GpuwardenStill", "gpuwarden:still:seconds"}, id="a record that is named"),
+        pytest.param("gpuwarden_heat_celsius", "gpuwarden:still_gpus:count",
+                     {"GpuwardenHot", "gpuwarden:still_gpus:count"}, id="one that names a record by its breakage"),
+        pytest.param("alert: GpuwardenHot", "alert: GpuwardenCold", {"GpuwardenHot"}, id="one that is renamed"),
+        pytest.param("interval: 5s", "interval: 6s", EVERY, id="what is said of a group"),
+        pytest.param("name: told", "name: untold", EVERY, id="the name of a group"),
+        pytest.param("groups:", "groups:", set(), id="nothing"),
+    ],
+)  # fmt: skip
+def test_a_breakage_touches_its_rule_and_those_that_it_is_tied_to(old: str, new: str, touched: set[str]) -> None:
+    assert narrowed.touched(SOUND, broken(old, new)) == touched
+
+
+@pytest.mark.parametrize(
+    ("expr", "stays"),
+    [
+        ('ALERTS{alertname="GpuwardenStill", alertstate="firing"}', True),
+        ('count(ALERTS{alertname=~"GpuwardenHot|GpuwardenStill"})', True),
+        ('ALERTS{alertname="GpuwardenHot"}', False),
+        ('ALERTS{alertname="GpuwardenHot"} or ALERTS{severity="critical"}', True),
+        ("ALERTS", True),
+        ('ALERTS_FOR_STATE{alertname="GpuwardenHot"}', False),
+        ("gpuwarden:still:seconds", False),
+        ('ALERTS{alertname=~"Gpuwarden.*"}', True),
+    ],
+)
+def test_an_assertion_stays_where_it_asks_for_the_rule(expr: str, stays: bool) -> None:
+    group = {"name": "fires", "promql_expr_test": [asks(expr)], "alert_rule_test": [BURNS]}
+
+    left = narrowed.group_for({"GpuwardenStill"}, group, SOUND)
+
+    assert (left is not None) is stays
+    if left is not None:
+        assert left == {"name": "fires", "promql_expr_test": [asks(expr)], "alert_rule_test": []}
+
+
+def test_the_rules_that_stay_are_those_that_the_assertions_ask_for_and_what_they_name() -> None:
+    change = broken("> 60", "> 61")
+
+    (alert,) = narrowed.read(narrowed.rules_for({"alert_rule_test": [BURNS]}, change, SOUND))["groups"]
+    record, still = narrowed.read(narrowed.rules_for({"alert_rule_test": [FIRES]}, change, SOUND))["groups"]
+
+    assert (alert["name"], alert["interval"], [rule["alert"] for rule in alert["rules"]]) == (
+        "told",
+        "5s",
+        ["GpuwardenHot"],
+    )
+    assert [rule["record"] for rule in record["rules"]] == ["gpuwarden:still:seconds"]
+    assert [rule["expr"] for rule in still["rules"]] == ["gpuwarden:still:seconds > 61"]
+
+
+def test_a_rule_that_is_renamed_stays_by_the_name_that_it_had() -> None:
+    change = broken("alert: GpuwardenHot", "alert: GpuwardenCold")
+
+    (left,) = narrowed.read(narrowed.rules_for({"alert_rule_test": [BURNS]}, change, SOUND))["groups"]
+
+    assert [rule["alert"] for rule in left["rules"]] == ["GpuwardenCold"]
+
+
+@pytest.fixture
+def promtool() -> Path:
+    try:
+        return parts.find("promtool")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+
+
+def planted(rules: str, old: str, new: str) -> Mutant:
+    return Mutant(rules=rules, sentence=f"{old} -> {new}", part=RULES[rules], old=old, new=new)
+
+
+@pytest.mark.needs_parts
+def test_a_breakage_is_caught_and_what_breaks_nothing_survives(promtool: Path, tmp_path: Path) -> None:
+    loud = planted(CHAIN, "severity: none", "severity: critical")
+    idle = planted(CHAIN, "expr: vector(1)", "expr: vector(2)")
+
+    judged = judging.judge([loud, idle], promtool, tmp_path)
+
+    assert (list(judged.caught), judged.survived) == ([loud.name], [idle.name])
+    assert "FAILED" in judged.caught[loud.name]
+
+
+@pytest.mark.needs_parts
+def test_a_broken_record_is_caught_by_the_alert_that_names_it(promtool: Path, tmp_path: Path) -> None:
+    mutant = planted(VRAM, "record: gpuwarden:vram_victim:bytes", "record: gpuwarden:vram_victims:bytes")
+
+    assert list(judging.judge([mutant], promtool, tmp_path).caught) == [mutant.name]
+
+
+@pytest.mark.needs_parts
+def test_nothing_is_caught_by_tests_that_fail_on_the_rules_as_they_are(
+    promtool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = planted(FAULTS, "gpuwarden_gpu_row_remap_failed) == 1", "gpuwarden_gpu_row_remap_failed) == 2")
+    assert list(judging.judge([mutant], promtool, tmp_path / "sound").caught) == [mutant.name]
+    monkeypatch.setitem(RULES, FAULTS, mutant.text())
+
+    with pytest.raises(judging.UnsoundError, match=r"^faults\.rules\.yaml: .* fails on the rules as they are"):
+        judging.judge([planted(FAULTS, "== 2", "== 3")], promtool, tmp_path / "unsound")
