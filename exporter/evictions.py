@@ -27,7 +27,10 @@ class Evictions:
         It is unknown while a process is on a GPU that has not told its time there yet. One that does not tell any more
         has ended, and what it told last stands.
         """
-        unknown = {share.gpu for share in shares if share.evicted_s is not None and not self._count(share)}
+        told = [share for share in shares if share.evicted_s is not None]
+        if not told:  # as of all of NVIDIA's
+            return self._total_s.copy()
+        unknown = {share.gpu for share in told if not self._count(share)}
         return {gpu: total_s for gpu, total_s in self._total_s.items() if gpu not in unknown}
 
     def _count(self, share: GpuShare) -> bool:

@@ -87,6 +87,9 @@ ALL: Final = "all"
 OUTSIDE: Final = frozenset({"process", "systemd"})
 """Kinds of containers that no engine gives GPUs to: what runs in them sees all that the host has."""
 
+_EVERY: Final = frozenset({ALL, ALL_NODES})
+"""How a container asks for GPUs without naming one."""
+
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
 """A GPU's UUID as NVIDIA's driver and AMD's runtime write it; parts of one, and older names, are none."""
 
@@ -194,9 +197,11 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is None:
+    if readings is None or not use.gpus:
         return use
-    return use._replace(there=tuple(gpu.uuid for gpu in readings.gpus if gpu.lost is False and gpu.uuid in use.gpus))
+    seen = readings.there
+    its = use.gpus if seen.issuperset(use.gpus) else tuple(uuid for uuid in use.gpus if uuid in seen)
+    return GpuUse(use.gpus, use.shares, use.utilization_ratio, use.unknown, use.nameless, its)
 
 
 def _use(
@@ -207,24 +212,26 @@ def _use(
     had: Sequence[str],
     there: AbstractSet[str] | None,
 ) -> GpuUse:
-    wanted = frozenset(container.gpu_request or ()) if readings is None else _asked_for(container, readings).wanted
+    asked = None if readings is None else _asked_for(container, readings)
+    wanted = frozenset(container.gpu_request or ()) if asked is None else asked.wanted
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
         return use._replace(shares=_uninvited(pids, readings, thresholds))
-    if readings is None:
+    if readings is None or asked is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
-    if there is not None and not wanted.isdisjoint({ALL, ALL_NODES}):
+    if there is not None and not wanted.isdisjoint(_EVERY):
         left = _without_lost(readings, wanted, there)
-        asked = _asked_for(container, readings) if left is readings else _resolved(wanted, left)
-        readings = left
-    else:
-        asked = _asked_for(container, readings)
-    assigned, missing = _assigned(asked, pids or frozenset(), readings), asked.missing
-    not_here = [uuid for uuid in had if uuid not in readings.by_name]
-    if not_here:
-        missing = tuple(dict.fromkeys([*missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
-    unread = _unread(had, assigned, pids, readings)
-    uuids = (*(gpu.uuid for gpu in assigned), *unread)
+        if left is not readings:
+            asked, readings = _resolved(wanted, left), left
+    assigned = _assigned(asked, pids or frozenset(), readings)
+    uuids: tuple[str, ...] = tuple([gpu.uuid for gpu in assigned])
+    # Else each GPU that it was on is here, and is its own.
+    before = had if had != uuids else ()
+    not_here = [uuid for uuid in before if uuid not in readings.by_name]
+    gone = [uuid for uuid in not_here if uuid in readings.dropped] if not_here else []
+    missing = tuple(dict.fromkeys([*asked.missing, *gone])) if gone else asked.missing
+    unread = _unread(before, assigned, pids, readings) if before else {}
+    uuids = (*uuids, *unread)
     shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds, wanted)
     if missing:
         named = {name: _uuid_of_missing(name, readings) for name in missing}
@@ -305,15 +312,16 @@ def _parts(
     that is said of those that are among these GPUs, and else of the whole; but not of one that has none of these
     processes and is not `wanted` by name: to be given all is not to be on it.
     """
-    cut = {gpu.mig.parent for gpu in gpus if gpu.mig is not None}
-
-    def told(gpu: Gpu) -> bool:
-        if gpu.attribution != UNTOLD or gpu.uuid in cut:
-            return True
-        return gpu.processes is not None and gpu.by_pid.keys().isdisjoint(pids) and wanted.isdisjoint(gpu.names)
-
-    parts = [_part(gpu, pids, thresholds, told=told(gpu)) for gpu in gpus]
-    return tuple(share for share, _ in parts), [reason for _, reason in parts]
+    shares: list[GpuShare] = []
+    reasons: list[Unknown | None] = []
+    for gpu in gpus:
+        told = gpu.attribution != UNTOLD or any(each.mig is not None and each.mig.parent == gpu.uuid for each in gpus)
+        if not told:
+            told = gpu.processes is not None and gpu.by_pid.keys().isdisjoint(pids) and wanted.isdisjoint(gpu.names)
+        share, reason = _part(gpu, pids, thresholds, told=told)
+        shares.append(share)
+        reasons.append(reason)
+    return tuple(shares), reasons
 
 
 def _uninvited(
@@ -545,7 +553,8 @@ class ContainerHistory:
         """
         self._pause(frozen_s)
         self.gpus = gpu.gpus or self.gpus
-        self.there = self.there.union(gpu.there)
+        if not self.there.issuperset(gpu.there):
+            self.there = self.there.union(gpu.there)
         lost = self.there.intersection(lost) if lost else ()
         self.kind = container.kind
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
@@ -555,12 +564,7 @@ class ContainerHistory:
             self._idle_since_s = self._pegged_since_s = self._seen_busy_s = None
             self._ram.forget()
             self._forget_work()
-        for share in gpu.shares:
-            if share.utilization_ratio is not None:
-                # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
-                self._busy_s[share.gpu] = self._busy_s.get(share.gpu, 0.0) + gap_s * share.utilization_ratio
-            if share.memory_bytes is not None:
-                self._peak_bytes[share.gpu] = max(self._peak_bytes.get(share.gpu, 0), share.memory_bytes)
+        self._count(gpu.shares, gap_s)
         unknown = PAUSED if container.paused else None
         idle_s = self._idle(None if unknown else gpu.utilization_ratio, now_s)
         still_s = None
@@ -580,7 +584,7 @@ class ContainerHistory:
             gpu_pegged_s=self._pegged_for(None if unknown else gpu, lost, now_s),
             gpu_not_seen_busy_s=self._not_seen_busy(None if unknown else gpu, now_s),
             gpu_unknown=gpu.unknown or unknown,
-            busy_s=dict(self._busy_s),
+            busy_s=self._busy_s,
             ram_bytes=ram.usage_bytes,
             ram_anon_bytes=ram.anon_bytes,
             ram_working_set_bytes=ram.working_set_bytes,
@@ -590,13 +594,27 @@ class ContainerHistory:
             fault_still_s=fault_still_s,
             cpu_still_s=cpu_still_s,
             work_unknown=work_unknown or unknown,
-            peak_bytes=dict(self._peak_bytes),
+            peak_bytes=self._peak_bytes,
             evicted_s=self._evictions.observe(gpu.shares),
             oom_kills=ram.oom_kills,
-            lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost),
+            lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),
             gpu_lost_s=self._lost(container, gpu, lost, now_s),
-            pauses=tuple(self._pauses),
+            pauses=tuple(self._pauses) if self._pauses else (),
         )
+
+    def _count(self, shares: Sequence[GpuShare], gap_s: float) -> None:
+        """Add up how long each GPU was busy, and note the most memory.
+
+        What was told of the looks before is another dictionary, but where nothing has changed since.
+        """
+        busy_s, peak_bytes = self._busy_s, self._peak_bytes
+        for gpu, ratio, size, *_ in shares:
+            # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
+            if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
+                busy_s = {**busy_s, gpu: busy_s.get(gpu, 0.0) + added_s}
+            if size is not None and size > peak_bytes.get(gpu, -1):
+                peak_bytes = {**peak_bytes, gpu: size}
+        self._busy_s, self._peak_bytes = busy_s, peak_bytes
 
     def _pause(self, frozen_s: float | None) -> None:
         """A pause is as long as it was seen for sure: from one look that saw all of it frozen to the next."""
@@ -635,6 +653,12 @@ class ContainerHistory:
         before, self._work = self._work if self._work is not None else work.processes, work.processes
         seen = self._work_looked_s is None or now_s - self._work_looked_s <= self._thresholds.gap_max_s
         self._work_looked_s = now_s
+        if before is work.processes and work.unknown is None:  # none of them has run since
+            return (
+                self._io.add(now_s, 0.0, seen=seen),
+                self._faults.add(now_s, 0.0, seen=seen),
+                self._cpu.add(now_s, 0.0, seen=seen),
+            )
         done = [_work_since(before.get(pid), process) for pid, process in work.processes.items()]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done), seen=seen)
         cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done), seen=seen)
@@ -672,13 +696,21 @@ class ContainerHistory:
         if gpu is None:
             self._pegged_since_s = None
             return None
-        known = {share.gpu: share.utilization_ratio for share in gpu.shares if share.utilization_ratio is not None}
+        known: list[str] = []
+        full_ones: list[str] = []
+        in_part = False
+        for uuid, ratio, *_ in gpu.shares:
+            if ratio is not None:
+                known.append(uuid)
+                if ratio >= limits.pegged_ratio:
+                    full_ones.append(uuid)
+                elif ratio > limits.idle_ratio:
+                    in_part = True
         whole = gpu.unknown is None and len(known) == len(gpu.shares)
         if lost and known and not gpu.nameless:
             whole = set(gpu.gpus) - set(lost) <= {share.gpu for share in gpu.shares if share.attributed}
-        full = frozenset(uuid for uuid, ratio in known.items() if ratio >= limits.pegged_ratio)
-        in_part = any(limits.idle_ratio < ratio < limits.pegged_ratio for ratio in known.values())
-        if in_part or full != (self._pegged if whole else self._pegged & known.keys()):
+        full = frozenset(full_ones)
+        if in_part or full != (self._pegged if whole else self._pegged.intersection(known)):
             self._pegged_since_s = None
         if not whole:
             self._pegged_looks[1] += 1
@@ -711,10 +743,8 @@ class ContainerHistory:
         if now_s - self._asked_s > self._thresholds.gap_max_s:
             self._seen_busy_s = None
         self._asked_s = now_s
-        ratios = (share.utilization_ratio for share in gpu.shares)
-        if self._seen_busy_s is None or any(
-            ratio is not None and ratio > self._thresholds.idle_ratio for ratio in ratios
-        ):
+        idle_ratio = self._thresholds.idle_ratio
+        if self._seen_busy_s is None or any((share[1] or 0.0) > idle_ratio for share in gpu.shares):
             self._seen_busy_s = now_s
         return now_s - self._seen_busy_s
 
@@ -784,6 +814,9 @@ class _StillWindow:
 
     def add(self, now_s: float, value: int) -> float:
         """Take in one value; returns the window's length, seconds."""
+        if self._start_s is not None and self._greatest[-1].value == value == self._least[-1].value:
+            # The same as the sample before, which stands for both.
+            return now_s - self._start_s
         for queue in (self._greatest, self._least):
             if queue:
                 queue[-1].next_s = now_s
@@ -825,7 +858,10 @@ class _StillRate:
             self._since_s = now_s
             return 0.0
         total = self._totals[-1][1] + amount
-        self._totals.append((now_s, total))
+        if len(self._totals) > 1 and total == self._totals[-2][1]:
+            self._totals[-1] = now_s, total  # as long as nothing is done its begin and its end say all
+        else:
+            self._totals.append((now_s, total))
         while now_s - self._totals[1][0] >= WORK_WINDOW_S:
             self._totals.popleft()
         first_s, first = self._totals[0]
@@ -859,10 +895,11 @@ def _unknown_use(gpus: tuple[str, ...], reason: str, because: str) -> GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What a request comes to by these readings: names in full, the places of GPUs that bear them, what is missing."""
+    """What a request comes to by these readings: names in full, the GPUs that bear them, what is missing."""
 
     wanted: frozenset[str]
     places: frozenset[int]
+    gpus: tuple[Gpu, ...]
     missing: tuple[str, ...]
 
 
@@ -883,7 +920,12 @@ def _resolved(wanted: frozenset[str], readings: GpuReadings) -> _Asked:
         for place, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
-    return _Asked(wanted=wanted, places=places, missing=tuple(_missing(wanted, readings)))
+    return _Asked(
+        wanted=wanted,
+        places=places,
+        gpus=tuple(readings.gpus[place] for place in sorted(places)),
+        missing=tuple(_missing(wanted, readings)),
+    )
 
 
 def _wanted(request: tuple[str, ...], outside: bool, readings: GpuReadings) -> frozenset[str]:
@@ -920,12 +962,11 @@ def _nodes(names: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
 
 
-def _assigned(asked: _Asked, pids: frozenset[int], readings: GpuReadings) -> list[Gpu]:
+def _assigned(asked: _Asked, pids: frozenset[int], readings: GpuReadings) -> Sequence[Gpu]:
     """The GPUs that a request names, or that list one of the pids."""
-    places = set(asked.places)
-    for pid in pids:
-        places.update(readings.by_pid.get(pid, ()))
-    return [readings.gpus[place] for place in sorted(places)]
+    by_pid = readings.by_pid
+    more = {place for pid in pids if pid in by_pid for place in by_pid[pid]} - asked.places
+    return [readings.gpus[place] for place in sorted(asked.places | more)] if more else asked.gpus
 
 
 def _missing(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
@@ -973,10 +1014,7 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
-    share = GpuShare(
-        gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size, attributed=attributed, evicted_s=evicted_s
-    )
-    return share, reason
+    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s), reason
 
 
 def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
@@ -985,9 +1023,9 @@ def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
         return None, None
     ratio: float | None = 0.0
     size: int | None = 0
+    by_pid = gpu.by_pid
     for pid in pids:
-        for process in gpu.by_pid.get(pid, ()):
-            used, held = process.utilization_ratio, process.memory_bytes
+        for _, used, held, _ in by_pid.get(pid, ()):
             ratio = None if ratio is None or used is None else ratio + used
             size = None if size is None or held is None else size + held
     return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from exporter.patience import Patience
 
@@ -238,6 +239,11 @@ class GpuReadings:
         return found
 
     @cached_property
+    def there(self) -> frozenset[str]:
+        """The UUIDs of those that are no lost ones for sure."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.lost is False)
+
+    @cached_property
     def nodes_are_known(self) -> bool:
         """Whether a GPU with a render node is here, was read before, or may be there unread."""
         return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
@@ -414,9 +420,14 @@ class GpuShare(NamedTuple):
     evicted_s: Mapping[int, float | None] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContainerEvidence:
-    """One container's figures, and for how long it has shown no sign of life, seconds; `None` is unknown."""
+_NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class ContainerEvidence(NamedTuple):
+    """One container's figures, and for how long it has shown no sign of life, seconds; `None` is unknown.
+
+    A full host has one made anew of each container at each look: as a dataclass that costs three times as much.
+    """
 
     container: Container
     shares: tuple[GpuShare, ...]
@@ -437,9 +448,9 @@ class ContainerEvidence:
     """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
     gpu_not_seen_busy_s: float | None = None
     """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
-    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    peak_bytes: Mapping[str, int] = _NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
-    evicted_s: Mapping[str, float] = field(default_factory=dict)
+    evicted_s: Mapping[str, float] = _NOTHING_YET
     """For how long the kernel has kept its processes off each GPU since it was first seen, seconds."""
     oom_kills: int | None = None
     """How many of its processes the kernel has killed for want of memory, in this incarnation."""

@@ -59,6 +59,10 @@ T = TypeVar("T")
 Listings = Mapping[str, Listing | None]
 """The newest listing of each engine, by kind; `None` where it tells none."""
 
+RESTED_MAX_S: Final = 10.0
+"""For how long it is believed of a container that its processes have done nothing because none has had any CPU time,
+seconds: one that was moved by hand into a cgroup of another's CPU time would do so unseen."""
+
 HOLDING: Final = frozenset({"docker", "podman"})
 """The engines whose containers can be servers, or have folders of workers mounted: of a pod neither is read."""
 
@@ -134,6 +138,7 @@ class Sampler:
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
         self._work = Work()
+        self._rested: dict[str, _Rested] = {}
         self._snapshot: Snapshot | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
@@ -189,6 +194,7 @@ class Sampler:
             for incarnation, history in self._histories.items()
             if incarnation in running or history.kind in silent
         }
+        self._rested = {each: rested for each, rested in self._rested.items() if each in running}
         self._places.keep(running)
         self._attributed = set()
         self._told_apart = set()
@@ -373,7 +379,7 @@ class Sampler:
         ]
         looks = [(history, use), *((each.history, its) for each, its in zip(members, uses, strict=True))]
         wanted = pids is None or any(each.wants_work(its, now_s=now.boottime_s) for each, its in looks)
-        work = self._work_of(pids) if wanted else evidence.AS_IT_WAS
+        work = self._work_of(container, pids, now.boottime_s) if wanted else evidence.AS_IT_WAS
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(
             container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named, frozen_s=frozen_s
@@ -419,9 +425,30 @@ class Sampler:
             return ()
         return tuple(evidence.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
 
-    def _work_of(self, pids: frozenset[int] | None) -> WorkUse:
+    def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
+        """What a container's processes have done; as it was read before where none of them has run since.
+
+        Who does no I/O, touches no memory and uses no CPU time needs none of it, and a full host has hundreds of them.
+        """
         if pids is None:
             return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
+        # Before the processes are read: who runs while they are has moved it by the next look.
+        cpu_time = self._places.cpu_time(container)
+        rested = self._rested.get(container.incarnation)
+        if (
+            rested is not None
+            and rested.cpu_time == cpu_time
+            and rested.pids == pids
+            and 0 <= now_s - rested.read_s < RESTED_MAX_S
+        ):
+            return rested.work
+        work = self._work_read(pids)
+        self._rested.pop(container.incarnation, None)
+        if cpu_time is not None and work.processes is not None:
+            self._rested[container.incarnation] = _Rested(cpu_time=cpu_time, pids=pids, read_s=now_s, work=work)
+        return work
+
+    def _work_read(self, pids: frozenset[int]) -> WorkUse:
         if len(pids) > processes.PROCESSES_MAX:
             because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
             return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
@@ -579,6 +606,16 @@ class _Own(NamedTuple):
     worker: str
     incarnation: str
     pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rested:
+    """What a container's processes had done by a look, and the CPU time that they had used together before it."""
+
+    cpu_time: bytes
+    pids: frozenset[int]
+    read_s: float
+    work: WorkUse
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -62,13 +63,13 @@ class Crowd:
     Their processes compute, unless they are set to be `idle`.
     """
 
-    def __init__(self, driver: Driver, root: Path) -> None:
+    def __init__(self, driver: Driver, roots: Sequence[Path]) -> None:
         self.containers: list[Box] = []
         self.idle = False
         self.environment = driver.environment
         """That in which its driver is found."""
         self._driver = driver
-        self._root = root
+        self._roots = roots
         self._inside: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._told = 0
         self._telling = threading.Lock()
@@ -82,17 +83,20 @@ class Crowd:
             BenchError: no cgroups can be made here.
         """
         full_id = f"{number:064x}"
-        group = self._root / full_id
+        groups = [root / full_id for root in self._roots]
         try:
-            group.mkdir(parents=True)
+            for group in groups:
+                group.mkdir(parents=True)
         except OSError as error:
             raise BenchError(f"no cgroup can be made at {group} ({error.strerror}): root is needed") from None
         inside = self._inside[full_id] = []
-        for _ in range(PROCESSES_EACH if run is None else 0):
-            # It sleeps the sum of its arguments; the last tells whose process this is among others of the machine.
-            inside.append(subprocess.Popen(["sleep", "infinity", MARK]))
-            (group / "cgroup.procs").write_text(str(inside[-1].pid), encoding="ascii")
-        pids = tuple(each.pid for each in inside) if run is None else run(group)
+        # It sleeps the sum of its arguments; the last tells whose process this is among others of the machine.
+        command = ["sleep", "infinity", MARK]
+        inside.extend(subprocess.Popen(command) for _ in range(PROCESSES_EACH if run is None else 0))
+        pids = tuple(each.pid for each in inside) if run is None else run(groups[0])
+        for group in groups:
+            for pid in pids:
+                (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
         gpus = tuple((number * GPUS_EACH + each) % GPUS for each in range(GPUS_EACH))
         box = Box(number=number, id=full_id, pids=pids, gpus=gpus)
         self.containers.append(box)
@@ -117,16 +121,19 @@ class Crowd:
                 process.kill()
         for full_id in list(self._inside):
             self._end(full_id)
-        with suppress(BenchError):
-            until(lambda: _removed(self._root), within_s=GONE_S, what=f"{self._root} is gone")
+        self._remove(self._roots)
 
     def _end(self, full_id: str) -> None:
         for process in self._inside.pop(full_id):
             process.kill()
             process.wait()
-        group = self._root / full_id
-        with suppress(BenchError):
-            until(lambda: _removed(group), within_s=GONE_S, what=f"{group} is gone")
+        self._remove([root / full_id for root in self._roots])
+
+    @staticmethod
+    def _remove(groups: Sequence[Path]) -> None:
+        for group in groups:
+            with suppress(BenchError):
+                until(partial(_removed, group), within_s=GONE_S, what=f"{group} is gone")
 
 
 @contextmanager
@@ -136,7 +143,7 @@ def host(driver: Driver, *, containers: int = CONTAINERS) -> Iterator[Crowd]:
     Raises:
         BenchError: no cgroups can be made here.
     """
-    crowd, ending = Crowd(driver, _root()), threading.Event()
+    crowd, ending = Crowd(driver, _roots()), threading.Event()
 
     def tell_on() -> None:
         while not ending.wait(TOLD_EACH_S):
@@ -156,16 +163,19 @@ def host(driver: Driver, *, containers: int = CONTAINERS) -> Iterator[Crowd]:
         crowd.close()
 
 
-def _root() -> Path:
-    """Where this bench's cgroups are: where memory is accounted, in version 1 or 2."""
+def _roots() -> list[Path]:
+    """Where this bench's cgroups are: of version 1 in the two hierarchies that the exporter reads, memory's first.
+
+    Docker makes a container's group in each hierarchy.
+    """
     name = f"gpuwarden-bench-{os.getpid()}"
     if (cgroup.ROOT / "memory").is_dir():
-        return cgroup.ROOT / "memory" / name
+        return [cgroup.ROOT / each / name for each in ("memory", "cpuacct") if (cgroup.ROOT / each).is_dir()]
     with suppress(OSError):
         (cgroup.ROOT / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
         (cgroup.ROOT / name).mkdir()
         (cgroup.ROOT / name / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
-    return cgroup.ROOT / name
+    return [cgroup.ROOT / name]
 
 
 def _removed(group: Path) -> bool:

@@ -5,6 +5,7 @@ somebody else's, is never taken for another. What is remembered is only what can
 place of a container's incarnation, and which container a process of one start is in, for `OWNER_S`.
 """
 
+import contextlib
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ ASKED_MAX_S: Final = 0.1
 class Places:
     """Where the running containers are accounted: looked for once in each incarnation, and again when it is gone.
 
-    The files of `kept_max` containers stay open at most, for a fifth of the files that this process may open; those of
+    The files of `kept_max` containers stay open at most, for a third of the files that this process may open; those of
     more are opened with each look.
     """
 
@@ -50,6 +51,19 @@ class Places:
             self._known.pop(container.incarnation, None)
             self._kept.pop(container.incarnation, None)
             return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+
+    def cpu_time(self, container: Container) -> bytes | None:
+        """What the kernel says of the CPU time that all of a container's processes have used, as it stands there.
+
+        `None` where it is not accounted, or for more containers than files stay open of.
+        """
+        kept = self._kept.get(container.incarnation)
+        if kept is None or kept.cpu is None:
+            return None
+        try:
+            return kept.cpu.read() or None
+        except OSError:  # it is gone
+            return None
 
     def _read_again(self, incarnation: str) -> tuple[frozenset[int], RamUse] | None:
         """By the files that are open; `None` where there are none, or they tell of nothing any more."""
@@ -75,7 +89,9 @@ class Places:
         memory = None if place.memory is None else cgroup.MemoryFiles(place.memory)
         ram = _ram(memory)
         if found and place.group is not None and len(self._kept) < self._kept_max:
-            self._kept[container.incarnation] = _Kept(group=cgroup.Group(place.group), memory=memory)
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # that process has ended: at the next look
+                cpu = cgroup.cpu_time(min(found), container.id, proc=self._proc, root=self._root)
+                self._kept[container.incarnation] = _Kept(group=cgroup.Group(place.group), memory=memory, cpu=cpu)
         return found or None, ram
 
     def _place(self, container: Container) -> cgroup.Place:
@@ -103,10 +119,11 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """The files of one container, open; no `memory` where nothing accounts for it."""
+    """The files of one container, open; no `memory` and no `cpu` where nothing accounts for it."""
 
     group: cgroup.Group
     memory: cgroup.MemoryFiles | None
+    cpu: cgroup.File | None
 
 
 def _ram(files: cgroup.MemoryFiles | None) -> RamUse:

@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import pynvml
@@ -25,6 +26,7 @@ from exporter.sources.nvml_calls import (
     SESSION_OVER,
     Entry,
     ask,
+    entries,
     running,
     said,
     utilizations,
@@ -39,6 +41,9 @@ IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measure
 UNMEASURED_INSTANCE: Final = "the driver measures no utilisation of an instance of a GPU"
 INSTANCES_MAX: Final = 64
 """More than any GPU can be cut into."""
+
+LISTS_MAX: Final = 128
+"""Lists of processes, of a GPU or an instance, of which is remembered what they say."""
 
 NO_INSTANCE: Final = 2**32 - 1
 """How a list says that it does not tell the instance."""
@@ -257,24 +262,27 @@ def _utilization(handle: Any) -> tuple[float | None, str | None]:
 
 def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, str | None]:
     """The compute, graphics and MPS lists as one, or why they cannot be had."""
-    entries: list[Listed] = []
+    told: list[bytes] = []
     for name in _LISTS:
         function = f"nvmlDeviceGet{name}RunningProcesses_v3"
         absent = frozenset[int]() if name == "Compute" else NOT_THERE
         found, because = ask(running, function, handle, absent=absent)
         if because is not None:
             return None, f"list of {_LISTS[name]} processes: {because}"
-        entries += (
-            Listed(
-                pid=each.pid,
-                memory_bytes=None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes,
-                mps=name == "MPSCompute",
-            )
-            for each in found or ()
-            if mig is None or _belongs(each, mig)
-        )
-    merged = samples.merged(entries)
+        told.append(found or b"")
+    merged = _merged(tuple(told), mig)
     return merged, "its lists name processes that cannot be: update the driver" if merged is None else None
+
+
+@lru_cache(maxsize=LISTS_MAX)
+def _merged(told: tuple[bytes, ...], mig: MigInstance | None) -> Mapping[int, Listed] | None:
+    """The lists as one, in the order of `_LISTS`: what is on them at one look mostly is so at the next."""
+    return samples.merged(
+        Listed(each.pid, None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes, name == "MPSCompute")
+        for name, one in zip(_LISTS, told, strict=True)
+        for each in entries(one)
+        if mig is None or _belongs(each, mig)
+    )
 
 
 def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None]:

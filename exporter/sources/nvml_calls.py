@@ -3,7 +3,7 @@
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref, c_uint, c_ulonglong, create_string_buffer
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,9 @@ _SAMPLE: Final = Struct("I4xQIIII")
 
 NOT_AVAILABLE: Final = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, of 64 bits."""
+
+ROOM: Final = 64
+"""Entries of a list that are made room for at once; of a longer one the size is asked first, which is another call."""
 
 TRIES_MAX: Final = 3
 """How often a list is asked for that grew between the call for its size and the one for its content."""
@@ -85,26 +88,30 @@ class Entry(NamedTuple):
     compute_instance: int
 
 
-def running(function: str, handle: Any) -> list[Entry]:
-    """A list of running processes, by the name of the function that tells it, its version 3.
+def running(function: str, handle: Any) -> bytes:
+    """A list of running processes as it stands in memory, by the name of the function that tells it, its version 3.
 
-    The package makes an object of each entry, field by field, which costs ten times as much as to ask the driver.
+    The package makes an object of each entry, field by field, which costs ten times as much as to ask the driver; from
+    look to look most lists are the same.
 
     Raises:
         NVMLError: the driver gives none, or it grew between the two calls.
     """
-    call, count = pynvml._nvmlGetFunctionPointer(function), c_uint(0)  # noqa: SLF001 - it has loaded the library
-    code = call(handle, byref(count), None)
-    if code == pynvml.NVML_SUCCESS:
-        return []
-    if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-        raise pynvml.NVMLError(code)
-    count.value = count.value * 2 + 5  # as the package has it: more may come before the second call
-    into = create_string_buffer(count.value * _PROCESS.size)
+    call, count = pynvml._nvmlGetFunctionPointer(function), c_uint(ROOM)  # noqa: SLF001 - it has loaded the library
+    into = create_string_buffer(ROOM * _PROCESS.size)
     code = call(handle, byref(count), into)
+    if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        count.value = count.value * 2 + 5  # as the package has it: more may come before the second call
+        into = create_string_buffer(count.value * _PROCESS.size)
+        code = call(handle, byref(count), into)
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
-    return [Entry._make(each) for each in _PROCESS.iter_unpack(into.raw[: count.value * _PROCESS.size])]
+    return into.raw[: count.value * _PROCESS.size]
+
+
+def entries(told: bytes) -> Iterator[Entry]:
+    """What a list says."""
+    return map(Entry._make, _PROCESS.iter_unpack(told))
 
 
 def utilizations(handle: Any, seen_us: int) -> list[Sample]:

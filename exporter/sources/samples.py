@@ -77,12 +77,10 @@ def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cur
         if _is_new(each, cursor):
             new.setdefault(each.pid, []).append(each)
     return tuple(
-        GpuProcess(
-            pid=entry.pid,
-            utilization_ratio=None if samples is None else _ratio(entry, new.get(entry.pid), cursor),
-            memory_bytes=entry.memory_bytes,
-        )
-        for entry in listed.values()
+        [
+            GpuProcess(pid, None if samples is None else _ratio(entry, new.get(pid), cursor), entry.memory_bytes)
+            for pid, entry in listed.items()
+        ]
     )
 
 

@@ -40,7 +40,7 @@ class Idle(Crowd):
     """A host of one container in which this process runs, as if in no cgroup of its own."""
 
     def __init__(self, driver: nvidia.Driver) -> None:
-        super().__init__(driver, Path("/nowhere"))
+        super().__init__(driver, [Path("/nowhere")])
         self.containers.append(Box(number=0, id="00ab", pids=(os.getpid(),), gpus=(0, 1)))
         self.tell()
 

@@ -24,6 +24,7 @@ from exporter.sources import cgroups, containers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import EngineContainers
 from exporter.sources.listener import Listing
+from exporter.sources.work import Work
 from gpuwarden import cgroup, clock
 from tests.exporter import builders as build
 from tests.exporter.golden import scraped
@@ -297,8 +298,7 @@ def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: 
     host.process(41, scope())
     places = host.places()
     places.look(container())
-    (host.top / scope()).rename(host.top / "kept")  # with its files, which stay as they are
-    host.where.clear()
+    host.remove(scope())  # with its files, which tell on what they told, where they are open
     host.process(42, scope())
     (host.top / scope() / host.usage).write_text("3000\n")
     moved = replace(container(), pid=42)
@@ -329,8 +329,49 @@ def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_
     places.keep([running[1].incarnation])
 
     assert found == [[{41}, {51}]] * 2
-    # The usage and its parts, and the processes, of which version 1 makes the list as it is opened.
-    assert (kept, descriptors()) == (3 if host.version_2 else 2, open_before)
+    # The usage and its parts, the folder, and the processes, of which version 1 makes the list as it is opened.
+    assert (kept, descriptors()) == (4 if host.version_2 else 3, open_before)
+
+
+def test_the_cpu_time_of_a_container_stands_until_one_of_its_processes_runs_and_is_untold_where_nobody_keeps_it(
+    host: Host,
+) -> None:
+    host.process(41, scope())
+    host.process(51, scope(OTHER))
+    file = host.root / scope() / "cpu.stat" if host.version_2 else host.root / "cpuacct" / scope() / "cpuacct.usage"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("7\n")
+    if not host.version_2:
+        (host.proc / "41" / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
+    places = Places(proc=host.proc, root=host.root, kept_max=2)
+    before = places.cpu_time(container())
+    for each in (container(), container(51, OTHER)):
+        places.look(each)
+    found = [places.cpu_time(container())]
+    file.write_text("8\n")
+    found.append(places.cpu_time(container()))
+
+    assert (before, found) == (None, [b"7\n", b"8\n"])
+    assert places.cpu_time(container(51, OTHER)) is None
+
+
+def test_a_container_whose_process_ends_while_its_files_are_opened_is_read_all_the_same(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    tell, ended = cgroup.cpu_time, iter([ProcessLookupError("it has ended")])
+
+    def tell_at_last(*arguments: Any, **named: Any) -> cgroup.File | None:
+        for each in ended:
+            raise each
+        return tell(*arguments, **named)
+
+    monkeypatch.setattr(cgroup, "cpu_time", tell_at_last)
+    places = host.places()
+
+    found = [(processes_in(places, container()), len(places._kept)) for _ in range(2)]
+
+    assert found == [({41}, 0), ({41}, 1)]
 
 
 def test_where_open_files_tell_nothing_any_more_the_group_is_looked_for_in_the_same_look(
@@ -740,6 +781,32 @@ def test_a_process_that_comes_later_is_seen_by_who_looks_more_often_than_once_a_
         real.remove(force=True)
 
     assert real.attrs["State"]["Pid"] in seen
+
+
+@pytest.mark.needs_docker
+def test_the_cpu_time_of_a_real_container_stands_while_it_sleeps_and_moves_with_whatever_it_does(
+    client: docker.DockerClient,
+) -> None:
+    sleeper = ["python3", "-c", "import time; time.sleep(600)"]
+    real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
+    try:
+        real.reload()
+        pid = int(real.attrs["State"]["Pid"])
+        here, places = build.container(id=str(real.id), pid=pid), Places()
+        looks: list[tuple[bytes | None, object]] = [(None, None)]
+        eventually(lambda: places.look(here)[0])
+
+        def stands() -> bool:
+            looks.append((places.cpu_time(here), Work().read([pid])))
+            return looks[-1] == looks[-2]
+
+        eventually(stands)
+        real.exec_run(["true"])
+        after = places.cpu_time(here)
+    finally:
+        real.remove(force=True)
+
+    assert after not in (None, looks[-1][0])
 
 
 @pytest.mark.needs_docker

@@ -1162,6 +1162,43 @@ def test_work_is_still_for_as_long_as_its_rate_was_seen_to_be_kept(
     assert still(*looks) == found
 
 
+bursts_of_a_life = st.lists(
+    st.tuples(st.sampled_from([0.5, 1.0, 1.0, 1.0, 3.0, 5.0]), st.sampled_from([0, 0, 0, 0, 90, 500, 1001])),
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["read anew", "told to be as it was"])
+@given(bursts_of_a_life)
+def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_known(
+    same: bool, bursts: list[tuple[float, int]]
+) -> None:
+    history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
+    work = WorkUse(processes={1: worked()})
+    last = history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0)
+    for gap_s, size in bursts:
+        times.append(times[-1] + gap_s)
+        totals.append(totals[-1] + size)
+        work = work if same and size == 0 else WorkUse(processes={1: worked(totals[-1])})
+        last = history.observe(build.container(), use(0.0), ram(1), work, now_s=times[-1])
+        first = max((each for each, at_s in enumerate(times) if times[-1] - at_s >= 10.0), default=0)
+        if totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0):
+            since_s = times[-1]
+
+    assert last.io_still_s == times[-1] - since_s
+
+
+def test_what_was_told_of_a_look_stays_as_it_was_told() -> None:
+    history, parts = ContainerHistory(THRESHOLDS), [GpuShare("GPU-0", 0.5, 100), GpuShare("GPU-0", 0.5, 200)]
+    before, now = (
+        history.observe(build.container(), use(0.5)._replace(shares=(part,)), ram(1), now_s=1000.0 + number)
+        for number, part in enumerate(parts)
+    )
+
+    assert (before.busy_s, before.peak_bytes) == ({"GPU-0": 0.0}, {"GPU-0": 100})
+    assert (now.busy_s, now.peak_bytes) == ({"GPU-0": 0.5}, {"GPU-0": 200})
+
+
 def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None:
     whole = WorkUse(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
 

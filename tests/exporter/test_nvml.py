@@ -283,6 +283,26 @@ def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
     assert gpu.unknown == because
 
 
+@pytest.mark.parametrize("count", [0, nvml_calls.ROOM, nvml_calls.ROOM + 1, 5 * nvml_calls.ROOM])
+def test_a_list_is_read_whole_however_long_it_is(count: int, gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute=dict.fromkeys(range(1, count + 1), GIB), graphics={9999: 5}))
+
+    assert {each.pid: each.memory_bytes for each in only(gpus.read()).processes or ()} == {
+        **dict.fromkeys(range(1, count + 1), GIB),
+        9999: 5,
+    }
+
+
+def test_what_is_remembered_of_a_list_is_what_it_said_then(gpus: NvmlGpus, driver_here: Driver) -> None:
+    found = []
+    for size in (GIB, 2 * GIB, GIB):
+        for kind in ("compute", "mps"):
+            driver_here.answer(Card(**{kind: {7: size}}))  # type: ignore[arg-type]
+            found += [(each.memory_bytes, each.utilization_ratio) for each in only(gpus.read()).processes or ()]
+
+    assert found == [(size, ratio) for size in (GIB, 2 * GIB, GIB) for ratio in (0.0, None)]
+
+
 def test_processes_stay_listed_with_their_memory_while_their_samples_fail(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 3",))
 
@@ -297,8 +317,14 @@ def test_samples_that_failed_for_a_look_are_read_on_where_they_stood(gpus: NvmlG
     assert figures(only(gpus.read())) == {7: 0.5}
 
 
-@pytest.mark.parametrize("function", [SAMPLES, COMPUTE])
-@pytest.mark.parametrize(("times", "known"), [(1, True), (2, True), (3, False)])
+@pytest.mark.parametrize(
+    ("function", "times", "known"),
+    [
+        *((SAMPLES, times, known) for times, known in ((1, True), (2, True), (3, False))),
+        # Each time it is asked for twice: into the room that there is, and into what it said that it needs.
+        *((COMPUTE, times, known) for times, known in ((1, True), (5, True), (6, False))),
+    ],
+)
 def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
     function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver
 ) -> None:

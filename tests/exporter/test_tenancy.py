@@ -78,7 +78,7 @@ def test_what_is_removed_when_it_ends_does_not_go() -> None:
 
 def test_what_nobody_will_stop_shields_no_other() -> None:
     found, paused = place("a", holds(1), tenancy=BUDGET), place("b", holds(1), tenancy=BUDGET)
-    paused = replace(paused, container=replace(paused.container, paused=True))
+    paused = paused._replace(container=replace(paused.container, paused=True))
     snapshot = build.snapshot(build.sighting(container_id="c"), containers=(found, paused))
 
     assert [may_go(each, snapshot) for each in (found, paused)] == [True, False]

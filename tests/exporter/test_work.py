@@ -17,9 +17,10 @@ from exporter.evidence import Thresholds
 from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
+from exporter.sources.cgroups import Places
 from exporter.sources.listener import Listing
 from exporter.sources.work import FILES_WANTED, Work
-from gpuwarden import cgroup
+from gpuwarden import cgroup, clock
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -466,6 +467,66 @@ def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker:
     assert seen.fault_still_s is not None
     assert seen.cpu_still_s is not None
     assert seen.work_unknown is None or seen.io_still_s is None
+
+
+WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "none"}
+"""Of a worker whose work is looked at each time."""
+
+
+@pytest.mark.parametrize(
+    ("cpu_times", "passed_s", "reads"),
+    [
+        pytest.param([b"7", b"7", b"7"], 1.0, 1, id="none of them has run"),
+        pytest.param([b"7", b"8", b"8"], 1.0, 2, id="one has run"),
+        pytest.param([b"7", b"8", b"7"], 1.0, 3, id="and it is not what it once was that counts"),
+        pytest.param([None, None, None], 1.0, 3, id="nobody tells"),
+        pytest.param([b"7", None, b"7"], 1.0, 3, id="nobody tells for a look"),
+        pytest.param([b"7", b"7", b"7"], 9.9, 2, id="that is believed for less than ten seconds"),
+        pytest.param([b"7", b"7", b"7"], 10.0, 3, id="and no longer"),
+    ],
+)
+def test_processes_are_read_again_only_once_one_of_them_has_run(
+    cpu_times: list[bytes | None],
+    passed_s: float,
+    reads: int,
+    house: Path,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start_worker("w0", env=WITHOUT_GPU)
+    found, told = sampler(house, gap_max_s=60.0), iter(cpu_times)
+    at_s = iter(100.0 + number * passed_s for number in range(3))
+    monkeypatch.setattr(Places, "cpu_time", lambda *_: next(told))
+    monkeypatch.setattr(clock, "stamp", lambda: replace(build.ago(0.0), boottime_s=next(at_s)))
+    asked: list[frozenset[int]] = []
+    read = Work.read
+
+    def count(work: Work, pids: frozenset[int]) -> dict[int, ProcessWork]:
+        asked.append(pids)
+        return read(work, pids)
+
+    monkeypatch.setattr(Work, "read", count)
+    seen = [found.sample().containers[0] for _ in cpu_times]
+
+    assert len(asked) == reads
+    assert [each.fault_still_s is None for each in seen] == [False] * 3
+
+
+def test_who_comes_or_goes_has_all_read_again(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker("w0", env=WITHOUT_GPU)
+    found = sampler(house)
+    monkeypatch.setattr(Places, "cpu_time", lambda *_: b"7")
+    monkeypatch.setattr(processes, "tree", lambda *_, **__: frozenset({worker.pid}))
+    found.sample()
+    monkeypatch.setattr(processes, "tree", lambda *_, **__: frozenset({worker.pid, os.getpid()}))
+
+    found.sample()
+
+    (rested,) = found._rested.values()
+    assert rested.work.processes is not None
+    assert rested.work.processes.keys() == {worker.pid, os.getpid()}
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,14 @@ void *pthread_getspecific(u32 key);
 int pthread_setspecific(u32 key, const void *value);
 
 /* A script as a thread has read it. Its file stays open, so that no other can have its number meanwhile; `odd` ones
- * have lines that make a call fail, hang or grow. */
-typedef struct { int file; u64 numbered; int odd; char text[SCRIPT_BYTES + 1]; } Script;
+ * have lines that make a call fail, hang or grow. `length` is how long each line is, by where it begins: 0 elsewhere,
+ * and of a longer one than it holds. Who is measured with this is not to wait for it to look for the ends of lines. */
+typedef struct {
+    int file, odd;
+    u64 numbered;
+    unsigned char length[SCRIPT_BYTES + 1];
+    char text[SCRIPT_BYTES + 1];
+} Script;
 
 static u32 script_key;
 static int script_once;
@@ -129,7 +135,8 @@ static void text(const char **at, char *into, u32 size, char end)
 /* The rest of the first line from `line` on that begins with `kind` and is about this GPU; 0 when there is none. */
 static const char *find(const char *line, const char *kind, int gpu)
 {
-    for (; *line; line = next_line(line)) {
+    const Script *own = own_script();
+    for (u32 length; *line; line = (length = own->length[line - own->text]) ? line + length : next_line(line)) {
         const char *rest = after(line, kind);
         if (rest && (int)number(&rest) == gpu)
             return *rest == ' ' ? rest + 1 : rest;
@@ -175,8 +182,13 @@ static int load(void)
     size = own->file < 0 ? -1 : read(own->file, own->text, SCRIPT_BYTES);
     own->text[size < 0 ? 0 : size] = 0;
     own->odd = 0;
-    for (line = own->text; *line; line = next_line(line))
+    for (long at = 0; at <= SCRIPT_BYTES; at++)
+        own->length[at] = 0;
+    for (line = own->text; *line; line = next_line(line)) {
+        long length = next_line(line) - line;
+        own->length[line - own->text] = length <= 255 ? (unsigned char)length : 0;
         own->odd |= after(line, "hang ") || after(line, "error ") || after(line, "grow ");
+    }
     return size >= 0;
 }
 
