@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # not for the processes that ask drivers, which load this wit
 STEPS_MIN: Final = 20
 """Steps after which a job's own step time is known: the first ones compile, and fill caches."""
 
+STAYS_MIN: Final = 3
+"""Stays in a phase after which the job's own time there is known: the first one compiles, and two may be chance."""
+
 ASKED_MIN_S: Final = 30.0
 """What a job asks for in its phase is no less than this, seconds: as long as a process that lives may leave nothing to
 see (`--dead-after-s`). Its last sign of life may be told 1 s late, and is seen at a look a second apart; what it does
@@ -41,7 +44,8 @@ class Patience:
         checkpoint_s: silence in the phase `checkpoint`.
         save_s: silence in the phase `save`.
         stuck_floor_s: no job is stuck sooner than this after its last sign of getting on (A14b, A19).
-        stuck_steps: nor sooner than so many times the longest step it has taken in this attempt; 0: none is stuck.
+        stuck_steps: nor sooner than so many times the longest step it has taken in this attempt, or, in a phase that
+            owes none, its longest earlier stay there; 0: none is stuck.
     """
 
     load_s: float = 300.0
@@ -67,18 +71,18 @@ class Patience:
     def stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
 
-        `pauses` are those of its container: the time of one is no part of the step that it fell into.
+        `pauses` are those of its container: the time of one is no part of the step or stay that it fell into.
 
         `None` while that is not told, or cannot be said: it is not policed for stalls, has not taken enough steps to
-        know their time, is in a phase that owes no steps and has not said how long that may take, or is one rank of a
-        gang: at a barrier a healthy rank waits for another, and spins as long as that one evaluates or writes a
-        checkpoint.
+        know their time, is in a phase that owes no steps and neither has said how long that may take nor been there
+        often enough to know, or is one rank of a gang: at a barrier a healthy rank waits for another, and spins as long
+        as that one evaluates or writes a checkpoint.
         """
         silence_s = self.silence_s(job)
         owed = job.phase is Phase.STEP or job.patience_s is not None
         told = self.stuck_steps and silence_s and job.ranks <= 1
-        longest_s = _longest_s(job, pauses)
-        if not told or not owed or job.step < STEPS_MIN or longest_s is None:
+        longest_s = _longest_step_s(job, pauses) if owed else _longest_stay_s(job, pauses)
+        if not told or longest_s is None:
             return None
         return max(self.stuck_floor_s, self.stuck_steps * longest_s, silence_s)
 
@@ -99,15 +103,36 @@ class Patience:
         return max(job.stall_timeout_s, own_s.get(job.phase, 0.0))
 
 
-def _longest_s(job: "JobFile", pauses: Pauses) -> float | None:
-    """How long its longest step took, without the time for which its container was seen paused; never too little.
-
-    A process that was paused cannot tell that from a step that took so long. Its longest steps are told one by one, so
-    each is known without its pauses; no other one is longer than the shortest of those was with them.
-    """
+def _longest_step_s(job: "JobFile", pauses: Pauses) -> float | None:
+    """How long its longest step took, without its pauses; `None` while it has taken too few to know."""
+    if job.step < STEPS_MIN:
+        return None
     if job.step_max_s is None or not any(step.took_s >= job.step_max_s for step in job.longest):
         return job.step_max_s
-    return max(min(step.took_s for step in job.longest), *(_unpaused_s(step, pauses) for step in job.longest))
+    return _longest_s(job.longest, pauses)
+
+
+def _longest_stay_s(job: "JobFile", pauses: Pauses) -> float | None:
+    """How long its longest earlier stay in its phase took, without its pauses; `None` after too few to know.
+
+    One that steps there may have gone on to its steps without saying so, and then a step may take as long as any.
+    """
+    if len(job.stays) < STAYS_MIN:
+        return None
+    stay_s = _longest_s(job.stays, pauses)
+    if job.beat is None or job.beat.boottime_s <= job.phase_started.boottime_s:
+        return stay_s
+    step_s = _longest_step_s(job, pauses)
+    return None if step_s is None else max(stay_s, step_s)
+
+
+def _longest_s(told: Sequence["LongStep"], pauses: Pauses) -> float:
+    """How long the longest took, without the time for which its container was seen paused; never too little.
+
+    A process that was paused cannot tell that from a step that took so long. The longest are told one by one, so each
+    is known without its pauses; no other one is longer than the shortest of those was with them.
+    """
+    return max(min(each.took_s for each in told), *(_unpaused_s(each, pauses) for each in told))
 
 
 def _unpaused_s(step: "LongStep", pauses: Pauses) -> float:

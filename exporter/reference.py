@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family
 from exporter.evidence import Thresholds
-from exporter.patience import STEPS_MIN
+from exporter.patience import STAYS_MIN, STEPS_MIN
 from exporter.readings import GpuReadings, Snapshot, WorkerReadings
 from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
 from exporter.settings import Settings
@@ -64,9 +64,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
     "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_job_stall_timeout_seconds`, `--stuck-steps` is 0, it has done "
-    f"fewer than {STEPS_MIN} steps, is one rank of a gang, or is in another phase than `step` and has not asked for a "
-    "patience there",
+    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_job_stall_timeout_seconds`, `--stuck-steps` is 0, it is one "
+    f"rank of a gang, has done fewer than {STEPS_MIN} steps, or, in another phase than `step` for which it asked no "
+    f"patience, has been there fewer than {STAYS_MIN} times before, however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
     "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",

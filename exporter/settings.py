@@ -168,7 +168,7 @@ class Settings(BaseSettings):
         ge=0,
         le=1000,
         description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt, "
-        "1 to 1000; with 0 none ever is",
+        "or in another phase than step its longest earlier stay there, 1 to 1000; with 0 none ever is",
     )
     pegged_ratio: float = Field(
         default=0.99,

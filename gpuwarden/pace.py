@@ -1,19 +1,25 @@
-"""How long the steps of one attempt take: the mean and the longest, in seconds. Pure: times are arguments.
+"""How long the steps of one attempt take, and its stays in other phases, in seconds. Pure: times are arguments.
 
 What is no step counts as none: the time in other phases is taken out of the step that it falls into, and the first
 steps, which compile and fill caches, count only as long as too few others are known. For by the longest step it is told
-whether a job is stuck (A14b), and by the mean whether it slowed down.
+whether a job is stuck (A14b), and by the mean whether it slowed down. In a phase that owes no steps it is told by the
+longest of its earlier stays there.
 """
 
 from operator import itemgetter
 from typing import Final
 
+from gpuwarden.job import Phase
+
 EARLY: Final = 20
 """The first steps, which are no measure; and as many after them make one."""
 
 KEPT: Final = 4
-"""So many of the longest steps are known one by one: who knows that its container was paused in one of them goes by the
-others."""
+"""So many of the longest steps, and of the longest stays in a phase, are known one by one: who knows that its container
+was paused in one of them goes by the others."""
+
+TIMED: Final = (Phase.LOAD, Phase.EVAL, Phase.CHECKPOINT, Phase.SAVE)
+"""The phases whose stays are told: in `step` a job owes steps, in `idle` nothing."""
 
 Steps = tuple[tuple[float, float | None], ...]
 """Steps, the longest first: how long each took, and since when; `None` where other phases are taken out of it."""
@@ -101,6 +107,33 @@ class Pace:
     @property
     def _known(self) -> bool:
         return self._count >= 2 * EARLY
+
+
+class Stays:
+    """How long one attempt stayed in each phase each time; it begins in `load`.
+
+    A stay begins as the phase is entered and ends as another one is: who says the same phase again, or steps in it, is
+    in the same stay. That makes none too short.
+    """
+
+    __slots__ = ("_ended", "_phase", "_since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self._phase, self._since_s = Phase.LOAD, now_s
+        self._ended: dict[Phase, Steps] = {}
+
+    def goes_on(self, now_s: float, phase: Phase) -> None:
+        """The attempt is in this phase from now on."""
+        if phase is self._phase:
+            return
+        if self._phase in TIMED:
+            ended = now_s - self._since_s, self._since_s
+            self._ended[self._phase] = _longest((*self._ended.get(self._phase, ()), ended))
+        self._phase, self._since_s = phase, now_s
+
+    def longest(self, phase: Phase) -> Steps:
+        """The longest that have ended in a phase, the longest first; none where its stays are not told."""
+        return self._ended.get(phase, ())
 
 
 def _longest(steps: Steps) -> Steps:

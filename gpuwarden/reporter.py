@@ -22,7 +22,7 @@ from uuid import uuid4
 from gpuwarden import clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
-from gpuwarden.pace import Pace
+from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, WorkerFile
 
 DEFAULT_DIR: Final = Path("/run/gpuwarden")
@@ -110,6 +110,7 @@ class Reporter:
         self._job: JobFile | None = None
         self._steps = 0
         self._pace = Pace()
+        self._stays = Stays(time.monotonic())
         self._ahead_s = _boottime_ahead_s()
         self._next_write_s = 0.0
         self._idle_since_s = 0.0
@@ -158,6 +159,7 @@ class Reporter:
         """A new attempt begins, in phase `load` and not yet armed; `ranks` is how many its gang has."""
         now = clock.stamp()
         self._steps, self._pace, self._ahead_s = 0, Pace(), _boottime_ahead_s()
+        self._stays = Stays(time.monotonic())
         job = JobFile(
             job_id=job_id,
             attempt=attempt,
@@ -188,7 +190,7 @@ class Reporter:
         with self._changing:
             if self._job is not None:
                 now = clock.stamp()
-                self._pace.goes_on(time.monotonic(), steps=True)
+                self._goes_on(Phase.STEP)
                 self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, patience_s=None)
                 self._publish_job()
 
@@ -215,7 +217,7 @@ class Reporter:
             if job is not None:
                 now = clock.stamp()
                 armed = job.beat is not None or phase == Phase.STEP
-                self._pace.goes_on(time.monotonic(), steps=phase == Phase.STEP)
+                self._goes_on(Phase(phase))
                 self._job = replace(
                     job,
                     phase=Phase(phase),
@@ -326,19 +328,25 @@ class Reporter:
         while not self._closing.wait(self._heartbeat_s):
             self._write(statefile.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
 
+    def _goes_on(self, phase: Phase) -> None:
+        now_s = time.monotonic()
+        self._pace.goes_on(now_s, steps=phase is Phase.STEP)
+        self._stays.goes_on(now_s, phase)
+
     def _publish_job(self) -> None:
         self._next_write_s = time.monotonic() + STEP_WRITE_S
         if self._job is not None:
             pace = self._pace
             # By CLOCK_BOOTTIME, which counts what the machine slept: if it did, none is known to have begun then.
             ahead_s = _boottime_ahead_s()
-            awake = abs(ahead_s - self._ahead_s) < SLEPT_S
-            longest = tuple(
-                LongStep(took_s=took_s, began_s=began_s + ahead_s if awake and began_s is not None else None)
-                for took_s, began_s in pace.longest
-            )
+            awake_ahead_s = ahead_s if abs(ahead_s - self._ahead_s) < SLEPT_S else None
             self._job = replace(
-                self._job, step=self._steps, step_mean_s=pace.mean_s, step_max_s=pace.max_s, longest=longest
+                self._job,
+                step=self._steps,
+                step_mean_s=pace.mean_s,
+                step_max_s=pace.max_s,
+                longest=_told(pace.longest, awake_ahead_s),
+                stays=_told(self._stays.longest(self._job.phase), awake_ahead_s),
             )
             self._write(statefile.JOB_SUFFIX, self._job)
 
@@ -368,6 +376,14 @@ class Reporter:
 def _boottime_ahead_s() -> float:
     """By how much CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: for how long the machine has slept, seconds."""
     return clock.boottime_s() - time.monotonic()
+
+
+def _told(steps: Steps, ahead_s: float | None) -> tuple[LongStep, ...]:
+    """What a job file says of them; `ahead_s` is `None` where the clocks do not tell when one began."""
+    return tuple(
+        LongStep(took_s=took_s, began_s=None if ahead_s is None or began_s is None else began_s + ahead_s)
+        for took_s, began_s in steps
+    )
 
 
 def _is_patience(given: object) -> bool:

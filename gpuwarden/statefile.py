@@ -40,7 +40,7 @@ SECONDS_MAX: Final = 1e12
 """Durations and times are below this, seconds."""
 
 LONGEST_MAX: Final = 16
-"""The longest steps that a job file may tell."""
+"""The longest steps that a job file may tell, and the longest stays in a phase."""
 
 TEXT_MAX: Final = 256
 """Characters a text field may have."""
@@ -95,7 +95,7 @@ class WorkerFile:
 
 @dataclass(frozen=True, kw_only=True)
 class LongStep:
-    """One step: how long it took, and when it began, CLOCK_BOOTTIME seconds.
+    """One step, or one stay in a phase: how long it took, and when it began, CLOCK_BOOTTIME seconds.
 
     `began_s` is `None` where what it took is not simply the time since then: other phases are no part of it, or the
     machine slept.
@@ -113,7 +113,9 @@ class JobFile:
     the silence that the job asks for while it is in its phase, above 0 (exporters take less than 30 for 30); it may be
     missing, and is then no more than what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
     `longest` are the longest steps, at most `LONGEST_MAX`: no other one is longer than the shortest of them. It may be
-    missing, and then the exporter goes by `step_max_s` alone.
+    missing, and then the exporter goes by `step_max_s` alone. `stays` are likewise the longest of the attempt's earlier
+    stays in the phase that it is in, each from the change of phase into it to the one out of it. It may be missing, and
+    then none is known.
     """
 
     job_id: int
@@ -137,6 +139,7 @@ class JobFile:
     patience_s: float | None = None
     ranks: int = 1
     longest: tuple[LongStep, ...] = ()
+    stays: tuple[LongStep, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +224,7 @@ def parse_job(text: str) -> JobFile:
         patience_s=fields.some_seconds("patience_s") if fields.has("patience_s") else None,
         ranks=fields.count("ranks") if fields.has("ranks") else 1,
         longest=fields.long_steps("longest") if fields.has("longest") else (),
+        stays=fields.long_steps("stays") if fields.has("stays") else (),
     )
 
 

@@ -37,7 +37,7 @@ from exporter.readings import (
 )
 from gpuwarden import __version__
 from gpuwarden.job import HEARTBEAT_S, Phase
-from gpuwarden.pace import Pace
+from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
 from remediator.plan import Limits
 
@@ -83,6 +83,7 @@ class _Life:
         self._entered_s = self._last_s = 0
         self._changes = dict(program.does)
         self._pace = Pace()
+        self._stays = Stays(0.0)
 
     @property
     def runs(self) -> bool:
@@ -173,6 +174,7 @@ class _Life:
             self._pace = Pace()
             program = self.program
             started = replace(now, boottime_s=now.boottime_s - program.ran_s) if self.attempts == 1 else now
+            self._stays = Stays(started.boottime_s)
             budget_s = program.job_class.budget_s if program.budget_s is None else program.budget_s
             self.job = JobFile(
                 job_id=self.attempts, attempt=1, worker=program.name, incarnation=self.worker_incarnation,
@@ -184,9 +186,11 @@ class _Life:
         if doing.phase is not None and doing.phase != self.job.phase:
             armed = self.job.beat is not None or doing.phase is Phase.STEP
             self._pace.goes_on(now.boottime_s, steps=doing.phase is Phase.STEP)
+            self._stays.goes_on(now.boottime_s, doing.phase)
             self.job = replace(
-                self.job, phase=doing.phase, phase_started=now, beat=now if armed else None, patience_s=doing.patience_s
-            )
+                self.job, phase=doing.phase, phase_started=now, beat=now if armed else None,
+                patience_s=doing.patience_s, stays=_told(self._stays.longest(doing.phase)),
+            )  # fmt: skip
 
     @property
     def worker_incarnation(self) -> str:
@@ -214,16 +218,20 @@ class _Life:
         """As `Reporter` reports it: a step ends the phase `idle`."""
         if job.phase is Phase.IDLE:
             self._pace.begins_anew()
-            job = replace(job, phase=Phase.STEP, phase_started=at, patience_s=None)
+            job = replace(job, phase=Phase.STEP, phase_started=at, patience_s=None)  # of neither are stays told
         self._pace.step(at.boottime_s)
         return replace(
             job,
-            longest=tuple(LongStep(took_s=took_s, began_s=began_s) for took_s, began_s in self._pace.longest),
+            longest=_told(self._pace.longest),
             step=job.step + 1,
             beat=at if job.beat or job.phase is not Phase.LOAD else None,
             step_mean_s=self._pace.mean_s,
             step_max_s=self._pace.max_s,
         )
+
+
+def _told(steps: Steps) -> tuple[LongStep, ...]:
+    return tuple(LongStep(took_s=took_s, began_s=began_s) for took_s, began_s in steps)
 
 
 def _earlier(now: Stamp, seconds: int) -> Stamp:

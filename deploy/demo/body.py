@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from gpuwarden.job import Phase
 from gpuwarden.queue import Job
 from gpuwarden.reporter import Reporter
 
@@ -34,7 +35,9 @@ Picture = list[list[float]]
 class Script:
     """What one job does. Durations are seconds; `wedge_*` say how often it wedges, and where.
 
-    After its first step, its process's wall clock is set by `clock_step_s`.
+    After its first step, its process's wall clock is set by `clock_step_s`. With `eval_every` it evaluates after every
+    so many steps, for as long as a step takes, or for `slow_s` after `slow_eval`; where it wedges after such a step, it
+    wedges while it evaluates.
     """
 
     picture: str
@@ -49,6 +52,8 @@ class Script:
     wedge_spins: bool = False
     slow_step: int = 0
     slow_s: float = 0.0
+    eval_every: int = 0
+    slow_eval: int = 0
     idle_slow: bool = False
     churn_mib: int = 0
     clock_step_s: float = 0.0
@@ -88,10 +93,18 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
             report.step()
             if step == 1 and script.clock_step_s:
                 set_clock(script.clock_step_s)
+            evaluates = script.eval_every and step % script.eval_every == 0
+            if evaluates:
+                report.phase(Phase.EVAL)
             if wedges and step == script.wedge_after_step:
                 if script.wedge_spins:
                     deadlock(report, memory_bytes=len(weights) * CHUNK_BYTES)
                 wedge(with_gil=script.wedge_with_gil)
+            if evaluates:
+                eval_s = script.slow_s if step == script.slow_eval else script.step_s
+                launch(report, busy_s=eval_s, memory_bytes=len(weights) * CHUNK_BYTES)
+                spend(eval_s, churn_mib=0)
+                report.phase(Phase.STEP)
         write_picture(data / f"{script.picture}.clean.pgm", current)
 
     return work

@@ -184,7 +184,7 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_job_stuck_after_seconds",
         "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
-        "step it has taken.",
+        "step it has taken, or in a phase that owes no steps than any earlier stay there.",
         _SLOT,
         ((row.key, snapshot.patience.stuck_after_s(row.job, row.pauses)) for row in policed),
         source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",

@@ -117,7 +117,7 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
 
 
 def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
-    """Silent with its GPU idle (A2), or, for far longer than a step of its own, with one that proves nothing (A14b)."""
+    """Silent with its GPU idle (A2), or, far longer than its own step or phase, with one that proves nothing (A14b)."""
     silent, figures = _silent(evidence)
     after_s, beat_age_s = evidence.stuck_after_s, evidence.beat_age_s
     if silent or after_s is None or beat_age_s is None or beat_age_s < after_s:
@@ -144,8 +144,9 @@ def _stuck(evidence: WorkerFacts) -> tuple[bool, str]:
     stills = [each for each in shown.values() if each is not None]
     least_s = min(stills)
     names = ", ".join(name for name in shown if name != "GPU")
+    where = "" if evidence.phase in (None, Phase.STEP) else f" in phase {evidence.phase}"
     figures = (
-        f"stuck: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, {gpu}, "
+        f"stuck{where}: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, {gpu}, "
         f"{names} still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
     return len(stills) == len(shown) and least_s >= still_s, figures

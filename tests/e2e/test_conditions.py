@@ -43,6 +43,12 @@ STUCK: Final = Script(picture="stuck", steps=26, wedge_attempts=1, wedge_after_s
 """Steps, and then waits for ever at its first attempt, its GPU at 100 %; done at its second."""
 SLOW: Final = Script(picture="slow", steps=30, slow_step=25, slow_s=300, **FAST)
 """Takes one step that is a slow one, its GPU at 93 %."""
+EVALUATES: Final[Mapping[str, Any]] = {"steps": 9, "eval_every": 2, **FAST}
+"""Fewer steps than tell how long one takes, and an evaluation after every second one."""
+STUCK_EVAL: Final = Script(picture="stuck-eval", wedge_attempts=1, wedge_after_step=8, wedge_spins=True, **EVALUATES)
+"""Waits for ever in the fourth evaluation of its first attempt, its GPU at 100 %; done at its second."""
+SLOW_EVAL: Final = Script(picture="slow-eval", slow_eval=8, slow_s=300, **EVALUATES)
+"""Evaluates slowly there, its GPU at 93 %."""
 HANGS: Final = Script(picture="hangs", load_s=0.2, load_mib=4, load_hangs=True)
 KILLED: Final = Script(picture="killed", steps=2, wedge_attempts=1, wedge_after_step=1, **FAST)
 """Hangs at its first attempt, and is killed there; done in no time at its second."""
@@ -65,6 +71,8 @@ CASES: Final = (
     "in-time",
     "stuck",
     "slow",
+    "stuck-eval",
+    "slow-eval",
     "hangs",
     "warm",
     "stays-up",
@@ -139,6 +147,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_GRACE_S", str(GRACE_S))
         patched.setenv("GPUWARDEN_EXPORTER_LOAD_PATIENCE_S", str(WINDOW_S))
+        patched.setenv("GPUWARDEN_EXPORTER_EVAL_PATIENCE_S", str(SILENCE_S))
         patched.setenv("GPUWARDEN_EXPORTER_STUCK_FLOOR_S", str(STUCK_S))
         with stage(
             work,
@@ -248,26 +257,35 @@ def test_a_busy_job_over_its_budget_is_tripped_and_one_in_time_is_not(scene: Sce
 
 
 @pytest.mark.behaviour("A14b")
-def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_step_is_not(scene: Scene) -> None:
-    stuck = scene.submit("stuck", STUCK, silence_s=SILENCE_S)
-    slow = scene.submit("slow", SLOW, silence_s=SILENCE_S)
+@pytest.mark.parametrize(
+    ("wedges", "works", "is_slow", "slowly", "says"),
+    [
+        pytest.param("stuck", STUCK, "slow", SLOW, "stuck: no step for", id="in its steps"),
+        pytest.param(
+            "stuck-eval", STUCK_EVAL, "slow-eval", SLOW_EVAL, "stuck in phase eval: no step for", id="in an evaluation"
+        ),
+    ],
+)
+def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
+    scene: Scene, wedges: str, works: Script, is_slow: str, slowly: Script, says: str
+) -> None:
+    stuck = scene.submit(wedges, works, silence_s=SILENCE_S)
+    slow = scene.submit(is_slow, slowly, silence_s=SILENCE_S)
 
-    story = scene.first_mended("stuck")
+    story = scene.first_mended(wedges)
 
     assert (story.trip, story.job_id, story.attempt) == ("stall", stuck, 1)
-    assert scene.fired("stuck") == {"GpuwardenJobStuck stall"}
-    assert "stuck: no step for" in scene.told("stuck")
-    assert "GPU pegged" in scene.told("stuck")
-    assert 76 in scene.exit_codes("stuck")
+    assert scene.fired(wedges) == {"GpuwardenJobStuck stall"}
+    assert says in scene.told(wedges)
+    assert "GPU pegged" in scene.told(wedges)
+    assert 76 in scene.exit_codes(wedges)
     scene.until(lambda: scene.stage.store.job(stuck).state is State.COMPLETED, "its second attempt is done")
-    scene.until(
-        lambda: (scene.facts("slow").beat_age_s or 0) > 2 * STUCK_S, "the step takes twice as long as is allowed"
-    )
-    facts = scene.facts("slow")
+    scene.until(lambda: (scene.facts(is_slow).beat_age_s or 0) > 2 * STUCK_S, "it takes twice as long as is allowed")
+    facts = scene.facts(is_slow)
     assert facts.stuck_after_s is not None
     assert facts.stuck_after_s < (facts.beat_age_s or 0)
     assert (facts.gpu_idle_s, facts.gpu_pegged_s) == (0, 0)  # busy, and no more than that
-    assert (scene.fired("slow"), scene.stories("slow")) == (set(), [])
+    assert (scene.fired(is_slow), scene.stories(is_slow)) == (set(), [])
     assert scene.stage.store.job(slow).attempt == 1
 
 

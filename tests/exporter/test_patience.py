@@ -77,7 +77,7 @@ STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
         pytest.param({"patience_s": 700.0}, 700.0, 680.0, id="as long as it asks for in its steps"),
         pytest.param({"step": STEPS_MIN - 1}, None, None, id="not with too few steps behind it"),
         pytest.param({"step_max_s": None}, None, None, id="not where the time of none is known"),
-        pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps"),
+        pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps, its first time there"),
         pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
         pytest.param({"phase": Phase.IDLE, "patience_s": 900.0}, None, None, id="not while it is idle"),
         pytest.param({"ranks": 2}, None, None, id="not as a rank of a gang, which may wait for another at a barrier"),
@@ -94,6 +94,71 @@ def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: flo
 
 def long_steps(*steps: tuple[float, float | None]) -> tuple[LongStep, ...]:
     return tuple(LongStep(took_s=took_s, began_s=began_s) for took_s, began_s in steps)
+
+
+STAYED: dict[str, Any] = {
+    "phase": Phase.EVAL,
+    "phase_started": build.ago(20),
+    "beat": build.ago(20),
+    "stays": long_steps((60.0, 900.0), (50.0, 700.0), (40.0, 500.0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "after_s"),
+    [
+        pytest.param({}, 1200.0, id="twenty times its longest stay there"),
+        pytest.param({"phase": Phase.LOAD}, 1200.0, id="while it loads once more"),
+        pytest.param({"phase": Phase.CHECKPOINT}, 1200.0, id="while it writes a checkpoint"),
+        pytest.param({"phase": Phase.SAVE}, 1200.0, id="while it saves"),
+        pytest.param({"stays": long_steps(*[(0.5, None)] * 3)}, 600.0, id="never before ten minutes"),
+        pytest.param({"stall_timeout_s": 1800.0}, 1800.0, id="nor before its owner's silence is over"),
+        pytest.param({"stays": STAYED["stays"][:2]}, None, id="not after too few stays there"),
+        pytest.param({"stays": ()}, None, id="not where none is told"),
+        pytest.param({"step": STEPS_MIN - 1, "step_max_s": None}, 1200.0, id="whatever steps it has behind it"),
+        pytest.param({"step_max_s": 90.0}, 1200.0, id="and however long those took"),
+        pytest.param({"step": STEPS_MIN, "patience_s": 700.0}, 700.0, id="what it asks for is as ever, though less"),
+        pytest.param({"step": STEPS_MIN, "patience_s": 1900.0}, 1900.0, id="or more"),
+        pytest.param({"step": STEPS_MIN - 1, "patience_s": 700.0}, None, id="and still not with too few steps"),
+        pytest.param(
+            {"step": STEPS_MIN, "step_max_s": 90.0, "beat": build.ago(19.5)}, 1800.0,
+            id="twenty times its longest step where it steps there, for it may not have said that it goes on",
+        ),
+        pytest.param(
+            {"step": STEPS_MIN, "step_max_s": 9.0, "beat": build.ago(19.5)}, 1200.0, id="which makes it no shorter"
+        ),
+        pytest.param({"step": STEPS_MIN - 1, "beat": build.ago(19.5)}, None, id="and none while those are unknown"),
+        pytest.param({"beat": None}, 1200.0, id="whether it is armed or not, which its beat tells"),
+        pytest.param({"phase": Phase.STEP, "step": STEPS_MIN - 1}, None, id="not in its steps, of which it owes more"),
+        pytest.param({"phase": Phase.IDLE}, None, id="not while it is idle"),
+        pytest.param({"ranks": 2}, None, id="not as a rank of a gang"),
+        pytest.param({"stall_timeout_s": 0.0}, None, id="not where silence is not policed"),
+    ],
+)  # fmt: skip
+def test_a_job_is_stuck_in_a_phase_that_it_has_been_in_often_enough(job: dict[str, Any], after_s: float | None) -> None:
+    found = build.job_file(**(STAYED | job))
+
+    assert PATIENCE.stuck_after_s(found) == after_s
+    assert PATIENCE.stuck_still_s(found) == (None if after_s is None else after_s - 20.0)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "longest_s"),
+    [
+        pytest.param([], 300.0, id="as told without a pause"),
+        pytest.param([(910.0, 1150.0)], 60.0, id="without the pause it fell into"),
+        pytest.param([(910.0, 1010.0)], 200.0, id="what is left of it counts"),
+        pytest.param([(700.0, 1200.0)], 50.0, id="never less than the shortest of them took"),
+    ],
+)
+def test_the_time_for_which_a_container_was_paused_is_no_part_of_a_stay(
+    pauses: list[tuple[float, float]], longest_s: float
+) -> None:
+    stays = long_steps((300.0, 900.0), (60.0, 700.0), (50.0, 500.0))
+    job = build.job_file(**STAYED | {"stays": stays, "stall_timeout_s": 1.0})
+    patience = Patience(eval_s=1.0, stuck_floor_s=1.0, stuck_steps=10.0)
+
+    assert patience.stuck_after_s(job, pauses) == 10.0 * longest_s
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""How long the steps of an attempt take: what counts as one."""
+"""How long the steps of an attempt take, and its stays in other phases: what counts as one."""
 
-from gpuwarden.pace import EARLY, KEPT, Pace
+from gpuwarden.job import Phase
+from gpuwarden.pace import EARLY, KEPT, Pace, Stays
 
 
 def stepping(pace: Pace, *, from_s: float, every_s: float, count: int) -> float:
@@ -166,3 +167,52 @@ def test_a_phase_before_the_first_step_is_none_of_its_time() -> None:
     pace.step(303.0)
 
     assert pace.max_s == 2.0
+
+
+def stayed(*turns: tuple[float, Phase]) -> Stays:
+    """An attempt that began at 0 s, and went on to each phase at that moment."""
+    stays = Stays(0.0)
+    for now_s, phase in turns:
+        stays.goes_on(now_s, phase)
+    return stays
+
+
+def test_the_stays_in_a_phase_are_known_one_by_one_the_longest_first() -> None:
+    stays = stayed(
+        (5.0, Phase.STEP), (10.0, Phase.EVAL), (70.0, Phase.STEP), (80.0, Phase.EVAL), (170.0, Phase.CHECKPOINT),
+        (172.0, Phase.EVAL), (180.0, Phase.STEP),
+    )  # fmt: skip
+
+    assert stays.longest(Phase.EVAL) == ((90.0, 80.0), (60.0, 10.0), (8.0, 172.0))
+    assert stays.longest(Phase.CHECKPOINT) == ((2.0, 170.0),)
+    assert stays.longest(Phase.LOAD) == ((5.0, 0.0),)
+    assert stays.longest(Phase.SAVE) == ()
+
+
+def test_the_stay_that_an_attempt_is_in_is_none_yet() -> None:
+    stays = stayed((5.0, Phase.STEP), (10.0, Phase.EVAL))
+
+    assert stays.longest(Phase.EVAL) == ()
+
+
+def test_who_says_its_phase_again_is_in_the_same_stay() -> None:
+    stays = stayed((5.0, Phase.EVAL), (30.0, Phase.EVAL), (65.0, Phase.STEP))
+
+    assert stays.longest(Phase.EVAL) == ((60.0, 5.0),)
+
+
+def test_no_stay_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
+    took_s = [float(3 + number * 7 % 19) for number in range(12)]
+    stays, now_s = Stays(0.0), 0.0
+    for each in took_s:
+        stays.goes_on(now_s, Phase.SAVE)
+        now_s += each
+        stays.goes_on(now_s, Phase.STEP)
+
+    assert [each for each, _ in stays.longest(Phase.SAVE)] == sorted(took_s, reverse=True)[:KEPT]
+
+
+def test_no_stay_is_told_of_steps_or_of_rest() -> None:
+    stays = stayed((5.0, Phase.STEP), (10.0, Phase.IDLE), (30.0, Phase.STEP), (40.0, Phase.EVAL))
+
+    assert (stays.longest(Phase.STEP), stays.longest(Phase.IDLE)) == ((), ())

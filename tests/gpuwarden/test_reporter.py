@@ -442,6 +442,51 @@ def test_once_the_machine_slept_nobody_knows_since_when_a_step_of_the_attempt_ra
     assert job_file(report).longest == (LongStep(took_s=3.0, began_s=5103.6),)
 
 
+def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
+    start_job(report)
+    now_s += 4.0
+    report.arm()
+    for took_s in (60.0, 90.0):
+        report.phase(Phase.EVAL)
+        now_s += took_s
+        report.step()  # a batch of its evaluation
+        report.phase(Phase.STEP)
+        now_s += 1.0
+    stepping = job_file(report)
+    report.phase(Phase.EVAL)
+    evaluating = job_file(report)
+    report.phase(Phase.LOAD)
+    loading = job_file(report)
+    start_job(report, attempt=2)
+    report.arm()
+    report.phase(Phase.EVAL)
+
+    assert stepping.stays == ()
+    assert evaluating.stays == (LongStep(took_s=90.0, began_s=5165.0), LongStep(took_s=60.0, began_s=5104.0))
+    assert loading.stays == (LongStep(took_s=4.0, began_s=5100.0),)
+    assert job_file(report).stays == (), "another attempt has been nowhere yet"
+
+
+def test_a_stay_is_without_what_the_machine_slept_and_nobody_knows_since_when_it_was(
+    report: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, slept_s = 100.0, 5000.0
+    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
+    start_job(report)
+    report.arm()
+    report.phase(Phase.SAVE)
+    now_s, slept_s = now_s + 7.0, slept_s + 1800.0
+    report.phase(Phase.STEP)
+    report.phase(Phase.SAVE)
+
+    assert job_file(report).stays == (LongStep(took_s=7.0, began_s=None),)
+
+
 def test_whoever_steps_is_not_idle_any_more_and_tells_it_at_once(
     report: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

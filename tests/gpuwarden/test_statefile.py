@@ -63,6 +63,9 @@ workers = st.builds(
     WorkerFile,
     worker=names, incarnation=texts, queue=texts, pid=counts, started=stamps, heartbeat=stamps, loop=stamps,
 )  # fmt: skip
+long_steps = st.lists(
+    st.builds(LongStep, took_s=durations, began_s=st.none() | durations), max_size=16
+).map(tuple)  # fmt: skip
 jobs = st.builds(
     JobFile,
     job_id=counts, attempt=counts, worker=names, incarnation=texts, job_class=st.sampled_from(JobClass),
@@ -70,7 +73,7 @@ jobs = st.builds(
     phase=st.sampled_from(Phase), phase_started=stamps, beat=st.none() | stamps, step=counts,
     steps_total=st.none() | counts, step_mean_s=st.none() | durations, step_max_s=st.none() | durations,
     items_done=counts, items_failed=counts, patience_s=st.none() | durations.filter(bool), ranks=counts,
-    longest=st.lists(st.builds(LongStep, took_s=durations, began_s=st.none() | durations), max_size=16).map(tuple),
+    longest=long_steps, stays=long_steps,
 )  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -206,6 +209,10 @@ def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(tex
         pytest.param(job_with(longest=[{"took_s": 1}] * 17), "'longest': a list of at most 16 objects", id="too many"),
         pytest.param(job_with(longest=[{}]), "longest: field 'took_s': seconds.* nothing found", id="took nothing"),
         pytest.param(job_with(longest=[{"took_s": 1, "began_s": -1}]), "longest: .*'began_s'", id="before the boot"),
+        pytest.param(job_with(stays={}), "'stays': a list of at most 16 objects .* an object found", id="stays"),
+        pytest.param(
+            job_with(stays=[{"took_s": -1}]), "stays: field 'took_s': seconds.* -1 found", id="a stay of -1 s"
+        ),
         pytest.param(job_with(patience_s="9"), "'patience_s': seconds", id="patience as text"),
         pytest.param(job_with(steps_total="20"), "'steps_total'", id="steps_total"),
         pytest.param(job_with(model="\ud800"), r"'model': .* '\\ud800' found", id="half a surrogate pair"),
@@ -306,13 +313,14 @@ def test_what_is_not_known_may_be_null_or_left_out(field: str) -> None:
     assert getattr(parse_job(json.dumps(left_out)), field) is None
 
 
-def test_the_longest_steps_may_be_left_out_and_each_may_have_begun_nobody_knows_when() -> None:
+@pytest.mark.parametrize("field", ["longest", "stays"])
+def test_the_longest_may_be_left_out_and_each_may_have_begun_nobody_knows_when(field: str) -> None:
     left_out = json.loads(render(JOB))
-    del left_out["longest"]
+    del left_out[field]
     told = [{"took_s": 9, "began_s": 100.5}, {"took_s": 2.5}, {"took_s": 1.0, "began_s": None}]
 
-    assert parse_job(json.dumps(left_out)) == parse_job(job_with(longest=None)) == JOB
-    assert parse_job(job_with(longest=told)).longest == (
+    assert parse_job(json.dumps(left_out)) == parse_job(job_with(**{field: None})) == JOB
+    assert getattr(parse_job(job_with(**{field: told})), field) == (
         LongStep(took_s=9.0, began_s=100.5),
         LongStep(took_s=2.5, began_s=None),
         LongStep(took_s=1.0, began_s=None),

@@ -225,6 +225,7 @@ CONFIRM_STUCK: dict[str, tuple[dict[str, Any], bool, str]] = {
         True,
         "stuck: no step for 600.0 s of 600.0 s, GPU pegged 580.0 s, RAM, I/O, page faults still 580.0 s of 580.0 s",
     ),
+    "it evaluates": ({**PEGGED, "phase": "eval"}, True, "stuck in phase eval: no step for 600.0 s of 600.0 s"),
     "its GPU is unknown": (
         UNSEEN,
         True,
