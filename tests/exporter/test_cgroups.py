@@ -739,7 +739,8 @@ def test_real_containers_that_come_and_go_under_the_looks_leave_nothing_behind(
             seen.add(real.id or "")
             real.remove(force=True)
         left = eventually(lambda: found if not seen & ids(found := sampler.sample()) else None)
-        ours = [key for key in (*sampler._histories, *sampler._places._known) if key.partition("@")[0] in seen]
+        kept = *sampler._histories, *sampler._places._known, *sampler._rested
+        ours = [key for key in kept if key.partition("@")[0] in seen]
     finally:
         source.close()
 
