@@ -353,13 +353,50 @@ def test_the_cpu_time_of_a_container_stands_until_one_of_its_processes_runs_and_
 
     assert (before, found) == (None, [b"7\n", b"8\n"])
     assert places.cpu_time(container(51, OTHER)) is None
+    file.write_text("")
+    assert places.cpu_time(container()) is None, "a file that says nothing tells none"
 
 
+@pytest.mark.parametrize(
+    ("lines", "files", "told"),
+    [
+        pytest.param(["4:cpu,cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage"], "cpuacct/{}/cpuacct.usage",
+                     id="version 1"),
+        pytest.param(["4:cpu,cpuacct:/{}"], ["cpu,cpuacct/{}/cpuacct.usage"], "cpu,cpuacct/{}/cpuacct.usage",
+                     id="version 1 without the link of one controller to both"),
+        pytest.param(["0::/{}"], ["{}/cpu.stat"], "{}/cpu.stat", id="version 2"),
+        pytest.param(["4:cpu,cpuacct:/{}", "0::/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
+                     "cpuacct/{}/cpuacct.usage", id="hybrid"),
+        pytest.param(["0::/{}", "14:cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
+                     "cpuacct/{}/cpuacct.usage", id="hybrid in another order"),
+        pytest.param(["4:memory:/{}", "0::/{}"], ["memory/{}/cpu.stat", "unified/{}/cpu.stat"],
+                     "unified/{}/cpu.stat", id="hybrid without an account of version 1"),
+        pytest.param(["4:cpuset,cpu:/{}"], ["cpuset,cpu/{}/cpuacct.usage", "cpuacct/{}/cpuacct.usage"], None,
+                     id="another controller"),
+    ],
+)  # fmt: skip
+def test_the_cpu_time_is_read_where_the_container_is_accounted_by_either_version(
+    lines: list[str], files: list[str], told: str | None, tmp_path: Path
+) -> None:
+    host = Host(tmp_path)
+    host.process(41, scope())
+    (host.proc / "41" / "cgroup").write_text("".join(f"{line.format(scope())}\n" for line in lines))
+    for each in files:
+        file = host.root / each.format(scope())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(each.format(scope()))
+
+    found = cgroup.cpu_time(41, ID, proc=host.proc, root=host.root)
+
+    assert (found and found.read().decode()) == (told and told.format(scope()))
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, FileNotFoundError])
 def test_a_container_whose_process_ends_while_its_files_are_opened_is_read_all_the_same(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    error: type[OSError], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.process(41, scope())
-    tell, ended = cgroup.cpu_time, iter([ProcessLookupError("it has ended")])
+    tell, ended = cgroup.cpu_time, iter([error("it has ended")])
 
     def tell_at_last(*arguments: Any, **named: Any) -> cgroup.File | None:
         for each in ended:
@@ -808,6 +845,22 @@ def test_the_cpu_time_of_a_real_container_stands_while_it_sleeps_and_moves_with_
         real.remove(force=True)
 
     assert after not in (None, looks[-1][0])
+
+
+@pytest.mark.needs_docker
+def test_the_cpu_time_of_a_real_container_that_ends_after_the_look_is_untold(client: docker.DockerClient) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    try:
+        real.reload()
+        here, places = build.container(id=str(real.id), pid=int(real.attrs["State"]["Pid"])), Places()
+        looked = eventually(lambda: places.look(here)[0])
+        before = places.cpu_time(here)
+    finally:
+        real.remove(force=True)
+
+    assert looked
+    assert before
+    assert places.cpu_time(here) is None
 
 
 @pytest.mark.needs_docker
