@@ -317,6 +317,40 @@ def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host)
     assert processes_in(places, container()) == {41, 42}
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "with groups below it"])
+def test_a_group_that_is_called_otherwise_by_now_tells_its_own_processes_and_none_of_who_has_its_name(
+    host: Host, nested: bool
+) -> None:
+    below = "/inside" if nested else ""
+    host.process(41, scope())
+    host.process(42, scope() + below)
+    group = cgroup.Group(host.top / scope())
+    before = group.processes()
+    (host.top / scope()).rename(host.top / POD / "old")
+    host.where.clear()
+    host.process(51, scope())
+    host.process(52, scope() + below)
+    there = cgroup.processes(host.top / scope())
+
+    assert before == group.processes() == {41, 42}
+    assert there == {51, 52}
+
+
+def test_a_group_with_groups_below_it_is_gone_with_them_whatever_is_in_its_place(host: Host) -> None:
+    host.process(41, scope())
+    host.process(42, f"{scope()}/inside")
+    group = cgroup.Group(host.top / scope())
+    before = group.processes()
+    host.remove(f"{scope()}/inside")
+    host.remove(scope())
+    host.process(51, scope())
+    host.process(52, f"{scope()}/inside")
+
+    assert before == {41, 42}
+    with pytest.raises(FileNotFoundError):
+        group.processes()
+
+
 def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_is_forgotten(host: Host) -> None:
     running = [container(), container(51, OTHER)]
     for each in running:
