@@ -425,6 +425,43 @@ def test_the_cpu_time_is_read_where_the_container_is_accounted_by_either_version
     assert (found and found.read().decode()) == (told and told.format(scope()))
 
 
+def exited(host: Host, *pids: int) -> None:
+    """Processes that their container's group lists and that say they are in none: leaders that have left threads."""
+    for pid in pids:
+        host.process(pid, scope())
+        (host.proc / str(pid) / "cgroup").write_text("5:cpu,cpuacct:/\n4:memory:/\n")
+
+
+def with_cpu_time(host: Host, *pids: int) -> None:
+    for pid in pids:
+        host.process(pid, scope())
+        (host.proc / str(pid) / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
+    file = host.root / "cpuacct" / scope() / "cpuacct.usage"
+    file.parent.mkdir(parents=True)
+    file.write_text("7\n")
+
+
+@pytest.mark.parametrize(
+    ("gone", "there", "told"),
+    [
+        pytest.param(range(40, 41), [45], b"7\n", id="one lower than another that is there"),
+        pytest.param(range(41, 44), [45], b"7\n", id="also the one that it began with"),
+        pytest.param(range(11, 31), [41], b"7\n", id="many, but not the one that it began with"),
+        pytest.param(range(31, 35), [45], None, id="more than are asked"),
+    ],
+)
+def test_the_cpu_time_is_found_by_another_process_where_the_first_has_exited(
+    gone: range, there: list[int], told: bytes | None, tmp_path: Path
+) -> None:
+    host = Host(tmp_path, version_1=True)
+    with_cpu_time(host, *there)
+    exited(host, *gone)
+    places, here = host.places(), build.container(id=ID, incarnation=f"{ID}@1", pid=41, group=f"{host.top / scope()}")
+
+    assert processes_in(places, here) == {*gone, *there}
+    assert places.cpu_time(here) == told
+
+
 @pytest.mark.parametrize("error", [ProcessLookupError, FileNotFoundError])
 def test_a_container_whose_process_ends_while_its_files_are_opened_is_read_all_the_same(
     error: type[OSError], host: Host, monkeypatch: pytest.MonkeyPatch
