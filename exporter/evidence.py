@@ -129,7 +129,8 @@ class GpuUse(NamedTuple):
 
     `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
     `nameless` are what others that are missing were given by: nobody knows their UUIDs. `there` are those of its GPUs
-    that are no lost ones for sure.
+    that are no lost ones for sure. It `may_be_elsewhere` where it may be on further ones, which nobody has named: then
+    more is unknown than what these leave open.
     """
 
     gpus: tuple[str, ...]
@@ -138,6 +139,7 @@ class GpuUse(NamedTuple):
     unknown: Unknown | None
     nameless: tuple[str, ...] = ()
     there: tuple[str, ...] = ()
+    may_be_elsewhere: bool = False
 
 
 class RamUse(NamedTuple):
@@ -201,7 +203,7 @@ def gpu_use(
         return use
     seen = readings.there
     its = use.gpus if seen.issuperset(use.gpus) else tuple(uuid for uuid in use.gpus if uuid in seen)
-    return GpuUse(use.gpus, use.shares, use.utilization_ratio, use.unknown, use.nameless, its)
+    return GpuUse(use.gpus, use.shares, use.utilization_ratio, use.unknown, use.nameless, its, use.may_be_elsewhere)
 
 
 def _use(
@@ -233,27 +235,21 @@ def _use(
     unread = _unread(before, assigned, pids, readings) if before else {}
     uuids = (*uuids, *unread)
     shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds, wanted)
+    elsewhere = _elsewhere(pids, readings) if ALL in wanted and container.kind in OUTSIDE else None
     if missing:
         named = {name: _uuid_of_missing(name, readings) for name in missing}
         its = tuple(dict.fromkeys([*uuids, *not_here, *filter(None, named.values())]))
         use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
-        use = use._replace(nameless=tuple(name for name, uuid in named.items() if uuid is None))
-        elsewhere = not readings.nodes_are_known and wanted == _nodes(wanted)
-        return use._replace(shares=_uninvited(pids, readings, thresholds) if elsewhere else shares)
+        nameless = tuple(name for name, uuid in named.items() if uuid is None)
+        if not readings.nodes_are_known and wanted == _nodes(wanted):
+            shares = _uninvited(pids, readings, thresholds)
+        return use._replace(shares=shares, nameless=nameless, may_be_elsewhere=elsewhere is not None)
     if not assigned and not unread:
         return _unknown_use((), "gpu_missing", "every GPU with a render node is assigned, and each was lost before")
-    if unread:
-        return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=next(iter(unread.values())))
-    if ALL in wanted and container.kind in OUTSIDE and WITH_NODES in readings.failed:
-        because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
-        return _unknown_use(uuids, "source_failed", because)._replace(shares=shares)
+    if (first := next(iter(unread.values()), None) or elsewhere) is not None:
+        return GpuUse(uuids, shares, utilization_ratio=None, unknown=first, may_be_elsewhere=elsewhere is not None)
     if pids is None:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
-    if ALL in wanted and container.kind in OUTSIDE:
-        others = (gpu for gpu in readings.gpus if gpu.node is not None and _may_be_on(gpu, pids, readings))
-        if (other := next(others, None)) is not None:
-            because = f"it names no GPU, so that it may be on {other.uuid}, whose processes are not all listed"
-            return _unknown_use(uuids, "not_listed", because)._replace(shares=shares)
     unknown = next(filter(None, reasons), None)
     known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
@@ -294,6 +290,25 @@ def _unread(
             because = f"it was on {uuid}, whose processes are not all listed"
             found[uuid] = Unknown(reason="not_listed", because=because)
     return found
+
+
+def _elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | None:
+    """Why what runs outside of any engine and names no GPU may be on one of AMD's or Intel's; `None` where it is not.
+
+    It sees those beside NVIDIA's, and is known to be on none of them by their lists alone.
+    """
+    if WITH_NODES in readings.failed:
+        because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
+        return Unknown(reason="source_failed", because=because)
+    for gpu in readings.gpus:
+        if gpu.node is None:
+            continue
+        if pids is None:
+            return _NO_PIDS
+        if _may_be_on(gpu, pids, readings):
+            because = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
+            return Unknown(reason="not_listed", because=because)
+    return None
 
 
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
@@ -632,7 +647,8 @@ class ContainerHistory:
         if not lost and self._lost_s is None:
             return None
         others = [share for share in gpu.shares if share.gpu not in lost]
-        told = set(gpu.gpus) - set(lost) <= {share.gpu for share in others if share.attributed}
+        attributed = {share.gpu for share in others if share.attributed}
+        told = not gpu.may_be_elsewhere and set(gpu.gpus) - set(lost) <= attributed
         busy = any((share.utilization_ratio or 0.0) > self._thresholds.idle_ratio for share in others)
         if container.paused or busy or gpu.unknown is None:
             self._lost_s = None
@@ -707,7 +723,7 @@ class ContainerHistory:
                 elif ratio > limits.idle_ratio:
                     in_part = True
         whole = gpu.unknown is None and len(known) == len(gpu.shares)
-        if lost and known and not gpu.nameless:
+        if lost and known and not gpu.nameless and not gpu.may_be_elsewhere:
             whole = set(gpu.gpus) - set(lost) <= {share.gpu for share in gpu.shares if share.attributed}
         full = frozenset(full_ones)
         if in_part or full != (self._pegged if whole else self._pegged.intersection(known)):

@@ -84,7 +84,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_fault_still_seconds": NO_WORK_READ,
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
-    "gpuwarden_container_gpu_pegged_seconds": "as `gpuwarden_container_gpu_idle_seconds`",
+    "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
+    "listed process, or it is paused",
     "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, is paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",

@@ -232,6 +232,10 @@ class Folder(File):
         """
         return os.fstat(self._descriptor).st_nlink
 
+    def itself(self) -> Path:
+        """A path that leads to it whatever it is called by now, and never to what is in its place (proc_pid_fd(5))."""
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
     def read_in(self, name: str) -> bytes:
         """What a file in it says, which is opened for that.
 
@@ -411,6 +415,7 @@ class Group:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._folder = Folder(str(directory))
+        self._itself = self._folder.itself()
         version_2 = (directory / "cgroup.controllers").exists()
         self._list = File(f"{directory}/cgroup.procs") if version_2 else None
         self._said: bytes | None = None
@@ -425,7 +430,7 @@ class Group:
         if (links := self._folder.links()) != _LINKS_ALONE:
             if links == 0:
                 raise FileNotFoundError(errno.ENOENT, "the cgroup is gone", str(self._directory))
-            return processes(self._directory)
+            return processes(self._itself)
         said = self._folder.read_in("cgroup.procs") if self._list is None else self._list.read()
         if said != self._said:
             self._said, self._pids = said, frozenset(map(int, said.split()))

@@ -22,6 +22,9 @@ from gpuwarden import cgroup, clock
 OWNER_S: Final = 5.0
 """How long it is believed that a process has not moved into another container, seconds."""
 
+ASKED_MAX: Final = 4
+"""Processes of a container that are asked where its CPU time is accounted, once in each incarnation."""
+
 ASKED_MAX_S: Final = 0.1
 """How long it may take to ask whether a container is frozen, seconds."""
 
@@ -90,9 +93,22 @@ class Places:
         ram = _ram(memory)
         if found and place.group is not None and len(self._kept) < self._kept_max:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # that process has ended: at the next look
-                cpu = cgroup.cpu_time(min(found), container.id, proc=self._proc, root=self._root)
+                cpu = self._cpu(container, found)
                 self._kept[container.incarnation] = _Kept(group=cgroup.Group(place.group), memory=memory, cpu=cpu)
         return found or None, ram
+
+    def _cpu(self, container: Container, pids: frozenset[int]) -> cgroup.File | None:
+        """Where its CPU time is accounted, by the first of a few that can tell.
+
+        Version 1 lists one that has exited and left threads, and says that it is in no container.
+
+        Raises:
+            OSError: one of them has ended.
+        """
+        for pid in sorted(pids, key=lambda pid: (pid != container.pid, pid))[:ASKED_MAX]:
+            if (file := cgroup.cpu_time(pid, container.id, proc=self._proc, root=self._root)) is not None:
+                return file
+        return None
 
     def _place(self, container: Container) -> cgroup.Place:
         if container.group is not None:

@@ -317,6 +317,40 @@ def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host)
     assert processes_in(places, container()) == {41, 42}
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "with groups below it"])
+def test_a_group_that_is_called_otherwise_by_now_tells_its_own_processes_and_none_of_who_has_its_name(
+    host: Host, nested: bool
+) -> None:
+    below = "/inside" if nested else ""
+    host.process(41, scope())
+    host.process(42, scope() + below)
+    group = cgroup.Group(host.top / scope())
+    before = group.processes()
+    (host.top / scope()).rename(host.top / POD / "old")
+    host.where.clear()
+    host.process(51, scope())
+    host.process(52, scope() + below)
+    there = cgroup.processes(host.top / scope())
+
+    assert before == group.processes() == {41, 42}
+    assert there == {51, 52}
+
+
+def test_a_group_with_groups_below_it_is_gone_with_them_whatever_is_in_its_place(host: Host) -> None:
+    host.process(41, scope())
+    host.process(42, f"{scope()}/inside")
+    group = cgroup.Group(host.top / scope())
+    before = group.processes()
+    host.remove(f"{scope()}/inside")
+    host.remove(scope())
+    host.process(51, scope())
+    host.process(52, f"{scope()}/inside")
+
+    assert before == {41, 42}
+    with pytest.raises(FileNotFoundError):
+        group.processes()
+
+
 def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_is_forgotten(host: Host) -> None:
     running = [container(), container(51, OTHER)]
     for each in running:
@@ -353,13 +387,87 @@ def test_the_cpu_time_of_a_container_stands_until_one_of_its_processes_runs_and_
 
     assert (before, found) == (None, [b"7\n", b"8\n"])
     assert places.cpu_time(container(51, OTHER)) is None
+    file.write_text("")
+    assert places.cpu_time(container()) is None, "a file that says nothing tells none"
 
 
+@pytest.mark.parametrize(
+    ("lines", "files", "told"),
+    [
+        pytest.param(["4:cpu,cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage"], "cpuacct/{}/cpuacct.usage",
+                     id="version 1"),
+        pytest.param(["4:cpu,cpuacct:/{}"], ["cpu,cpuacct/{}/cpuacct.usage"], "cpu,cpuacct/{}/cpuacct.usage",
+                     id="version 1 without the link of one controller to both"),
+        pytest.param(["0::/{}"], ["{}/cpu.stat"], "{}/cpu.stat", id="version 2"),
+        pytest.param(["4:cpu,cpuacct:/{}", "0::/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
+                     "cpuacct/{}/cpuacct.usage", id="hybrid"),
+        pytest.param(["0::/{}", "14:cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
+                     "cpuacct/{}/cpuacct.usage", id="hybrid in another order"),
+        pytest.param(["4:memory:/{}", "0::/{}"], ["memory/{}/cpu.stat", "unified/{}/cpu.stat"],
+                     "unified/{}/cpu.stat", id="hybrid without an account of version 1"),
+        pytest.param(["4:cpuset,cpu:/{}"], ["cpuset,cpu/{}/cpuacct.usage", "cpuacct/{}/cpuacct.usage"], None,
+                     id="another controller"),
+    ],
+)  # fmt: skip
+def test_the_cpu_time_is_read_where_the_container_is_accounted_by_either_version(
+    lines: list[str], files: list[str], told: str | None, tmp_path: Path
+) -> None:
+    host = Host(tmp_path)
+    host.process(41, scope())
+    (host.proc / "41" / "cgroup").write_text("".join(f"{line.format(scope())}\n" for line in lines))
+    for each in files:
+        file = host.root / each.format(scope())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(each.format(scope()))
+
+    found = cgroup.cpu_time(41, ID, proc=host.proc, root=host.root)
+
+    assert (found and found.read().decode()) == (told and told.format(scope()))
+
+
+def exited(host: Host, *pids: int) -> None:
+    """Processes that their container's group lists and that say they are in none: leaders that have left threads."""
+    for pid in pids:
+        host.process(pid, scope())
+        (host.proc / str(pid) / "cgroup").write_text("5:cpu,cpuacct:/\n4:memory:/\n")
+
+
+def with_cpu_time(host: Host, *pids: int) -> None:
+    for pid in pids:
+        host.process(pid, scope())
+        (host.proc / str(pid) / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
+    file = host.root / "cpuacct" / scope() / "cpuacct.usage"
+    file.parent.mkdir(parents=True)
+    file.write_text("7\n")
+
+
+@pytest.mark.parametrize(
+    ("gone", "there", "told"),
+    [
+        pytest.param(range(40, 41), [45], b"7\n", id="one lower than another that is there"),
+        pytest.param(range(41, 44), [45], b"7\n", id="also the one that it began with"),
+        pytest.param(range(11, 31), [41], b"7\n", id="many, but not the one that it began with"),
+        pytest.param(range(31, 35), [45], None, id="more than are asked"),
+    ],
+)
+def test_the_cpu_time_is_found_by_another_process_where_the_first_has_exited(
+    gone: range, there: list[int], told: bytes | None, tmp_path: Path
+) -> None:
+    host = Host(tmp_path, version_1=True)
+    with_cpu_time(host, *there)
+    exited(host, *gone)
+    places, here = host.places(), build.container(id=ID, incarnation=f"{ID}@1", pid=41, group=f"{host.top / scope()}")
+
+    assert processes_in(places, here) == {*gone, *there}
+    assert places.cpu_time(here) == told
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, FileNotFoundError])
 def test_a_container_whose_process_ends_while_its_files_are_opened_is_read_all_the_same(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    error: type[OSError], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.process(41, scope())
-    tell, ended = cgroup.cpu_time, iter([ProcessLookupError("it has ended")])
+    tell, ended = cgroup.cpu_time, iter([error("it has ended")])
 
     def tell_at_last(*arguments: Any, **named: Any) -> cgroup.File | None:
         for each in ended:
@@ -739,7 +847,8 @@ def test_real_containers_that_come_and_go_under_the_looks_leave_nothing_behind(
             seen.add(real.id or "")
             real.remove(force=True)
         left = eventually(lambda: found if not seen & ids(found := sampler.sample()) else None)
-        ours = [key for key in (*sampler._histories, *sampler._places._known) if key.partition("@")[0] in seen]
+        kept = *sampler._histories, *sampler._places._known, *sampler._rested
+        ours = [key for key in kept if key.partition("@")[0] in seen]
     finally:
         source.close()
 
@@ -807,6 +916,22 @@ def test_the_cpu_time_of_a_real_container_stands_while_it_sleeps_and_moves_with_
         real.remove(force=True)
 
     assert after not in (None, looks[-1][0])
+
+
+@pytest.mark.needs_docker
+def test_the_cpu_time_of_a_real_container_that_ends_after_the_look_is_untold(client: docker.DockerClient) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    try:
+        real.reload()
+        here, places = build.container(id=str(real.id), pid=int(real.attrs["State"]["Pid"])), Places()
+        looked = eventually(lambda: places.look(here)[0])
+        before = places.cpu_time(here)
+    finally:
+        real.remove(force=True)
+
+    assert looked
+    assert before
+    assert places.cpu_time(here) is None
 
 
 @pytest.mark.needs_docker

@@ -8,7 +8,7 @@ import pytest
 
 from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
 from exporter.lost import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
-from exporter.readings import ContainerEvidence, Gpu, GpuReadings, MigInstance
+from exporter.readings import WITH_NODES, ContainerEvidence, Gpu, GpuReadings, MigInstance
 from tests.exporter import builders as build
 
 THRESHOLDS = Thresholds()
@@ -246,14 +246,14 @@ def test_no_more_gpus_are_remembered_than_there_can_be() -> None:
 
 
 def told(
-    *looks: tuple[tuple[Gpu, ...], float], request: tuple[str, ...] = ("0", "1"), **container: Any
+    *looks: tuple[tuple[Gpu, ...] | GpuReadings, float], request: tuple[str, ...] = ("0", "1"), **container: Any
 ) -> list[ContainerEvidence]:
     """What is told of a container with processes 1 and 2 at each look and its time."""
     place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
     history = ContainerHistory(THRESHOLDS)
     found = []
-    for gpus, now_s in looks:
-        lost, readings = losses.observe(build.gpus(*gpus), now_s=now_s)
+    for look, now_s in looks:
+        lost, readings = losses.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=now_s)
         use = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus, history.there)
         found.append(history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named))
     return found
@@ -364,6 +364,60 @@ def test_but_not_where_a_third_of_its_gpus(third: tuple[Gpu, ...], request_: tup
     control = told(((FIRST, SECOND, *known[2:]), 0.0), (known, 1.0), (known, 2.0), request=("0", "1", "2"))
 
     assert (found[-1].gpu_pegged_s, control[-1].gpu_pegged_s) == (None, 1.0)
+
+
+AMD_UNLISTED = replace(AMD, index=2, processes=None, unknown="not listed")
+AMD_IDLE = replace(AMD, index=2)
+FULL_TOO_FIRST = replace(FULL_TOO, index=0)
+"""Where the driver counts the others anew without the one that is lost."""
+
+
+@pytest.mark.parametrize("kind", ["process", "systemd"])
+@pytest.mark.parametrize(
+    ("left", "idle_left"),
+    [
+        pytest.param((FULL, LOST), (FIRST, LOST), id="called lost"),
+        pytest.param((FULL,), (FIRST,), id="listed no more"),
+        pytest.param((FULL_TOO_FIRST,), (replace(SECOND, index=0),), id="counted anew"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("others", "failed"),
+    [
+        pytest.param((), (WITH_NODES,), id="source fails"),
+        pytest.param((AMD_UNLISTED,), (), id="processes are not listed"),
+    ],
+)
+def test_nor_where_it_was_given_no_gpu_by_name_and_may_be_on_one_of_another_vendor_whose(
+    kind: str, left: tuple[Gpu, ...], idle_left: tuple[Gpu, ...], others: tuple[Gpu, ...], failed: tuple[str, ...]
+) -> None:
+    def last_of(look: tuple[Gpu, ...], kind: str, *others: Gpu, failed: tuple[str, ...] = ()) -> ContainerEvidence:
+        now = replace(build.gpus(*look, *others), failed=failed)
+        return told((BOTH, 0.0), (now, 1.0), (now, 2.0), request=("all",), kind=kind)[-1]
+
+    found = [last_of(look, kind, *others, failed=failed) for look in (left, idle_left)]
+    by_engine = [last_of(look, "docker", *others, failed=failed) for look in (left, idle_left)]
+    listed = [last_of(look, kind, AMD_IDLE) for look in (left, idle_left)]
+
+    assert [(each.gpu_pegged_s, each.gpu_lost_s) for each in found] == [(None, None)] * 2
+    assert all(each.shares for each in found), "what is known of NVIDIA's is told all the same"
+    for control in (by_engine, listed):
+        assert [(each.gpu_pegged_s, each.gpu_lost_s) for each in control] == [(1.0, 0.0), (0.0, 1.0)]
+
+
+def test_who_was_on_nothing_but_lost_gpus_has_not_lost_all_where_it_may_be_on_another() -> None:
+    def lost_s(pids_known: bool, *others: Gpu) -> float | None:
+        place, losses = build.container(gpu_request=("all",), kind="process"), LossHistory(gap_max_s=5.0)
+        history = ContainerHistory(THRESHOLDS)
+        for now_s, look in enumerate(((SECOND,), (LOST,), (LOST,))):
+            lost, readings = losses.observe(build.gpus(*look, *others), now_s=float(now_s))
+            pids = frozenset({2}) if pids_known or not now_s else None
+            use = gpu_use(place, pids, readings, THRESHOLDS, history.gpus, history.there)
+            evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=float(now_s), lost=lost.named)
+        return evidence.gpu_lost_s
+
+    assert (lost_s(True), lost_s(True, AMD_IDLE), lost_s(False)) == (1.0, 1.0, 1.0)
+    assert (lost_s(True, AMD_UNLISTED), lost_s(False, AMD_IDLE)) == (None, None)
 
 
 def after(before: tuple[Gpu, ...], *looks: Look, request: tuple[str, ...], **container: Any) -> ContainerEvidence:

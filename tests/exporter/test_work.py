@@ -529,6 +529,24 @@ def test_who_comes_or_goes_has_all_read_again(
     assert rested.work.processes.keys() == {worker.pid, os.getpid()}
 
 
+def test_what_was_read_of_a_container_that_rests_is_forgotten_with_it_however_many_come_and_go(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house)
+    monkeypatch.setattr(Places, "cpu_time", lambda *_: b"7")
+    seen: set[str] = set()
+    for _ in range(3):
+        worker = start_worker("w0", env=WITHOUT_GPU)
+        (running,) = found.sample().containers
+        seen.add(running.container.incarnation)
+
+        assert list(found._rested) == [running.container.incarnation]
+        worker.end()
+    found.sample()
+
+    assert (len(seen), found._rested) == (3, {})
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
