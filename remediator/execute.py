@@ -1051,7 +1051,8 @@ class Executor:
     def _taken(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
         """Have the queue write what becomes of a job or of GPUs; what it says to it, `None` where it refused.
 
-        Each refusal is on record once: the step is tried again for as long as it takes, and the free has its turn.
+        Each refusal is on record once, of a quarantine once a stage: the step is tried again for as long as it takes,
+        and the free has its turn.
         """
         watch = self._watches.setdefault(episode.episode_id, _Watch())
         watch.refused_at_s = time.monotonic()  # also where it is a defect that ends it: no stop waits for that for ever
@@ -1181,6 +1182,8 @@ class Executor:
         data: Mapping[str, object] | None = None,
         unspent: bool = False,
     ) -> bool:
+        if stage is not intent.stage and (watch := self._watches.get(episode.episode_id)) is not None:
+            watch.refusals.discard("quarantine")  # one that is wanted at this stage, too, is on record for it
         return self._ledger.advance(
             intent,
             stage,

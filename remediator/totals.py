@@ -157,14 +157,20 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
 
 
 def _quarantines_refused(connection: Connection, host: str) -> int:
-    """Open episodes whose last word about a quarantine is that the queue refused it: each refusal is told once."""
+    """Open episodes whose last word about a quarantine is that the queue refused it: each refusal is told once a stage.
+
+    One whose free has come to another stage since is not meant by that: what was wanted then may be wanted no more, as
+    where the process died after all, or the GPU came back.
+    """
     its = JOURNAL.c.episode_id == EPISODES.c.episode_id, JOURNAL.c.step == "quarantine"
     newest = select(func.max(JOURNAL.c.entry_id)).where(*its).correlate(EPISODES).scalar_subquery()
+    free = INTENTS.c.episode_id == EPISODES.c.episode_id, INTENTS.c.kind == Kind.FREE
+    since = select(INTENTS.c.intent_id).where(*free, INTENTS.c.entered_at > JOURNAL.c.at).correlate(EPISODES, JOURNAL)
     refused = (
         select(func.count())
         .select_from(EPISODES)
         .join(JOURNAL, JOURNAL.c.entry_id == newest)
-        .where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), JOURNAL.c.act == "failed")
+        .where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), JOURNAL.c.act == "failed", ~since.exists())
     )
     return connection.scalar(refused) or 0
 

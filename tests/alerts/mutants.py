@@ -1178,7 +1178,7 @@ REMEDIATOR_MUTANTS: Final = [
 BOUND = "(max(gpuwarden_remediator_node_lost_after_seconds) + 10)"
 HEARD = """\
           max by (host) (
-            max_over_time(((max by (host) (timestamp(gpuwarden_exporter_info)) > time() - 75) * 0 + time())[2m:10s])
+            max_over_time(((max by (host) (timestamp(gpuwarden_exporter_info)) > time() - 150) * 0 + time())[2m:10s])
           )
           or
           last_over_time(gpuwarden:host_heard:timestamp_seconds[1h]) > time() - 3600
@@ -1234,8 +1234,8 @@ NODE_MUTANTS: Final = [
         ("a host is told of for hours", "3600", "7200"),
         ("a host is told of for minutes", "3600", "600"),
         ("hosts are looked up once a minute", "[2m:10s]", "[2m:1m]"),
-        ("what is repeated of a host is heard of it", " > time() - 75", ""),
-        ("a host is silent between two scrapes", "time() - 75", "time() - 45"),
+        ("what is repeated of a host is heard of it", " > time() - 150", ""),
+        ("a host is silent where a scrape was left out", "time() - 150", "time() - 105"),
         ("the record does not hold itself", HEARD.partition("          or\n")[2], "          vector(0) > 1\n"),
     ),
     *of(
@@ -1337,17 +1337,17 @@ VRAM_MUTANTS: Final = [
     *of(
         VRAM,
         ONE_OF_EACH,
-        ("victim: nobody stays picked", f"and on (host, container, gpu) {WAS_NAMED}",
+        ("victim: nobody stays picked", f"and on (host, container, gpu) topk by (host, gpu) (1, {WAS_NAMED})",
          f"unless on (host, container, gpu) {OVER}"),
-        ("victim: whoever was picked stays so, whoever is ahead", f"max by (host, gpu) ({OVER})",
-         f"min by (host, gpu) ({OVER})"),
+        ("victim: whoever was picked stays so, whoever is ahead", "max by (host, gpu) (", "min by (host, gpu) ("),
         ("victim: a tie is no tie", f"min by (host, gpu) ({TIE})", f"0 * min by (host, gpu) ({TIE})"),
         ("victim: a tie is a hair less", ">= on", "> on"),
         ("victim: the wider of two ties counts", f"min by (host, gpu) ({TIE})", f"max by (host, gpu) ({TIE})"),
-        ("victim: the one least over goes", "topk by", "bottomk by"),
-        ("victim: two go", "topk by (host, gpu) (1,", "topk by (host, gpu) (2,"),
-        ("victim: one of a host", "topk by (host, gpu)", "topk by (host)"),
-        ("victim: one of all hosts' namesakes", "topk by (host, gpu)", "topk by (gpu)"),
+        ("victim: the one least over goes", "topk by (host, gpu) (\n", "bottomk by (host, gpu) (\n"),
+        ("victim: two go", "1,\n", "2,\n"),
+        ("victim: one of a host", "topk by (host, gpu) (\n", "topk by (host) (\n"),
+        ("victim: one of all hosts' namesakes", "topk by (host, gpu) (\n", "topk by (gpu) (\n"),
+        ("victim: who was named before who was named last stays", f"topk by (host, gpu) (1, {WAS_NAMED})", WAS_NAMED),
         ("victim: the picked and another", "or on (host, gpu)", "or on (host, container, gpu)"),
     ),
     *of(
@@ -1789,8 +1789,20 @@ EQUIVALENT: Final[dict[str, str]] = {
     },
     **{
         f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
-        for place in ("", ", at its place 3")
+        for place in ("", ", at its place 2", ", at its place 4")
     },
+    **{
+        f"vram: {rule}: {record} -> last_over_time({record}[5m]){place}": "only what was recorded just now counts"
+        for rule, record, places in (
+            ("gpuwarden:vram_victim:bytes", "gpuwarden:vram_over_budget_while_short:bytes", ("", 3, 5)),
+            ("gpuwarden:vram_named:timestamp_seconds", "gpuwarden:vram_victim:bytes", ("",)),
+            ("GpuwardenVramVictim", "gpuwarden:vram_victim:bytes", ("",)),
+            ("GpuwardenVramVictim", "gpuwarden:vram_looked:timestamp_seconds", ("",)),
+        )
+        for place in (f", at its place {each}" if each else "" for each in places)
+    },
+    'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
+    'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
     "vram: gpuwarden:vram_named:timestamp_seconds: 300 -> 299": "these tests evaluate every 15 s: the second falls "
     "between",
     **{

@@ -1118,7 +1118,7 @@ def test_the_pause_of_a_real_container_is_no_part_of_the_step_that_it_fell_into(
         try:
             before = eventually(lambda: found if (found := seen()) and found[0].step > 100 else None)
             real.pause()
-            eventually(lambda: paused_s() > 4.0)
+            eventually(lambda: paused_s() > 5.0)  # by more than the silence that it is allowed
             real.unpause()
             job, pauses = eventually(
                 lambda: found if (found := seen()) and (found[0].step_max_s or 0.0) > 4.0 else None

@@ -1098,6 +1098,49 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     assert store.job(job_id).state == (State.FAILED if refused == "fail" else State.QUEUED)
 
 
+def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_for_each(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was refused at a stage that is over counts no more; here the queue refuses on."""
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+
+        def stops_at_the_second_try(box: Box) -> None:
+            box.unkillable = "failed quarantine" not in told(ledger)
+            if not its_own.in_transaction():
+                its_own.begin()
+                if its_own.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
+                    its_own.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
+                time.sleep(pace.limits.settle_bound_s)
+
+        world.before_stop = stops_at_the_second_try
+        works = executor(ledger, patient, world, pace=pace)
+
+        def refused_twice() -> bool:
+            turn(works, ledger)
+            return told(ledger).count("failed quarantine") == 2
+
+        eventually(refused_twice, "it is refused at both stages", within_s=30, log=lambda: str(told(ledger)))
+        for _ in range(5):
+            turn(works, ledger)
+        account = told(ledger)
+        assert account.count("failed quarantine") == 2, "at each once"
+        its_own.rollback()
+
+        to_the_end(works, ledger)
+
+    patient.close()
+    first, second = (each for each, entry in enumerate(account) if entry == "failed quarantine")
+    assert first < account.index("saw free: dead") < second
+    assert told(ledger).count("did quarantine") == 1
+
+
 @sqlite_only
 def test_patience_comes_to_an_end_while_the_queue_is_locked(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch

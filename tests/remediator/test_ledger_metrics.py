@@ -181,6 +181,24 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
     assert refused() == 0
 
 
+def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more(ledger: Ledger) -> None:
+    episode = opened(ledger)
+    assert begins(ledger, episode, BEGIN, now=NOW)
+    (found,) = ledger.open_episodes()
+    assert found.free is not None
+    assert advance(ledger, found.free, Stage.STOPPING, now=NOW + 1)
+    ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 2)
+    assert figure(ledger, "quarantines_refused") == 1
+
+    assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.STOPPING, now=NOW + 3)
+    assert figure(ledger, "quarantines_refused") == 1, "it is stopped once more, and where it was"
+
+    assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.DEAD, now=NOW + 4)
+    assert figure(ledger, "quarantines_refused") == 0
+    ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 5)
+    assert figure(ledger, "quarantines_refused") == 1
+
+
 # --- backlog
 
 
