@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 import gpuwarden.database
 from gpuwarden.database import DatabaseError, NewerTablesError
@@ -1047,6 +1047,13 @@ def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
+def refuse_all(queue: Connection) -> None:
+    """Begin what keeps everybody else from writing to the queue until it ends."""
+    queue.begin()
+    if queue.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
+        queue.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
+
+
 SETTLES_LATE: dict[str, tuple[dict[str, Any], bool, str, str]] = {
     "requeued": ({}, False, "requeue", "did requeue"),
     "failed": ({"job_class": JobClass.INGEST_LOAD}, False, "fail", "did fail"),
@@ -1080,9 +1087,7 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
             if not box.unkillable:
                 its_own.rollback()
             elif not its_own.in_transaction():
-                its_own.begin()
-                if its_own.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
-                    its_own.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
+                refuse_all(its_own)
                 time.sleep(pace.limits.settle_bound_s)
 
         world.before_stop = ends_after_the_bound
@@ -1114,9 +1119,7 @@ def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_
         def stops_at_the_second_try(box: Box) -> None:
             box.unkillable = "failed quarantine" not in told(ledger)
             if not its_own.in_transaction():
-                its_own.begin()
-                if its_own.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
-                    its_own.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
+                refuse_all(its_own)
                 time.sleep(pace.limits.settle_bound_s)
 
         world.before_stop = stops_at_the_second_try
