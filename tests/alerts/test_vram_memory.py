@@ -1,7 +1,7 @@
 """Of two tenants that are level the one that was named stays so over scrapes that fail, in a real Prometheus."""
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -49,3 +49,24 @@ def test_two_that_are_level_do_not_change_places_while_scrapes_fail(tmp_path: Pa
         assert asked(f"group by (container) (last_over_time({NAMED}[5m]))") == ["first"]
         host.series = tenants({"first": 3.0, "second": 3.5})
         eventually(lambda: asked(NAMED) == ["second"], "more than a tie ahead it is the other's turn", within_s=30)
+
+
+def test_the_alerts_own_expression_names_the_same_at_any_time_between_two_evaluations(tmp_path: Path) -> None:
+    """As the remediator asks for it before it acts."""
+    host = Scraped()
+    with host, prometheus(tmp_path / "prometheus", host.address) as url:
+
+        def data(path: str, **query: str) -> dict[str, Any]:
+            answer = httpx.get(f"{url}/api/v1/{path}", params=query, trust_env=False, verify=PLAIN)
+            found: dict[str, Any] = answer.raise_for_status().json()["data"]
+            return found
+
+        def named(expression: str) -> list[str]:
+            return [each["metric"]["container"] for each in data("query", query=expression)["result"]]
+
+        host.series = tenants({"over": 3.0, "within": 0.5})
+        eventually(lambda: named(NAMED) == ["over"], "it is named", within_s=30)
+        rules = (rule for group in data("rules", type="alert")["groups"] for rule in group["rules"])
+        (expression,) = (rule["query"] for rule in rules if rule["name"] == "GpuwardenVramVictim")
+
+        assert [named(expression) for _ in range(200)] == [["over"]] * 200
