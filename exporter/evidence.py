@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import is_not
 from typing import Final, NamedTuple
 
 from exporter.evictions import Evictions
@@ -140,6 +141,10 @@ class GpuUse(NamedTuple):
     nameless: tuple[str, ...] = ()
     there: tuple[str, ...] = ()
     may_be_elsewhere: bool = False
+
+
+_Inputs = tuple[Container, frozenset[int] | None, GpuReadings | None, tuple[str, ...], frozenset[str]]
+"""What a container's use of its GPUs is told by: itself, its processes, the readings, its GPUs, those seen there."""
 
 
 class RamUse(NamedTuple):
@@ -509,6 +514,7 @@ class ContainerHistory:
         self.there: frozenset[str] = frozenset()
         self.kind = ""
         self._thresholds = thresholds
+        self._used: tuple[_Inputs, GpuUse] | None = None
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
         self._pegged_since_s: float | None = None
@@ -533,6 +539,16 @@ class ContainerHistory:
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
         self._cpu = _StillRate(thresholds.cpu_still_ratio)
+
+    def use(self, container: Container, pids: frozenset[int] | None, readings: GpuReadings | None) -> GpuUse:
+        """`gpu_use` with what has been seen of it so far. Of the very same as at the last look it is the very same.
+
+        On GPUs at rest that is what most looks come to.
+        """
+        asked = container, pids, readings, self.gpus, self.there
+        if self._used is None or any(map(is_not, asked, self._used[0])):
+            self._used = asked, gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
+        return self._used[1]
 
     def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
         """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
@@ -567,7 +583,8 @@ class ContainerHistory:
         the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
         """
         self._pause(frozen_s)
-        self.gpus = gpu.gpus or self.gpus
+        if gpu.gpus and gpu.gpus != self.gpus:  # else the very same stay, by which `use` knows them
+            self.gpus = gpu.gpus
         if not self.there.issuperset(gpu.there):
             self.there = self.there.union(gpu.there)
         lost = self.there.intersection(lost) if lost else ()
@@ -924,6 +941,8 @@ def _asked_for(container: Container, readings: GpuReadings) -> _Asked:
     key = container.gpu_request or (), container.kind in OUTSIDE
     found = readings.asked.get(key)
     if not isinstance(found, _Asked):
+        if len(readings.asked) >= REQUESTS_MAX:  # readings that do not change are kept, while containers come and go
+            readings.asked.clear()
         found = readings.asked[key] = _resolved(_wanted(*key, readings), readings)
     return found
 

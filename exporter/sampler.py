@@ -129,6 +129,7 @@ class Sampler:
         self._gpu_history = GpuHistory(thresholds)
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._losses = Losses()
+        self._found_gpus: GpuReadings | None = None
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
@@ -180,6 +181,9 @@ class Sampler:
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
         self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
+        if found_gpus == self._found_gpus:  # then what has been worked out of them stands too
+            found_gpus = self._found_gpus
+        self._found_gpus = found_gpus
         self._nodes = {node: uuid for node, uuid in self._nodes.items() if uuid not in self._losses.unmade}
         self._all_placed = found_workers is not None and all(
             each is not None and each.whole for each in listings.values()
@@ -371,7 +375,7 @@ class Sampler:
         history = self._histories.get(container.incarnation)
         if history is None:
             history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
-        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+        use: GpuUse = history.use(container, pids, gpus)
         members = () if pids is None else self._members(container, pids, sharing)
         uses = [
             evidence.gpu_use(container, each.pids, gpus, self._thresholds, history.gpus, history.there)
