@@ -204,11 +204,11 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is None or not use.gpus:
+    if readings is None or not (uuids := use[0]):
         return use
     seen = readings.there
-    its = use.gpus if seen.issuperset(use.gpus) else tuple(uuid for uuid in use.gpus if uuid in seen)
-    return GpuUse(use.gpus, use.shares, use.utilization_ratio, use.unknown, use.nameless, its, use.may_be_elsewhere)
+    its = uuids if seen.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in seen)
+    return GpuUse(*use[:5], its, use[6])
 
 
 def _use(
@@ -231,7 +231,7 @@ def _use(
         if left is not readings:
             asked, readings = _resolved(wanted, left), left
     assigned = _assigned(asked, pids or frozenset(), readings)
-    uuids: tuple[str, ...] = tuple([gpu.uuid for gpu in assigned])
+    uuids = asked.uuids if assigned is asked.gpus else tuple(gpu.uuid for gpu in assigned)
     # Else each GPU that it was on is here, and is its own.
     before = had if had != uuids else ()
     not_here = [uuid for uuid in before if uuid not in readings.by_name]
@@ -933,6 +933,7 @@ class _Asked:
     wanted: frozenset[str]
     places: frozenset[int]
     gpus: tuple[Gpu, ...]
+    uuids: tuple[str, ...]
     missing: tuple[str, ...]
 
 
@@ -955,10 +956,12 @@ def _resolved(wanted: frozenset[str], readings: GpuReadings) -> _Asked:
         for place, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
+    gpus = tuple(readings.gpus[place] for place in sorted(places))
     return _Asked(
         wanted=wanted,
         places=places,
-        gpus=tuple(readings.gpus[place] for place in sorted(places)),
+        gpus=gpus,
+        uuids=tuple(gpu.uuid for gpu in gpus),
         missing=tuple(_missing(wanted, readings)),
     )
 
