@@ -640,10 +640,12 @@ class ContainerHistory:
         What was told of the looks before is another dictionary, but where nothing has changed since.
         """
         busy_s, peak_bytes = self._busy_s, self._peak_bytes
-        for gpu, ratio, size, *_ in shares:
+        for gpu, ratio, size, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
             if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
-                busy_s = {**busy_s, gpu: busy_s.get(gpu, 0.0) + added_s}
+                if busy_s is self._busy_s:
+                    busy_s = busy_s.copy()
+                busy_s[gpu] = busy_s.get(gpu, 0.0) + added_s
             if size is not None and size > peak_bytes.get(gpu, -1):
                 peak_bytes = {**peak_bytes, gpu: size}
         self._busy_s, self._peak_bytes = busy_s, peak_bytes
@@ -732,7 +734,7 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, *_ in gpu.shares:
+        for uuid, ratio, _, _, _ in gpu.shares:
             if ratio is not None:
                 known.append(uuid)
                 if ratio >= limits.pegged_ratio:
@@ -776,10 +778,12 @@ class ContainerHistory:
         if now_s - self._asked_s > self._thresholds.gap_max_s:
             self._seen_busy_s = None
         self._asked_s = now_s
-        idle_ratio = self._thresholds.idle_ratio
-        if self._seen_busy_s is None or any((share[1] or 0.0) > idle_ratio for share in gpu.shares):
-            self._seen_busy_s = now_s
-        return now_s - self._seen_busy_s
+        idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
+        for _, ratio, _, _, _ in gpu.shares:
+            if ratio is not None and ratio > idle_ratio:
+                since_s = None
+        self._seen_busy_s = since_s = now_s if since_s is None else since_s
+        return now_s - since_s
 
 
 class GpuHistory:
