@@ -151,9 +151,11 @@ class Gpu:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
-        found: dict[int, list[GpuProcess]] = {}
+        found: dict[int, tuple[GpuProcess, ...]] = {}
         for process in self.processes or ():
-            found.setdefault(process.pid, []).append(process)
+            own = (process,)  # of hundreds each second hardly any is there twice, and a list of each costs more
+            if found.setdefault(process[0], own) is not own:
+                found[process[0]] += own
         return found
 
     @cached_property
@@ -232,10 +234,12 @@ class GpuReadings:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
         """By pid, the places of the GPUs in `gpus` that list it."""
-        found: dict[int, list[int]] = {}
+        found: dict[int, tuple[int, ...]] = {}
         for place, gpu in enumerate(self.gpus):
+            here = (place,)
             for pid in gpu.by_pid:
-                found.setdefault(pid, []).append(place)
+                if found.setdefault(pid, here) is not here:
+                    found[pid] += here
         return found
 
     @cached_property

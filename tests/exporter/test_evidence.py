@@ -11,6 +11,7 @@ from exporter import evidence
 from exporter.evidence import (
     NO_GPU,
     PAUSES_MAX,
+    REQUESTS_MAX,
     ContainerHistory,
     CpuHistory,
     DeathHistory,
@@ -167,6 +168,68 @@ def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
 
     assert observed(*samples[:3]).ram_still_s is None
     assert observed(*samples).ram_still_s == 1.0
+
+
+# From look to look
+
+
+BUSY = build.gpus(build.gpu(0, build.process(4001, 0.5)), build.gpu(1))
+REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
+
+
+@pytest.mark.parametrize(
+    ("container", "pids", "readings", "told"),
+    [
+        pytest.param(build.container(), OWN, REST, 0.0, id="its GPU does nothing any more"),
+        pytest.param(build.container(), frozenset({OTHER_PID}), BUSY, 0.0, id="its processes are others"),
+        pytest.param(build.container(), None, BUSY, None, id="its processes are unknown"),
+        pytest.param(build.container(gpu_request=("2",)), OWN, BUSY, None, id="it is another container"),
+        pytest.param(build.container(), OWN, None, None, id="no GPU is read"),
+    ],
+)
+def test_what_a_container_uses_is_told_anew_once(
+    container: Container, pids: frozenset[int] | None, readings: GpuReadings | None, told: float | None
+) -> None:
+    history, first = ContainerHistory(THRESHOLDS), build.container()
+    before = history.use(first, OWN, BUSY)
+
+    found = history.use(container, pids, readings)
+
+    assert (before.utilization_ratio, found.utilization_ratio) == (0.5, told)
+    assert found == gpu_use(container, pids, readings, THRESHOLDS)
+
+
+@pytest.mark.parametrize("there", [frozenset({"GPU-1"}), frozenset[str]()], ids=["seen there", "never there"])
+def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(there: frozenset[str]) -> None:
+    history, given = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    lost = replace(REST, gpus=REST.gpus[:1], dropped=("GPU-1",))
+    before = history.use(given, OWN, lost)
+    history.gpus, history.there = ("GPU-0", "GPU-1"), there
+
+    found = history.use(given, OWN, lost)
+
+    assert before.unknown is None
+    assert found.unknown
+    assert found.unknown.reason == "gpu_missing"
+    assert found == gpu_use(given, OWN, lost, THRESHOLDS, ("GPU-0", "GPU-1"), there)
+
+
+def test_what_a_container_uses_of_the_same_readings_is_worked_out_once() -> None:
+    history, given = ContainerHistory(THRESHOLDS), build.container()
+    history.observe(given, history.use(given, OWN, BUSY), ram(1), now_s=1000.0)
+    found = history.use(given, OWN, BUSY)
+    history.observe(given, found, ram(1), now_s=1001.0)
+
+    assert history.use(given, OWN, BUSY) is found
+
+
+def test_readings_that_stay_remember_a_bounded_number_of_requests() -> None:
+    readings = build.gpus(build.gpu(0))
+    for number in range(3 * REQUESTS_MAX):
+        gpu_use(build.container(gpu_request=("0", f"GPU-never-{number}")), OWN, readings, THRESHOLDS)
+
+    assert len(readings.asked) <= REQUESTS_MAX
+    assert gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS).gpus == ("GPU-0",)
 
 
 # Busy counters
