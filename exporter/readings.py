@@ -475,6 +475,22 @@ class ContainerEvidence(NamedTuple):
             return None
         return min(self.io_still_s, self.fault_still_s, self.cpu_still_s)
 
+    @property
+    def unmoved_s(self) -> float | None:
+        """For how long nothing of it has moved, though its GPU may spin (A14b, A19); `None` is unknown.
+
+        Its RAM, I/O and page faults were still all that time, and its GPU was pegged: what waits for ever holds it, and
+        a process may spin beside it. Or its GPU was never seen busy, being idle or unknown: unknown is not idle, so its
+        processes used no CPU time either.
+        """
+        if self.ram_still_s is None or self.io_still_s is None or self.fault_still_s is None:
+            return None
+        at_rest_s = None
+        if self.gpu_not_seen_busy_s is not None and self.cpu_still_s is not None:
+            at_rest_s = min(self.gpu_not_seen_busy_s, self.cpu_still_s)
+        known_s = [each for each in (self.gpu_pegged_s, at_rest_s) if each is not None]
+        return min(max(known_s), self.ram_still_s, self.io_still_s, self.fault_still_s) if known_s else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerEvidence:

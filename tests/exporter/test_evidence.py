@@ -1152,6 +1152,55 @@ def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     assert evidence.suspicion(build.job_file(phase=Phase.STEP), 120.0, seen, Patience()) is None
 
 
+# A GPU that is pegged while its process spins; and one of which nothing is known, whose process sleeps.
+SPINS = {
+    "gpu_pegged_s": 600.0, "gpu_not_seen_busy_s": 0.0, "cpu_still_s": 0.0,
+    "ram_still_s": 900.0, "io_still_s": 800.0, "fault_still_s": 700.0,
+}  # fmt: skip
+SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_still_s": 640.0}
+
+
+@pytest.mark.parametrize(
+    ("seen", "unmoved_s"),
+    [
+        pytest.param(SPINS, 600.0, id="a pegged GPU, whatever its process does"),
+        pytest.param({**SPINS, "gpu_not_seen_busy_s": None}, 600.0, id="a pegged GPU alone"),
+        pytest.param({**SPINS, "cpu_still_s": None}, 600.0, id="a pegged GPU, and CPU time unknown"),
+        pytest.param({**SPINS, "gpu_pegged_s": 0.0}, 0.0, id="a GPU that pauses"),
+        pytest.param({**SPINS, "ram_still_s": 4.0}, 4.0, id="RAM: it loads"),
+        pytest.param({**SPINS, "io_still_s": 3.0}, 3.0, id="I/O: it reads"),
+        pytest.param({**SPINS, "fault_still_s": 2.0}, 2.0, id="faults: it compiles"),
+        pytest.param({**SPINS, "ram_still_s": None}, None, id="RAM unknown"),
+        pytest.param({**SPINS, "io_still_s": None}, None, id="I/O unknown"),
+        pytest.param({**SPINS, "fault_still_s": None}, None, id="faults unknown"),
+        pytest.param({**SPINS, "gpu_pegged_s": None}, 0.0, id="a GPU that was busy until it became unknown"),
+        pytest.param(SLEEPS, 640.0, id="a GPU that is unknown, and a process that sleeps"),
+        pytest.param({**SLEEPS, "gpu_pegged_s": 0.0}, 640.0, id="a GPU that is idle"),
+        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": 5.0}, 5.0, id="a GPU that was busy of late"),
+        pytest.param({**SLEEPS, "cpu_still_s": 1.0}, 1.0, id="a GPU that is unknown, and a process that may compute"),
+        pytest.param({**SLEEPS, "cpu_still_s": None}, None, id="a GPU that is unknown, and CPU time too"),
+        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": None}, None, id="no GPU"),
+    ],
+)  # fmt: skip
+def test_nothing_of_it_moved_for_as_long_as_its_gpu_spun_or_it_was_at_rest_and_all_else_was_still(
+    seen: dict[str, float | None], unmoved_s: float | None
+) -> None:
+    assert build.evidence(**seen).unmoved_s == unmoved_s
+
+
+@given(seen=st.fixed_dictionaries({each: st.none() | st.sampled_from((0.0, 1.0, 2.0)) for each in SPINS}))
+def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen: dict[str, float | None]) -> None:
+    def lasted(*signs: str) -> bool:
+        return all((figure := seen[each]) is not None and figure >= 1.0 for each in signs)
+
+    found_s = build.evidence(**seen).unmoved_s
+
+    of_its_gpu = lasted("gpu_pegged_s") or lasted("gpu_not_seen_busy_s", "cpu_still_s")
+    assert (found_s is not None and found_s >= 1.0) == (
+        lasted("ram_still_s", "io_still_s", "fault_still_s") and of_its_gpu
+    )
+
+
 def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:
     seen = build.evidence(gpu_idle_s=1.0)
     job = build.job_file(phase=Phase.EVAL)
