@@ -57,6 +57,7 @@ class Thresholds:
         patience: how long a job may show no sign of life, by its phase.
         vram_floor_bytes: a GPU with less free memory than this has too little (C3).
         vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
+        vram_return_s: for how long at most what ended processes held is taken to be on its way back, seconds.
         gpu_lost_s: people are told of a GPU that has been lost for this long, seconds.
         never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
     """
@@ -74,6 +75,7 @@ class Thresholds:
     patience: Patience = field(default_factory=Patience)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
+    vram_return_s: float = 30.0
     gpu_lost_s: float = 60.0
     never_answered_s: float = 1800.0
 

@@ -564,6 +564,9 @@ class Snapshot:
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
     of every container which processes are in it."""
+    returning_bytes: Mapping[str, int] = field(default_factory=dict)
+    """How much of each GPU's memory processes held that have ended and the driver counts as in use still, by UUID; of
+    one not here unknown."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
     """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
     lost_gpus: tuple[str, ...] = ()
