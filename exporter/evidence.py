@@ -220,7 +220,8 @@ def _use(
     wanted = frozenset(container.gpu_request or ()) if asked is None else asked.wanted
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return use._replace(shares=_uninvited(pids, readings, thresholds))
+        shares = _uninvited(pids, readings, thresholds)
+        return use._replace(shares=shares, may_be_elsewhere=_may_be_on_any(pids, readings, thresholds))
     if readings is None or asked is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     if there is not None and not wanted.isdisjoint(_EVERY):
@@ -311,6 +312,19 @@ def _elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | 
             because = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
             return Unknown(reason="not_listed", because=because)
     return None
+
+
+def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds) -> bool:
+    """Whether one that was given no GPU may be on one that does not list it.
+
+    One is not read, its processes are not all listed, or it does more than those on its list do.
+    """
+    if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
+        return True
+    return any(
+        _may_be_on(gpu, pids, readings) or (gpu.unattributed_ratio or 0.0) > thresholds.idle_ratio
+        for gpu in readings.gpus
+    )
 
 
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
@@ -749,11 +763,13 @@ class ContainerHistory:
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
-        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU.
+        """For how long no GPU was measured to do anything for it: each was idle, or unknown.
 
-        Nor while no source of GPUs answers, which starts it anew once that lasts longer than a gap may: nobody looked.
+        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers,
+        which starts it anew once that lasts longer than a gap may: nobody looked.
         """
-        if gpu is None or (gpu.unknown is not None and gpu.unknown.reason == NO_GPU and not gpu.shares):
+        without = gpu is not None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU
+        if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
             self._seen_busy_s = None
             return None
         if gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares:

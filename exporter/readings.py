@@ -447,7 +447,7 @@ class ContainerEvidence(NamedTuple):
     gpu_pegged_s: float | None = None
     """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
     gpu_not_seen_busy_s: float | None = None
-    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
+    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
     peak_bytes: Mapping[str, int] = _NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     evicted_s: Mapping[str, float] = _NOTHING_YET

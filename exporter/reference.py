@@ -86,7 +86,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
-    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, is paused, or no source of GPUs answers",
+    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU and may be on one that does not tell, is "
+    "paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",

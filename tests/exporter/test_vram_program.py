@@ -180,3 +180,24 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
             rest = of_gpu(page, "unplaced_memory_bytes", gpu) + of_gpu(page, "unattributed_memory_bytes", gpu)
             assert containers + rest == of_gpu(page, "memory_used_bytes", gpu)
     assert held(by_cgroup)[ids["not-ours"], "GPU-0"] == 3 * GIB + 34
+
+
+def test_of_a_container_without_a_gpu_it_is_told_that_it_is_on_none_while_that_is_known(
+    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient, passer_by: int
+) -> None:
+    def told(at: Scrape) -> float | None:
+        return at("container_gpu_not_seen_busy_seconds", container="gpuwarden-c8-not-ours")
+
+    with (
+        tenants(client),
+        running(house, "--docker", engine.base_url, "--nvml", "on", env=driver.environment) as exporter,
+    ):
+        driver.answer(Card(used_bytes=GIB, compute={passer_by: GIB}))
+        exporter.until(lambda at: (told(at) or 0.0) > 1.0)
+        driver.answer(Card(used_bytes=GIB), but=("error 0 nvmlDeviceGetComputeRunningProcesses 999",))
+        unknown = exporter.until(lambda at: told(at) is None)
+        driver.answer(Card(used_bytes=GIB, compute={passer_by: GIB}))
+        anew = exporter.until(lambda at: told(at) is not None)
+
+    assert unknown("container_memory_bytes", container="gpuwarden-c8-not-ours") is not None
+    assert (told(anew) or 0.0) < 1.0
