@@ -58,6 +58,7 @@ class Thresholds:
         patience: how long a job may show no sign of life, by its phase.
         vram_floor_bytes: a GPU with less free memory than this has too little (C3).
         vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
+        vram_return_s: for how long at most what ended processes held is taken to be on its way back, seconds.
         gpu_lost_s: people are told of a GPU that has been lost for this long, seconds.
         never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
     """
@@ -75,6 +76,7 @@ class Thresholds:
     patience: Patience = field(default_factory=Patience)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
+    vram_return_s: float = 30.0
     gpu_lost_s: float = 60.0
     never_answered_s: float = 1800.0
 
@@ -223,7 +225,8 @@ def _use(
     wanted = frozenset(container.gpu_request or ()) if asked is None else asked.wanted
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return use._replace(shares=_uninvited(pids, readings, thresholds))
+        shares = _uninvited(pids, readings, thresholds)
+        return use._replace(shares=shares, may_be_elsewhere=_may_be_on_any(pids, readings, thresholds))
     if readings is None or asked is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     if there is not None and not wanted.isdisjoint(_EVERY):
@@ -314,6 +317,19 @@ def _elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | 
             because = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
             return Unknown(reason="not_listed", because=because)
     return None
+
+
+def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds) -> bool:
+    """Whether one that was given no GPU may be on one that does not list it.
+
+    One is not read, its processes are not all listed, or it does more than those on its list do.
+    """
+    if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
+        return True
+    return any(
+        _may_be_on(gpu, pids, readings) or (gpu.unattributed_ratio or 0.0) > thresholds.idle_ratio
+        for gpu in readings.gpus
+    )
 
 
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
@@ -766,11 +782,13 @@ class ContainerHistory:
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
-        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU.
+        """For how long no GPU was measured to do anything for it: each was idle, or unknown.
 
-        Nor while no source of GPUs answers, which starts it anew once that lasts longer than a gap may: nobody looked.
+        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers,
+        which starts it anew once that lasts longer than a gap may: nobody looked.
         """
-        if gpu is None or (gpu.unknown is not None and gpu.unknown.reason == NO_GPU and not gpu.shares):
+        without = gpu is not None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU
+        if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
             self._seen_busy_s = None
             return None
         if gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares:

@@ -451,7 +451,7 @@ class ContainerEvidence(NamedTuple):
     gpu_pegged_s: float | None = None
     """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
     gpu_not_seen_busy_s: float | None = None
-    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
+    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
     peak_bytes: Mapping[str, int] = _NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     evicted_s: Mapping[str, float] = _NOTHING_YET
@@ -584,6 +584,9 @@ class Snapshot:
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
     of every container which processes are in it."""
+    returning_bytes: Mapping[str, int] = field(default_factory=dict)
+    """How much of each GPU's memory processes held that have ended and the driver counts as in use still, by UUID; of
+    one not here unknown."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
     """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
     lost_gpus: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.returning import ReturnHistory
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
@@ -131,6 +132,7 @@ class Sampler:
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._losses = Losses()
         self._found_gpus: GpuReadings | None = None
+        self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
@@ -246,6 +248,9 @@ class Sampler:
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             restarting=_restarting(listings, running),
             unplaced=self._unplaced(found_gpus),
+            returning_bytes=self._return_history.observe(
+                found_gpus, ended=self._ended(found_gpus), now_s=now.boottime_s
+            ),
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),
@@ -438,6 +443,11 @@ class Sampler:
         if gpus is None or not self._all_placed:
             return ()
         return tuple(evidence.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
+
+    def _ended(self, gpus: GpuReadings | None) -> frozenset[int]:
+        """Of the processes on the GPUs' lists those that have ended; whoever is in a container has not."""
+        listed = {pid for gpu in (() if gpus is None else gpus.gpus) for pid in gpu.by_pid}
+        return frozenset(pid for pid in listed - self._attributed if processes.has_ended(pid))
 
     def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
         """What a container's processes have done; as it was read before where none of them has run since.

@@ -134,6 +134,9 @@ class CardFacts:
     floor_bytes: int
     tie_bytes: int
     tenants: list[TenantFacts]
+    # What processes held that have ended, and the driver counts as in use still; null is unknown, and an exporter of
+    # before this field tells none.
+    returning_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

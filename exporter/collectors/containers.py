@@ -78,7 +78,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         (
             "gpu_not_seen_busy_seconds",
-            "For how long no GPU was measured to do anything for the container: each of its GPUs was idle, or unknown.",
+            "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
             "gpu_not_seen_busy_s",
             "its share of each of its GPUs at each look, compared with `--idle-ratio`",
         ),

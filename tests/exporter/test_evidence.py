@@ -996,6 +996,7 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
 NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
+ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
 
 def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[float | None, float | None]:
@@ -1048,7 +1049,10 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
-        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, None, id="no GPU"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, 1, id="no GPU"),
+        pytest.param([(0, ON_WHICH), (1, ON_WHICH)], None, None, id="no GPU, and it may be on one all the same"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, ON_WHICH), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
+                     id="which starts that anew"),
         pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
                      id="on a GPU that it was not given"),
     ],
@@ -1057,6 +1061,33 @@ def test_what_its_gpus_prove_of_a_container(
     looks: list[tuple[float, GpuUse]], pegged_s: float | None, not_seen_busy_s: float | None
 ) -> None:
     assert proved(*looks) == (pegged_s, not_seen_busy_s)
+
+
+NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1, node="renderD128"))
+
+
+@pytest.mark.parametrize(
+    ("readings", "may_be"),
+    [
+        pytest.param(NEIGHBOURS, False, id="each lists whoever is on it, and it is not there"),
+        pytest.param(build.gpus(), False, id="there is no GPU"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None))), False, id="another is not measured"),
+        pytest.param(None, True, id="no source answers"),
+        pytest.param(replace(NEIGHBOURS, failed=("nvml",)), True, id="one of two sources fails"),
+        pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA's are there, and are not read"),
+        pytest.param(replace(NEIGHBOURS, gone={"renderD129": "GPU-9"}), True, id="one was read before"),
+        pytest.param(replace(NEIGHBOURS, unlisted=(4001,)), True, id="its open files cannot be read"),
+        pytest.param(replace(NEIGHBOURS, unlisted=None), True, id="those of many cannot"),
+        pytest.param(build.gpus(build.gpu(0, processes=None)), True, id="the processes of one are not listed"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True, id="one is used by nobody on its list"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="no more than idly"),
+    ],
+)
+def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
+    without = build.container(gpu_request=None)
+
+    assert gpu_use(without, frozenset({4001}), readings, THRESHOLDS).may_be_elsewhere is may_be
+    assert gpu_use(without, None, readings, THRESHOLDS).may_be_elsewhere
 
 
 def test_a_paused_container_proves_nothing_and_begins_anew() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -584,6 +585,30 @@ def test_what_is_in_no_container_is_told_while_it_is_known_of_each_what_is_in_it
 
     assert first.unplaced == (GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7),)
     assert look.sample().unplaced == ()
+
+
+def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver_lists_it_still(house: Path) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    gpu = build.gpu(0, build.process(process.pid, 0.0, 7), build.process(os.getpid(), 0.0, 9))
+    look = sampler(house, gpus=lambda: build.gpus(gpu), thresholds=Thresholds(vram_return_s=3.0))
+    try:
+        first = look.sample().returning_bytes
+        eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is known that nothing is")
+    finally:
+        process.kill()
+    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 7}, "it has ended, and nobody has waited for it")
+    process.wait()
+
+    assert first == {}
+    assert look.sample().returning_bytes == {"GPU-0": 7}
+    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is taken to stay")
+
+
+def test_who_cannot_be_looked_at_has_not_ended(tmp_path: Path) -> None:
+    (tmp_path / "7" / "stat").mkdir(parents=True)
+
+    assert not processes.has_ended(7, proc=tmp_path)
+    assert processes.has_ended(8, proc=tmp_path)
 
 
 def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:

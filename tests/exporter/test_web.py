@@ -408,7 +408,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
         probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
         cards=[CardFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
-            tie_bytes=256 * build.MIB, tenants=[TenantFacts(
+            tie_bytes=256 * build.MIB, returning_bytes=0, tenants=[TenantFacts(
                 container="worker-0", incarnation=seen.container.incarnation, used_bytes=None, budget_bytes=None,
                 recyclable=False,
             )],
