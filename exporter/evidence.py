@@ -893,7 +893,11 @@ class _StillWindow:
 
 
 class _StillRate:
-    """Since when something has been done at no more than a rate, on average over the last `WORK_WINDOW_S`."""
+    """Since when something has been done at no more than a rate, on average over any `WORK_WINDOW_S`.
+
+    Once the average is within the rate again, it has been kept since the last look that was over it, and not only since
+    that is known.
+    """
 
     def __init__(self, rate_max: float) -> None:
         self._rate_max = rate_max
@@ -901,7 +905,8 @@ class _StillRate:
 
     def forget(self) -> None:
         self._totals: deque[tuple[float, float]] = deque()
-        self._since_s = 0.0
+        self._since_s = self._over_s = 0.0
+        self._exceeded = False
 
     def add(self, now_s: float, amount: float, *, seen: bool) -> float:
         """Take in what was done since the last sample; returns for how long the rate has been kept, seconds.
@@ -910,9 +915,12 @@ class _StillRate:
         """
         if not self._totals:
             self._totals.append((now_s, 0.0))
-            self._since_s = now_s
+            self._since_s = self._over_s = now_s
             return 0.0
-        total = self._totals[-1][1] + amount
+        before_s, before = self._totals[-1]
+        total = before + amount
+        if not seen or amount > self._rate_max * (now_s - before_s):
+            self._over_s = now_s
         if len(self._totals) > 1 and total == self._totals[-2][1]:
             self._totals[-1] = now_s, total  # as long as nothing is done its begin and its end say all
         else:
@@ -922,7 +930,9 @@ class _StillRate:
         first_s, first = self._totals[0]
         # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
         if not seen or total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
-            self._since_s = now_s
+            self._since_s, self._exceeded = now_s, True
+        elif self._exceeded:
+            self._since_s, self._exceeded = self._over_s, False  # each look since then was within the rate itself
         return now_s - self._since_s
 
 

@@ -559,6 +559,7 @@ class Snapshot:
     health_window_s: float = 300.0
     """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
     health_grace_s: float = 360.0
+    """Time from the start of an attempt that GPU health leaves to its load (A7)."""
     patience: Patience = field(default_factory=Patience)
     """How long a job may show no sign of life, by its phase."""
     vram_floor_bytes: int = 1536 * 2**20
@@ -605,6 +606,10 @@ class Snapshot:
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
+
+    def grace_s(self, job: "JobFile") -> float | None:
+        """How long after its start a window of GPU health begins at the soonest (A7); `None` of a job without a GPU."""
+        return self.patience.grace_s(job, grace_s=self.health_grace_s, window_s=self.health_window_s)
 
     def cpu_still_of(self, sighting: WorkerSighting) -> float | None:
         """For how long a worker's process has been seen to use no CPU time, seconds."""

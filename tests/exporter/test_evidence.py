@@ -1277,8 +1277,12 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
         pytest.param(steady(30, cpu_s=0.11), (30.0, 30.0, 0.0), id="CPU over its rate"),
         pytest.param([*steady(20), (1.0, {1: worked(1000)}), *[(1.0, {1: worked(1000)})] * 9], (30.0, 30.0, 30.0),
                      id="a burst within the average of ten seconds is none"),
-        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 14], (5.0, 35.0, 35.0),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 9], (0.0, 30.0, 30.0),
                      id="a greater one is life until the ten seconds are over"),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 10], (10.0, 31.0, 31.0),
+                     id="and then it has been still since that one"),
+        pytest.param([*steady(20, io=200), *[(1.0, {1: worked(4000)})] * 5, (1.0, {1: worked(4000)})],
+                     (6.0, 26.0, 26.0), id="or since the last look that was over the rate itself"),
         pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
                      (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
         pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
@@ -1317,16 +1321,21 @@ def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_
     same: bool, bursts: list[tuple[float, int]]
 ) -> None:
     history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
+    exceeded, overs = False, [False]
     work = WorkUse(processes={1: worked()})
     last = history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0)
     for gap_s, size in bursts:
         times.append(times[-1] + gap_s)
         totals.append(totals[-1] + size)
+        overs.append(size > 100.0 * gap_s)
         work = work if same and size == 0 else WorkUse(processes={1: worked(totals[-1])})
         last = history.observe(build.container(), use(0.0), ram(1), work, now_s=times[-1])
         first = max((each for each, at_s in enumerate(times) if times[-1] - at_s >= 10.0), default=0)
-        if totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0):
+        before, exceeded = exceeded, totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0)
+        if exceeded:
             since_s = times[-1]
+        elif before:
+            since_s = max(at_s for at_s, over in zip(times, overs, strict=True) if over)
 
     assert last.io_still_s == times[-1] - since_s
 
@@ -1435,6 +1444,16 @@ def test_what_began_and_ended_between_looks_that_are_far_apart_is_not_told_as_st
 
     assert told[:31] == [0.0] * 31
     assert told[31:34] == [1.0, 2.0, 3.0]
+
+
+def test_what_was_not_seen_is_no_stillness_either_once_the_burst_before_it_is_ten_seconds_ago() -> None:
+    history, told = ContainerHistory(RATES), []
+    for second in range(13):
+        seen = WorkUse(processes={1: worked(1001 if second else 0)})
+        work = evidence.AS_IT_WAS if 1 < second < 7 else seen
+        told.append(history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0 + second).io_still_s)
+
+    assert told[-3:] == [0.0, 4.0, 5.0]
 
 
 def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:

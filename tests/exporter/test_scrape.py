@@ -227,7 +227,7 @@ def test_gpu_health_watches_jobs_that_use_a_gpu(job_class: JobClass, watched: bo
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(job_class=job_class))))
 
     assert values(text, "gpuwarden_job_health_window_seconds") == [300.0] * watched
-    assert values(text, "gpuwarden_job_health_grace_seconds") == [360.0] * watched
+    assert values(text, "gpuwarden_job_health_grace_seconds") == [60.0] * watched
 
 
 def test_a_budget_of_nothing_is_none() -> None:
