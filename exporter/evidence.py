@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import is_not
 from typing import Final, NamedTuple
 
 from exporter.evictions import Evictions
@@ -142,6 +143,10 @@ class GpuUse(NamedTuple):
     may_be_elsewhere: bool = False
 
 
+_Inputs = tuple[Container, frozenset[int] | None, GpuReadings | None, tuple[str, ...], frozenset[str]]
+"""What a container's use of its GPUs is told by: itself, its processes, the readings, its GPUs, those seen there."""
+
+
 class RamUse(NamedTuple):
     """One container's RAM at one moment, bytes, or why it is unknown."""
 
@@ -199,11 +204,11 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is None or not use.gpus:
+    if readings is None or not (uuids := use[0]):
         return use
     seen = readings.there
-    its = use.gpus if seen.issuperset(use.gpus) else tuple(uuid for uuid in use.gpus if uuid in seen)
-    return GpuUse(use.gpus, use.shares, use.utilization_ratio, use.unknown, use.nameless, its, use.may_be_elsewhere)
+    its = uuids if seen.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in seen)
+    return GpuUse(*use[:5], its, use[6])
 
 
 def _use(
@@ -226,7 +231,7 @@ def _use(
         if left is not readings:
             asked, readings = _resolved(wanted, left), left
     assigned = _assigned(asked, pids or frozenset(), readings)
-    uuids: tuple[str, ...] = tuple([gpu.uuid for gpu in assigned])
+    uuids = asked.uuids if assigned is asked.gpus else tuple(gpu.uuid for gpu in assigned)
     # Else each GPU that it was on is here, and is its own.
     before = had if had != uuids else ()
     not_here = [uuid for uuid in before if uuid not in readings.by_name]
@@ -509,6 +514,7 @@ class ContainerHistory:
         self.there: frozenset[str] = frozenset()
         self.kind = ""
         self._thresholds = thresholds
+        self._used: tuple[_Inputs, GpuUse] | None = None
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
         self._pegged_since_s: float | None = None
@@ -533,6 +539,16 @@ class ContainerHistory:
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
         self._cpu = _StillRate(thresholds.cpu_still_ratio)
+
+    def use(self, container: Container, pids: frozenset[int] | None, readings: GpuReadings | None) -> GpuUse:
+        """`gpu_use` with what has been seen of it so far. Of the very same as at the last look it is the very same.
+
+        On GPUs at rest that is what most looks come to.
+        """
+        asked = container, pids, readings, self.gpus, self.there
+        if self._used is None or any(map(is_not, asked, self._used[0])):
+            self._used = asked, gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
+        return self._used[1]
 
     def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
         """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
@@ -567,7 +583,8 @@ class ContainerHistory:
         the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
         """
         self._pause(frozen_s)
-        self.gpus = gpu.gpus or self.gpus
+        if gpu.gpus and gpu.gpus != self.gpus:  # else the very same stay, by which `use` knows them
+            self.gpus = gpu.gpus
         if not self.there.issuperset(gpu.there):
             self.there = self.there.union(gpu.there)
         lost = self.there.intersection(lost) if lost else ()
@@ -623,10 +640,12 @@ class ContainerHistory:
         What was told of the looks before is another dictionary, but where nothing has changed since.
         """
         busy_s, peak_bytes = self._busy_s, self._peak_bytes
-        for gpu, ratio, size, *_ in shares:
+        for gpu, ratio, size, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
             if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
-                busy_s = {**busy_s, gpu: busy_s.get(gpu, 0.0) + added_s}
+                if busy_s is self._busy_s:
+                    busy_s = busy_s.copy()
+                busy_s[gpu] = busy_s.get(gpu, 0.0) + added_s
             if size is not None and size > peak_bytes.get(gpu, -1):
                 peak_bytes = {**peak_bytes, gpu: size}
         self._busy_s, self._peak_bytes = busy_s, peak_bytes
@@ -715,7 +734,7 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, *_ in gpu.shares:
+        for uuid, ratio, _, _, _ in gpu.shares:
             if ratio is not None:
                 known.append(uuid)
                 if ratio >= limits.pegged_ratio:
@@ -759,10 +778,12 @@ class ContainerHistory:
         if now_s - self._asked_s > self._thresholds.gap_max_s:
             self._seen_busy_s = None
         self._asked_s = now_s
-        idle_ratio = self._thresholds.idle_ratio
-        if self._seen_busy_s is None or any((share[1] or 0.0) > idle_ratio for share in gpu.shares):
-            self._seen_busy_s = now_s
-        return now_s - self._seen_busy_s
+        idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
+        for _, ratio, _, _, _ in gpu.shares:
+            if ratio is not None and ratio > idle_ratio:
+                since_s = None
+        self._seen_busy_s = since_s = now_s if since_s is None else since_s
+        return now_s - since_s
 
 
 class GpuHistory:
@@ -916,6 +937,7 @@ class _Asked:
     wanted: frozenset[str]
     places: frozenset[int]
     gpus: tuple[Gpu, ...]
+    uuids: tuple[str, ...]
     missing: tuple[str, ...]
 
 
@@ -924,6 +946,8 @@ def _asked_for(container: Container, readings: GpuReadings) -> _Asked:
     key = container.gpu_request or (), container.kind in OUTSIDE
     found = readings.asked.get(key)
     if not isinstance(found, _Asked):
+        if len(readings.asked) >= REQUESTS_MAX:  # readings that do not change are kept, while containers come and go
+            readings.asked.clear()
         found = readings.asked[key] = _resolved(_wanted(*key, readings), readings)
     return found
 
@@ -936,10 +960,12 @@ def _resolved(wanted: frozenset[str], readings: GpuReadings) -> _Asked:
         for place, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
+    gpus = tuple(readings.gpus[place] for place in sorted(places))
     return _Asked(
         wanted=wanted,
         places=places,
-        gpus=tuple(readings.gpus[place] for place in sorted(places)),
+        gpus=gpus,
+        uuids=tuple(gpu.uuid for gpu in gpus),
         missing=tuple(_missing(wanted, readings)),
     )
 

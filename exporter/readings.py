@@ -151,9 +151,11 @@ class Gpu:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
-        found: dict[int, list[GpuProcess]] = {}
+        found: dict[int, tuple[GpuProcess, ...]] = {}
         for process in self.processes or ():
-            found.setdefault(process.pid, []).append(process)
+            own = (process,)  # of hundreds each second hardly any is there twice, and a list of each costs more
+            if found.setdefault(process[0], own) is not own:
+                found[process[0]] += own
         return found
 
     @cached_property
@@ -232,10 +234,12 @@ class GpuReadings:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
         """By pid, the places of the GPUs in `gpus` that list it."""
-        found: dict[int, list[int]] = {}
+        found: dict[int, tuple[int, ...]] = {}
         for place, gpu in enumerate(self.gpus):
+            here = (place,)
             for pid in gpu.by_pid:
-                found.setdefault(pid, []).append(place)
+                if found.setdefault(pid, here) is not here:
+                    found[pid] += here
         return found
 
     @cached_property
@@ -470,6 +474,22 @@ class ContainerEvidence(NamedTuple):
         if self.io_still_s is None or self.fault_still_s is None or self.cpu_still_s is None:
             return None
         return min(self.io_still_s, self.fault_still_s, self.cpu_still_s)
+
+    @property
+    def unmoved_s(self) -> float | None:
+        """For how long nothing of it has moved, though its GPU may spin (A14b, A19); `None` is unknown.
+
+        Its RAM, I/O and page faults were still all that time, and its GPU was pegged: what waits for ever holds it, and
+        a process may spin beside it. Or its GPU was never seen busy, being idle or unknown: unknown is not idle, so its
+        processes used no CPU time either.
+        """
+        if self.ram_still_s is None or self.io_still_s is None or self.fault_still_s is None:
+            return None
+        at_rest_s = None
+        if self.gpu_not_seen_busy_s is not None and self.cpu_still_s is not None:
+            at_rest_s = min(self.gpu_not_seen_busy_s, self.cpu_still_s)
+        known_s = [each for each in (self.gpu_pegged_s, at_rest_s) if each is not None]
+        return min(max(known_s), self.ram_still_s, self.io_still_s, self.fault_still_s) if known_s else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,6 +106,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "work_still_s",
             "the least of the three times for I/O, page faults and CPU time",
         ),
+        (
+            "unmoved_seconds",
+            "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
+            "unmoved_s",
+            "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
+        ),
     ):
         yield gauge(
             f"gpuwarden_container_{name}",

@@ -11,6 +11,7 @@ from exporter import evidence
 from exporter.evidence import (
     NO_GPU,
     PAUSES_MAX,
+    REQUESTS_MAX,
     ContainerHistory,
     CpuHistory,
     DeathHistory,
@@ -167,6 +168,68 @@ def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
 
     assert observed(*samples[:3]).ram_still_s is None
     assert observed(*samples).ram_still_s == 1.0
+
+
+# From look to look
+
+
+BUSY = build.gpus(build.gpu(0, build.process(4001, 0.5)), build.gpu(1))
+REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
+
+
+@pytest.mark.parametrize(
+    ("container", "pids", "readings", "told"),
+    [
+        pytest.param(build.container(), OWN, REST, 0.0, id="its GPU does nothing any more"),
+        pytest.param(build.container(), frozenset({OTHER_PID}), BUSY, 0.0, id="its processes are others"),
+        pytest.param(build.container(), None, BUSY, None, id="its processes are unknown"),
+        pytest.param(build.container(gpu_request=("2",)), OWN, BUSY, None, id="it is another container"),
+        pytest.param(build.container(), OWN, None, None, id="no GPU is read"),
+    ],
+)
+def test_what_a_container_uses_is_told_anew_once(
+    container: Container, pids: frozenset[int] | None, readings: GpuReadings | None, told: float | None
+) -> None:
+    history, first = ContainerHistory(THRESHOLDS), build.container()
+    before = history.use(first, OWN, BUSY)
+
+    found = history.use(container, pids, readings)
+
+    assert (before.utilization_ratio, found.utilization_ratio) == (0.5, told)
+    assert found == gpu_use(container, pids, readings, THRESHOLDS)
+
+
+@pytest.mark.parametrize("there", [frozenset({"GPU-1"}), frozenset[str]()], ids=["seen there", "never there"])
+def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(there: frozenset[str]) -> None:
+    history, given = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    lost = replace(REST, gpus=REST.gpus[:1], dropped=("GPU-1",))
+    before = history.use(given, OWN, lost)
+    history.gpus, history.there = ("GPU-0", "GPU-1"), there
+
+    found = history.use(given, OWN, lost)
+
+    assert before.unknown is None
+    assert found.unknown
+    assert found.unknown.reason == "gpu_missing"
+    assert found == gpu_use(given, OWN, lost, THRESHOLDS, ("GPU-0", "GPU-1"), there)
+
+
+def test_what_a_container_uses_of_the_same_readings_is_worked_out_once() -> None:
+    history, given = ContainerHistory(THRESHOLDS), build.container()
+    history.observe(given, history.use(given, OWN, BUSY), ram(1), now_s=1000.0)
+    found = history.use(given, OWN, BUSY)
+    history.observe(given, found, ram(1), now_s=1001.0)
+
+    assert history.use(given, OWN, BUSY) is found
+
+
+def test_readings_that_stay_remember_a_bounded_number_of_requests() -> None:
+    readings = build.gpus(build.gpu(0))
+    for number in range(3 * REQUESTS_MAX):
+        gpu_use(build.container(gpu_request=("0", f"GPU-never-{number}")), OWN, readings, THRESHOLDS)
+
+    assert len(readings.asked) <= REQUESTS_MAX
+    assert gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS).gpus == ("GPU-0",)
 
 
 # Busy counters
@@ -1087,6 +1150,55 @@ def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
 
     assert evidence.suspicion(build.job_file(phase=Phase.STEP), 120.0, seen, Patience()) is None
+
+
+# A GPU that is pegged while its process spins; and one of which nothing is known, whose process sleeps.
+SPINS = {
+    "gpu_pegged_s": 600.0, "gpu_not_seen_busy_s": 0.0, "cpu_still_s": 0.0,
+    "ram_still_s": 900.0, "io_still_s": 800.0, "fault_still_s": 700.0,
+}  # fmt: skip
+SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_still_s": 640.0}
+
+
+@pytest.mark.parametrize(
+    ("seen", "unmoved_s"),
+    [
+        pytest.param(SPINS, 600.0, id="a pegged GPU, whatever its process does"),
+        pytest.param({**SPINS, "gpu_not_seen_busy_s": None}, 600.0, id="a pegged GPU alone"),
+        pytest.param({**SPINS, "cpu_still_s": None}, 600.0, id="a pegged GPU, and CPU time unknown"),
+        pytest.param({**SPINS, "gpu_pegged_s": 0.0}, 0.0, id="a GPU that pauses"),
+        pytest.param({**SPINS, "ram_still_s": 4.0}, 4.0, id="RAM: it loads"),
+        pytest.param({**SPINS, "io_still_s": 3.0}, 3.0, id="I/O: it reads"),
+        pytest.param({**SPINS, "fault_still_s": 2.0}, 2.0, id="faults: it compiles"),
+        pytest.param({**SPINS, "ram_still_s": None}, None, id="RAM unknown"),
+        pytest.param({**SPINS, "io_still_s": None}, None, id="I/O unknown"),
+        pytest.param({**SPINS, "fault_still_s": None}, None, id="faults unknown"),
+        pytest.param({**SPINS, "gpu_pegged_s": None}, 0.0, id="a GPU that was busy until it became unknown"),
+        pytest.param(SLEEPS, 640.0, id="a GPU that is unknown, and a process that sleeps"),
+        pytest.param({**SLEEPS, "gpu_pegged_s": 0.0}, 640.0, id="a GPU that is idle"),
+        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": 5.0}, 5.0, id="a GPU that was busy of late"),
+        pytest.param({**SLEEPS, "cpu_still_s": 1.0}, 1.0, id="a GPU that is unknown, and a process that may compute"),
+        pytest.param({**SLEEPS, "cpu_still_s": None}, None, id="a GPU that is unknown, and CPU time too"),
+        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": None}, None, id="no GPU"),
+    ],
+)  # fmt: skip
+def test_nothing_of_it_moved_for_as_long_as_its_gpu_spun_or_it_was_at_rest_and_all_else_was_still(
+    seen: dict[str, float | None], unmoved_s: float | None
+) -> None:
+    assert build.evidence(**seen).unmoved_s == unmoved_s
+
+
+@given(seen=st.fixed_dictionaries({each: st.none() | st.sampled_from((0.0, 1.0, 2.0)) for each in SPINS}))
+def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen: dict[str, float | None]) -> None:
+    def lasted(*signs: str) -> bool:
+        return all((figure := seen[each]) is not None and figure >= 1.0 for each in signs)
+
+    found_s = build.evidence(**seen).unmoved_s
+
+    of_its_gpu = lasted("gpu_pegged_s") or lasted("gpu_not_seen_busy_s", "cpu_still_s")
+    assert (found_s is not None and found_s >= 1.0) == (
+        lasted("ram_still_s", "io_still_s", "fault_still_s") and of_its_gpu
+    )
 
 
 def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:

@@ -18,6 +18,7 @@ from exporter.readings import (
     ContainerEvidence,
     DriverHealth,
     Gpu,
+    GpuFigures,
     GpuProcess,
     GpuReadings,
     GpuShare,
@@ -129,6 +130,17 @@ def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: Sta
 
     between_s = second.taken.boottime_s - first.taken.boottime_s
     assert (only(second).gpu_idle_s, only(second).ram_still_s) == (between_s, between_s)
+
+
+def test_readings_that_say_the_same_are_the_same_and_any_that_say_something_else_are_told(house: Path) -> None:
+    cool, warm = (GpuFigures(temperature_celsius=celsius) for celsius in (60.0, 61.0))
+    figures = iter((cool, cool, warm, cool))
+    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, build.process(), figures=next(figures))))
+
+    found = [look.sample().gpus for _ in range(4)]
+
+    assert found[1] is found[0]
+    assert [each and each.gpus[0].figures for each in found] == [cool, cool, warm, cool]
 
 
 def test_a_worker_started_anew_starts_its_durations_anew(

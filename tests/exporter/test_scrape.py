@@ -246,6 +246,15 @@ def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_
     assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == []
 
 
+def test_for_how_long_nothing_moved_is_told_and_absent_while_it_is_unknown() -> None:
+    def published(**changes: float | None) -> list[float]:
+        text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
+        return values(text, "gpuwarden_container_unmoved_seconds")
+
+    assert published(gpu_pegged_s=250.0) == [250.0]
+    assert published() == []
+
+
 def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     running = build.snapshot(build.sighting(), unknown={("worker-0", "gpu", "not_listed"): 1})
     idle = build.snapshot(build.sighting(job=None))
