@@ -142,7 +142,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_exporter_info": "never",
     "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
-    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
+    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; for `sampler` before the first look",
     "gpuwarden_collector_last_success_timestamp_seconds": "as `gpuwarden_collector_success`, or it never did its work",
     "gpuwarden_sample_age_seconds": "before the first look",
     "gpuwarden_gpu_idle_threshold_ratio": "never",

@@ -42,7 +42,7 @@ from exporter.readings import (
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.listener import Listing
+from exporter.sources.listener import Listing, NoListingError
 from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
@@ -134,6 +134,7 @@ class Sampler:
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._succeeded_unix_s: dict[str, float] = {}
+        self._listed_s: dict[str, float] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
@@ -169,6 +170,7 @@ class Sampler:
 
     def sample(self) -> Snapshot:
         """Look once; the snapshot replaces the one before."""
+        began_s = time.monotonic()
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         if found_workers is not None:
@@ -246,6 +248,7 @@ class Sampler:
             unseen=tuple(sorted(_unseen(listings, running))),
             apart=own,
             unknown=dict(self._unknown),
+            took_s=time.monotonic() - began_s,
         )
         self._tell(snapshot)
         self._snapshot = snapshot
@@ -255,15 +258,19 @@ class Sampler:
         started_s = time.monotonic()
         result: T | None = None
         because = None
+        took_s = None
         try:
             result = read()
         except (GpuwardenError, OSError) as error:
             because = str(error)
+            took_s = error.took_s if isinstance(error, NoListingError) else None
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
-        duration_s = time.monotonic() - started_s
+        if isinstance(result, Listing):  # taken in a thread of its own, some time before it is read here
+            took_s = result.duration_s
+        duration_s = time.monotonic() - started_s if took_s is None else took_s
         if because is None:
-            self._succeeded_unix_s[source] = time.time()
+            self._succeeded_unix_s[source] = self._done_unix_s(source, result)
         health.append(
             SourceHealth(
                 source=source,
@@ -281,6 +288,16 @@ class Sampler:
                 log.warning("source failed", source=source, because=because)
                 self._failing[source] = because
         return result
+
+    def _done_unix_s(self, source: str, result: object) -> float:
+        """When what a source tells was so, Unix seconds: now; of a listing, which some looks share, as it was taken."""
+        now_unix_s = time.time()
+        if not isinstance(result, Listing):
+            return now_unix_s
+        if self._listed_s.get(source) == result.taken_s:
+            return self._succeeded_unix_s[source]
+        self._listed_s[source] = result.taken_s
+        return now_unix_s - (time.monotonic() - result.taken_s)
 
     def _together(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
         """The GPUs of every source that answered; `None` where none did."""

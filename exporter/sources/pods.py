@@ -223,7 +223,7 @@ class Pods(Listener):
         """The newest listing, without those whose group has gone since.
 
         Raises:
-            OSError: there is none, or it is too old to believe; the message says why.
+            NoListingError: there is none, or it is too old to believe; the message says why.
         """
         listing = super().latest()
         groups = self._groups
