@@ -271,23 +271,27 @@ class Sampler:
         duration_s = time.monotonic() - started_s if took_s is None else took_s
         if because is None:
             self._succeeded_unix_s[source] = self._done_unix_s(source, result)
-        health.append(
-            SourceHealth(
-                source=source,
-                success=because is None,
-                duration_s=duration_s,
-                because=because,
-                succeeded_unix_s=self._succeeded_unix_s.get(source),
-            )
+        told = SourceHealth(
+            source=source,
+            success=because is None,
+            duration_s=duration_s,
+            because=because,
+            succeeded_unix_s=self._succeeded_unix_s.get(source),
         )
-        if because != self._failing.get(source):
-            if because is None:
-                log.info("source answers again", source=source)
-                self._failing.pop(source)
-            else:
-                log.warning("source failed", source=source, because=because)
-                self._failing[source] = because
+        for each in (told, *(result.beside if isinstance(result, Listing) else ())):
+            health.append(each)
+            self._tell_failing(each.source, each.because)
         return result
+
+    def _tell_failing(self, source: str, because: str | None) -> None:
+        if because == self._failing.get(source):
+            return
+        if because is None:
+            log.info("source answers again", source=source)
+            self._failing.pop(source)
+        else:
+            log.warning("source failed", source=source, because=because)
+            self._failing[source] = because
 
     def _done_unix_s(self, source: str, result: object) -> float:
         """When what a source tells was so, Unix seconds: now; of a listing, which some looks share, as it was taken."""

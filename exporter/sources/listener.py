@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from exporter.readings import Container
+from exporter.readings import Container, SourceHealth
 
 START_S: Final = 1.0
 """How long to wait for the first answer, seconds: whoever gives none is asked on."""
@@ -48,6 +48,8 @@ class Listing:
     """Whether every one that runs is among the containers: none was left out because it could not be inspected."""
     restarting: Mapping[str, int] = field(default_factory=dict)
     """Those that have ended and that their engine is about to start again, by name: how often it has done so far."""
+    beside: tuple[SourceHealth, ...] = ()
+    """How asking others went that were asked for what they add to the list."""
 
 
 class Listener(ABC):
