@@ -351,9 +351,9 @@ class Sampler:
             full_id: each for listing in listings.values() if listing for full_id, each in listing.containers.items()
         }
         containers = [*by_id.values(), *unlisted]
+        units = self._units.containers(() if found is None else found.workers)
+        containers.extend(units.values())
         if found is not None:
-            units = self._units.containers(found.workers)
-            containers.extend(units.values())
             for sighting in found.workers:
                 unit = sighting.container_id
                 if unit is not None and cgroup.UNIT.fullmatch(unit) and unit not in units:

@@ -70,8 +70,9 @@ class Settings(BaseSettings):
     )
     systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
-        "commas or each with an option of its own; each is then one container",
+        description="names of the systemd services that workers run in, or anything else that uses GPUs, such as "
+        "'gpu-worker@*.service' and 'ollama.service', separated by commas or each with an option of its own; each is "
+        "then one container",
     )
     task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
