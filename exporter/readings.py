@@ -333,6 +333,8 @@ class Container:
     pod: str | None = None
     group: str | None = None
     """The directory of its cgroup, where whoever lists it knows it already."""
+    listed: bool = True
+    """Whether whoever runs it still tells of it; where not, it is known by its cgroup, and its restarts are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

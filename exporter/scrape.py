@@ -96,7 +96,7 @@ class SnapshotCollector(Collector):
         )
         yield gauge(
             "gpuwarden_collector_success",
-            "1 when the source or collector did its work; 0 when it failed and its series are absent.",
+            "1 when the source or collector did its work; 0 when it failed and what only it tells is absent.",
             ("collector",),
             [((each.name,), float(each.success)) for each in outcomes],
             source="the exporter itself",

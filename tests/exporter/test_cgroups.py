@@ -665,6 +665,90 @@ def test_a_process_that_moved_is_seen_in_its_other_container_within_a_bound(
     assert (at_once, [each.id for each in unlisted.find([41], {})]) == ([], [OTHER])
 
 
+# --- an engine that does not answer any more
+
+
+class Told:
+    """An engine that lists one container, until it does not answer."""
+
+    def __init__(self, container: Container) -> None:
+        self.answers = True
+        self.container = container
+
+    def latest(self) -> Listing:
+        if not self.answers:
+            raise OSError("it hangs")
+        return Listing(containers={self.container.id: self.container}, taken_s=time.monotonic(), duration_s=0.0)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told(build.container(id=ID, name="llm", pid=41, restarts=3, gpu_request=("GPU-0",)))
+
+
+def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sampler:
+    given: dict[str, Any] = {"gpus": lambda: build.gpus(build.gpu(0, build.process(41, 0.5, build.MIB)))}
+    sampler = Sampler(
+        host="box-1", directory=directory, containers={"docker": engine}, thresholds=Thresholds(), **(given | changes)
+    )
+    sampler._places, sampler._unlisted = host.places(), host.unlisted()
+    return sampler
+
+
+def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_kernel_and_driver_tell(
+    host: Host, told: Told, tmp_path: Path
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+    sampler.sample()
+    first = sampler.sample()
+    told.answers = False
+
+    (kept,) = (left := sampler.sample()).containers
+    told.answers = True
+    (again,) = sampler.sample().containers
+
+    assert kept.container == replace(told.container, restarts=None, listed=False)
+    assert (kept.ram_bytes, kept.shares[0].memory_bytes, kept.shares[0].utilization_ratio) == (1000, build.MIB, 0.5)
+    assert kept.busy_s["GPU-0"] > first.containers[0].busy_s["GPU-0"]  # its counters go on
+    assert [each.success for each in left.sources if each.source == "docker"] == [False]
+    assert left.servers is None
+    assert left.unplaced == ()  # another may have begun that nobody lists
+    assert again.container == told.container
+
+
+def test_what_was_counted_of_a_container_goes_on_while_its_engine_does_not_answer(
+    host: Host, told: Told, tmp_path: Path
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path, gpus=lambda: (_ for _ in ()).throw(OSError("no driver")))
+    sampler.sample()
+    told.answers = False
+
+    counts = [sampler.sample().unknown["llm", "gpu", "source_failed"] for _ in range(3)]
+
+    assert counts == [2, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["ended", "started anew"])
+def test_a_container_that_ends_while_its_engine_does_not_answer_is_gone_also_where_another_has_its_place(
+    host: Host, told: Told, tmp_path: Path, how: str
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+    sampler.sample()
+    told.answers = False
+    stood = sampler.sample()
+
+    host.end(41)
+    (host.top / scope()).rename(host.top / "gone")  # so that the next folder has another number for sure
+    if how == "started anew":
+        host.process(42, scope())
+
+    assert len(stood.containers) == 1
+    assert sampler.sample().containers == sampler.sample().containers == ()
+
+
 # --- real containers
 
 
@@ -795,7 +879,7 @@ def test_a_real_container_that_ends_again_and_again_has_its_restarts_while_docke
 
 
 @pytest.mark.needs_docker
-def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_unknown_under_any_name(
+def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_their_names_until_they_end(
     house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers, "FRESH_S", 2.0)
@@ -818,7 +902,11 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_u
             stopped = sampler.sample()
             took_s = time.monotonic() - began_s
             os.kill(daemon, signal.SIGCONT)
-            back = eventually(lambda: of(real.id, sampler))
+            back = eventually(lambda: its if (its := of(real.id, sampler)) and its.container.listed else None)
+            os.kill(daemon, signal.SIGSTOP)
+            eventually(lambda: its if (its := of(real.id, sampler)) and not its.container.listed else None)
+            os.kill(real.attrs["State"]["Pid"], signal.SIGKILL)
+            eventually(lambda: of(real.id, sampler) is None)
         finally:
             os.kill(daemon, signal.SIGCONT)
             source.close()
@@ -827,8 +915,12 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_u
 
     assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
     assert stopped.gpus is not None
-    assert (stopped.containers, took_s < 1.0) == ((), True)
-    assert back.container.name == real.name
+    (kept,) = stopped.containers
+    assert (kept.container.name, kept.container.listed, kept.container.restarts) == (real.name, False, None)
+    assert (kept.ram_bytes or 0) > 0
+    assert [each.memory_bytes for each in kept.shares] == [build.MIB]
+    assert took_s < 1.0
+    assert (back.container.name, back.container.restarts) == (real.name, 0)
 
 
 @pytest.mark.needs_docker
