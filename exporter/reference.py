@@ -100,7 +100,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_evicted_seconds_total": "it was never on the list of a GPU of AMD's that computes, or the "
     "kernel does not tell of a process of it there, as older ones",
     "gpuwarden_container_oom_kills_total": "no memory controller accounts for it, or the kernel does not count them",
-    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, its engine does not answer, or systemd does not tell",
+    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, its engine does not answer, or "
+    "systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
     "gpuwarden_server_answered": "as `gpuwarden_server_info`",
