@@ -337,6 +337,8 @@ class Container:
     pod: str | None = None
     group: str | None = None
     """The directory of its cgroup, where whoever lists it knows it already."""
+    listed: bool = True
+    """Whether whoever runs it still tells of it; where not, it is known by its cgroup, and its restarts are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,7 +537,10 @@ class DriverHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds."""
+    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds.
+
+    Of engines, which are asked in threads of their own, it is the listing: what that took, and when it was taken.
+    """
 
     source: str
     success: bool
@@ -599,6 +604,8 @@ class Snapshot:
     its RAM without the page cache. A worker that has its container to itself is not here."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
+    took_s: float | None = None
+    """How long the look took, seconds."""
 
     def container_of(self, sighting: WorkerSighting) -> ContainerEvidence | None:
         """The container a worker lives in, or its own process tree; of a dead one, where it was."""

@@ -102,7 +102,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_evicted_seconds_total": "it was never on the list of a GPU of AMD's that computes, or the "
     "kernel does not tell of a process of it there, as older ones",
     "gpuwarden_container_oom_kills_total": "no memory controller accounts for it, or the kernel does not count them",
-    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, or systemd does not tell",
+    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, its engine does not answer, or "
+    "systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
     "gpuwarden_server_answered": "as `gpuwarden_server_info`",
@@ -147,7 +148,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_exporter_info": "never",
     "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
-    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
+    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; for `sampler` before the first look",
     "gpuwarden_collector_last_success_timestamp_seconds": "as `gpuwarden_collector_success`, or it never did its work",
     "gpuwarden_sample_age_seconds": "before the first look",
     "gpuwarden_gpu_idle_threshold_ratio": "never",
@@ -191,7 +192,7 @@ def metrics_page() -> str:
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
             "What `/metrics` of the exporter publishes, for each host. Unknown is an absent series, never a zero; a",
-            "measured nothing is a 0. All of a subsystem is absent while its source or collector failed, which",
+            "measured nothing is a 0. What only a failed source or collector tells is absent meanwhile, which",
             "`gpuwarden_collector_success` tells; all but the exporter's own last rows are absent while the newest",
             f"look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among these: the scrape",
             "configuration sets it.",

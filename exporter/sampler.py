@@ -44,7 +44,7 @@ from exporter.returning import ReturnHistory
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.listener import Listing
+from exporter.sources.listener import Listing, NoListingError
 from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
@@ -138,6 +138,9 @@ class Sampler:
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._succeeded_unix_s: dict[str, float] = {}
+        self._listed_s: dict[str, float] = {}
+        self._told_last: dict[str, Mapping[str, Container]] = {}
+        self._left: dict[str, Mapping[str, Container]] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
@@ -173,6 +176,7 @@ class Sampler:
 
     def sample(self) -> Snapshot:
         """Look once; the snapshot replaces the one before."""
+        began_s = time.monotonic()
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         if found_workers is not None:
@@ -191,7 +195,9 @@ class Sampler:
         self._all_placed = found_workers is not None and all(
             each is not None and each.whole for each in listings.values()
         )
-        running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
+        told = {kind: self._told_by(kind, listing) for kind, listing in listings.items()}
+        unlisted = self._without_engine(found_workers, found_gpus, listings, told)
+        running = self._running(found_workers, told, unlisted)
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         # What is not told of now may be told of again, and is then still on the GPUs that it was on.
         silent = {kind for kind, listing in listings.items() if listing is None}
@@ -256,6 +262,7 @@ class Sampler:
             unseen=tuple(sorted(_unseen(listings, running))),
             apart=own,
             unknown=dict(self._unknown),
+            took_s=time.monotonic() - began_s,
         )
         self._tell(snapshot)
         self._snapshot = snapshot
@@ -265,32 +272,50 @@ class Sampler:
         started_s = time.monotonic()
         result: T | None = None
         because = None
+        took_s = None
         try:
             result = read()
         except (GpuwardenError, OSError) as error:
             because = str(error)
+            took_s = error.took_s if isinstance(error, NoListingError) else None
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
-        duration_s = time.monotonic() - started_s
+        if isinstance(result, Listing):  # taken in a thread of its own, some time before it is read here
+            took_s = result.duration_s
+        duration_s = time.monotonic() - started_s if took_s is None else took_s
         if because is None:
-            self._succeeded_unix_s[source] = time.time()
-        health.append(
-            SourceHealth(
-                source=source,
-                success=because is None,
-                duration_s=duration_s,
-                because=because,
-                succeeded_unix_s=self._succeeded_unix_s.get(source),
-            )
+            self._succeeded_unix_s[source] = self._done_unix_s(source, result)
+        told = SourceHealth(
+            source=source,
+            success=because is None,
+            duration_s=duration_s,
+            because=because,
+            succeeded_unix_s=self._succeeded_unix_s.get(source),
         )
-        if because != self._failing.get(source):
-            if because is None:
-                log.info("source answers again", source=source)
-                self._failing.pop(source)
-            else:
-                log.warning("source failed", source=source, because=because)
-                self._failing[source] = because
+        for each in (told, *(result.beside if isinstance(result, Listing) else ())):
+            health.append(each)
+            self._tell_failing(each.source, each.because)
         return result
+
+    def _tell_failing(self, source: str, because: str | None) -> None:
+        if because == self._failing.get(source):
+            return
+        if because is None:
+            log.info("source answers again", source=source)
+            self._failing.pop(source)
+        else:
+            log.warning("source failed", source=source, because=because)
+            self._failing[source] = because
+
+    def _done_unix_s(self, source: str, result: object) -> float:
+        """When what a source tells was so, Unix seconds: now; of a listing, which some looks share, as it was taken."""
+        if not isinstance(result, Listing):
+            return time.time()
+        if self._listed_s.get(source) == result.taken_s:
+            return self._succeeded_unix_s[source]
+        self._listed_s[source] = result.taken_s
+        age_s = time.monotonic() - result.taken_s
+        return time.time() - age_s
 
     def _together(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
         """The GPUs of every source that answered; `None` where none did."""
@@ -314,11 +339,32 @@ class Sampler:
             else tuple(pid for readings in told for pid in readings.unlisted or ()),
         )
 
+    def _told_by(self, kind: str, listing: Listing | None) -> Mapping[str, Container]:
+        """The containers of one engine, by id; while it tells of none, those that it told of last and that still stand.
+
+        An id is in its cgroup's path, and name and labels stay as they are for as long as it runs. How often it was
+        restarted is the engine's word alone.
+        """
+        if listing is not None:
+            self._told_last[kind] = listing.containers
+            self._left.pop(kind, None)
+            return listing.containers
+        if kind not in self._left:
+            last = self._told_last.pop(kind, {})
+            self._left[kind] = {each: replace(its, restarts=None, listed=False) for each, its in last.items()}
+        # One that has ended is not asked for again: another may begin in its place.
+        self._left[kind] = {each: its for each, its in self._left[kind].items() if self._places.stands(its)}
+        return self._left[kind]
+
     def _without_engine(
-        self, found: WorkerReadings | None, gpus: GpuReadings | None, listings: Listings
+        self,
+        found: WorkerReadings | None,
+        gpus: GpuReadings | None,
+        listings: Listings,
+        told: Mapping[str, Mapping[str, Container]],
     ) -> list[Container]:
         """Containers of live workers, and of processes on a GPU, that no engine tells of."""
-        listed = frozenset[str]().union(*(listing.containers for listing in listings.values() if listing is not None))
+        listed = frozenset[str]().union(*told.values())
         pids = {
             each.pid
             for each in (() if found is None else found.workers)
@@ -330,19 +376,20 @@ class Sampler:
         return self._unlisted.find(pids, listings)
 
     def _running(
-        self, found: WorkerReadings | None, listings: Listings, unlisted: list[Container]
+        self,
+        found: WorkerReadings | None,
+        told: Mapping[str, Mapping[str, Container]],
+        unlisted: list[Container],
     ) -> dict[str, Container]:
         """Every container there is, by incarnation; of two with one name the first is kept.
 
         Of a pod's container that its engine lists too, the pod's is kept: Kubernetes runs it.
         """
-        by_id = {
-            full_id: each for listing in listings.values() if listing for full_id, each in listing.containers.items()
-        }
+        by_id = {full_id: each for containers in told.values() for full_id, each in containers.items()}
         containers = [*by_id.values(), *unlisted]
+        units = self._units.containers(() if found is None else found.workers)
+        containers.extend(units.values())
         if found is not None:
-            units = self._units.containers(found.workers)
-            containers.extend(units.values())
             for sighting in found.workers:
                 unit = sighting.container_id
                 if unit is not None and cgroup.UNIT.fullmatch(unit) and unit not in units:

@@ -19,6 +19,8 @@ def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
     if sighting is None or sample_age_s is None:
         return None
     place = snapshot.container_of(sighting)
+    if place is not None and not place.container.listed:
+        place = None  # nothing is to be done by the word of an engine that does not answer
     count = None if place is None else _live_workers_in(place, workers, snapshot)
     return _facts(snapshot, sighting, place, count, sample_age_s)
 

@@ -221,6 +221,7 @@ SNAPSHOT = build.snapshot(
         "w1": build.evidence(gpu_idle_s=None, ram_still_s=0.0, io_still_s=None),
     },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
+    took_s=0.0125,
 )  # fmt: skip
 
 

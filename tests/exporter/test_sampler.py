@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +25,13 @@ from exporter.readings import (
     GpuReadings,
     GpuShare,
     Snapshot,
+    SourceHealth,
     Tenancy,
 )
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import clients, processes, simulated
 from exporter.sources.drm import AMD, DrmGpus
-from exporter.sources.listener import Listing
+from exporter.sources.listener import Listener, Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
@@ -647,12 +649,84 @@ def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
     assert answered() == (None, "it hangs")
     docker.error = None
     before = time.time()
+    docker.listing = replace(docker.listing, taken_s=time.monotonic())
     at, because = answered()
     docker.error = OSError("it hangs again")
 
     assert at is not None
     assert (before <= at <= time.time(), because) == (True, None)
     assert answered() == (at, "it hangs again")
+
+
+def test_of_an_engine_it_is_told_how_long_its_list_took_and_when_that_was_taken_and_not_how_long_it_was_read(
+    house: Path,
+) -> None:
+    source = Docker()
+    taken_s = time.monotonic() - 6.5
+    source.listing = Listing(containers={}, taken_s=taken_s, duration_s=0.25)
+    look = sampler(house, containers={"docker": source})
+    now_unix_s = time.time()
+
+    first, again = (of_source(look.sample(), "docker") for _ in range(2))
+    source.listing = Listing(containers={}, taken_s=taken_s + 6, duration_s=0.5)
+    anew = of_source(look.sample(), "docker")
+
+    assert [each.success for each in (first, again, anew)] == [True] * 3
+    assert [each.duration_s for each in (first, again, anew)] == [0.25, 0.25, 0.5]
+    assert first.succeeded_unix_s == pytest.approx(now_unix_s - 6.5, abs=0.5)
+    assert again.succeeded_unix_s == first.succeeded_unix_s
+    assert anew.succeeded_unix_s == pytest.approx(now_unix_s - 0.5, abs=0.5)
+
+
+class Engine(Listener):
+    """Lists once, and then does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("engine", nothing="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
+        self.answers = threading.Event()
+        self.listed = False
+
+    def list_now(self) -> Listing:
+        if self.listed:
+            assert self.answers.wait(60)
+            raise OSError("it refuses")
+        self.listed = True
+        return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.001)
+
+
+def test_an_engine_that_does_not_answer_took_as_long_as_it_has_been_asked(house: Path) -> None:
+    source = Engine()
+    look = sampler(house, containers={"docker": source})
+    source.start()
+    try:
+        listed = of_source(look.sample(), "docker")
+        hangs = eventually(lambda: found if (found := of_source(look.sample(), "docker")).duration_s > 0.2 else None)
+        source.answers.set()
+        refused = eventually(
+            lambda: found if (found := of_source(look.sample(), "docker")).duration_s < hangs.duration_s else None
+        )
+    finally:
+        source.answers.set()
+        source.close()
+
+    assert (listed.success, listed.duration_s) == (True, 0.001)
+    assert (hangs.success, hangs.succeeded_unix_s) == (False, listed.succeeded_unix_s)
+    assert "it has not answered since" in (hangs.because or "")
+    assert "it refuses" in (refused.because or "")
+
+
+def of_source(snapshot: Snapshot, source: str) -> SourceHealth:
+    return next(each for each in snapshot.sources if each.source == source)
+
+
+def test_it_is_told_how_long_a_whole_look_took(house: Path) -> None:
+    slow = sampler(house, gpus=lambda: time.sleep(0.05) or build.gpus())  # type: ignore[func-returns-value]
+    began_s = time.monotonic()
+
+    took_s = slow.sample().took_s
+
+    assert took_s is not None
+    assert 0.05 <= took_s <= time.monotonic() - began_s
 
 
 def test_an_idle_duration_starts_anew_when_its_gpu_was_unknown_for_a_look(

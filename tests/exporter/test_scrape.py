@@ -348,6 +348,12 @@ def test_a_failed_source_is_published_by_name() -> None:
     assert values(text, "gpuwarden_collector_duration_seconds", collector="source_docker") == [5.0]
 
 
+def test_how_long_the_newest_look_took_stands_beside_how_long_each_source_did() -> None:
+    text = golden.scraped(build.snapshot(took_s=0.25))
+
+    assert values(text, "gpuwarden_collector_duration_seconds", collector="sampler") == [0.25]
+
+
 def last_success(text: str, collector: str) -> list[float]:
     return values(text, "gpuwarden_collector_last_success_timestamp_seconds", collector=collector)
 

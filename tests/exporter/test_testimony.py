@@ -67,6 +67,18 @@ def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() ->
     assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
 
 
+def test_of_a_container_whose_engine_does_not_answer_nothing_is_told_by_which_it_could_be_freed() -> None:
+    seen = build.sighting()
+    places = [build.evidence(container=build.container(listed=listed), gpu_idle_s=900.0) for listed in (True, False)]
+
+    found = [testimony.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+
+    assert [(each.container, each.gpu_idle_s, each.container_workers) for each in found if each] == [
+        ("worker-0", 900.0, 1),
+        (None, None, None),
+    ]
+
+
 def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -> None:
     lost_s = {"GPU-0": 0.0, "GPU-1": 42.0, "unidentified-2": 7.0}
     snapshot = build.snapshot(build.sighting(), gpu_lost_s=lost_s, lost_gpus=("GPU-1",))

@@ -185,12 +185,30 @@ def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/-/healthy", "/-/ready", "/"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
-def test_nothing_but_get_is_answered(method: str, path: str) -> None:
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_get_and_head_is_answered(method: str, path: str) -> None:
     with served(live(build.sighting())) as port:
         status, _, headers = get(port, path, method=method)
 
-    assert (status, headers["Allow"]) == (405, "GET")
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/evidence?worker=w0", "/evidence", "/-/healthy", "/-/ready", "/", "/nothing"]
+)
+def test_head_is_answered_as_get_without_the_page(path: str) -> None:
+    with served(live(build.sighting())) as port:
+        expected, page, headers = get(port, path)
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+
+    lines = head.decode().split("\r\n")
+    told = dict(line.split(": ", 1) for line in lines[1:])
+    assert int(lines[0].split()[1]) == expected
+    assert body == b""
+    assert told["Content-Type"] == headers["Content-Type"]
+    assert int(told["Content-Length"]) == pytest.approx(len(page.encode()), abs=100)  # durations differ in digits
 
 
 def stale() -> Snapshot:
