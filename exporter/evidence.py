@@ -81,6 +81,9 @@ class Thresholds:
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
 
+RECYCLED: Final = "recycled_pid"
+"""The reason of one with a process whose pid a GPU's driver lists for another, which has ended."""
+
 ALL: Final = "all"
 """How a container asks for every GPU of NVIDIA's."""
 
@@ -356,9 +359,10 @@ def _uninvited(
 def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     """The part of all the processes on a GPU's list that are in no container, where `placed` are those that are in one.
 
-    With it, what the containers have and what no listed process has, a GPU adds up.
+    What a process had that has ended is nobody's, whoever has its pid by now. With it, what the containers have and
+    what no listed process has, a GPU adds up.
     """
-    ratio, size = _sums(gpu, gpu.by_pid.keys() - placed)
+    ratio, size = _sums(gpu, (gpu.by_pid.keys() - placed).union(gpu.recycled))
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
@@ -1024,8 +1028,9 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
 
     Of a GPU of which nobody has `told` what is done on it, nothing can be told apart.
     """
-    ratio, size = _sums(gpu, pids)
-    reason = _why_unknown(gpu, ratio, thresholds)
+    others = pids.intersection(gpu.recycled) if gpu.recycled else ()
+    ratio, size = (None, None) if others else _sums(gpu, pids)
+    reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
@@ -1045,6 +1050,11 @@ def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
             ratio = None if ratio is None or used is None else ratio + used
             size = None if size is None or held is None else size + held
     return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size
+
+
+def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:
+    because = f"{gpu.uuid}: its driver lists pid {min(pids)} still for a process that has ended"
+    return Unknown(reason=RECYCLED, because=because)
 
 
 def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:

@@ -44,6 +44,7 @@ from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.listener import Listing
 from exporter.sources.nvidia_host import NvidiaHost
+from exporter.sources.recycled import Recycled
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
@@ -110,6 +111,7 @@ class Sampler:
         self._units = units or Units(())
         self._places = Places()
         self._unlisted = Unlisted(workers.own_container())
+        self._recycled = Recycled()
         self._attributed: set[int] = set()
         self._all_placed = False
         self._servers = servers
@@ -199,8 +201,12 @@ class Sampler:
         self._attributed = set()
         self._told_apart = set()
         sharing = _sharing(found_workers)
+        # All of them before any is charged: what a driver lists may be of a process that has ended.
+        looks = {each: self._places.look(container) for each, container in running.items()}
+        found_gpus = self._recycled.mark(found_gpus, {each: pids for each, (pids, _) in looks.items()})
         looked = [
-            self._look_at(container, found_gpus, now, sharing.get(container.id, ())) for container in running.values()
+            self._look_at(container, looks[each], found_gpus, now, sharing.get(container.id, ()))
+            for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
         own = {name: told for _, each in looked for name, told in each.items()}
@@ -359,13 +365,18 @@ class Sampler:
             del self._unknown[key]
 
     def _look_at(
-        self, container: Container, gpus: GpuReadings | None, now: Stamp, sharing: Sequence[WorkerSighting]
+        self,
+        container: Container,
+        look: tuple[frozenset[int] | None, RamUse],
+        gpus: GpuReadings | None,
+        now: Stamp,
+        sharing: Sequence[WorkerSighting],
     ) -> tuple[ContainerEvidence, dict[str, ContainerEvidence]]:
         """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
 
         Unlike the container's, nothing of theirs is known while it is not known which processes there are.
         """
-        pids, ram = self._places.look(container)
+        pids, ram = look
         self._attributed.update(pids or ())
         self._all_placed = self._all_placed and pids is not None
         history = self._histories.get(container.incarnation)
@@ -393,6 +404,8 @@ class Sampler:
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[container.name, what, unknown.reason] += 1
+        if found.gpu_unknown is not None and found.gpu_unknown.reason == evidence.NO_GPU and _is_taken(pids, gpus):
+            self._unknown[container.name, "gpu", evidence.RECYCLED] += 1
         for each in own.values():
             if each.ram_unknown is not None and found.ram_unknown is None:
                 self._unknown[container.name, "worker_ram", each.ram_unknown.reason] += 1
@@ -625,6 +638,12 @@ class _Member:
     worker: str
     history: ContainerHistory
     pids: frozenset[int]
+
+
+def _is_taken(pids: frozenset[int] | None, gpus: GpuReadings | None) -> bool:
+    """Whether a GPU lists one of these pids for a process that has ended."""
+    every = () if gpus is None else gpus.gpus
+    return any(not (pids or frozenset()).isdisjoint(gpu.recycled) for gpu in every if gpu.recycled)
 
 
 def _sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:
