@@ -181,6 +181,10 @@ PAUSED: Final = Unknown(reason="paused", because="the container is paused")
 """What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
 
 
+UNATTRIBUTED: Final = "unattributed"
+"""The reason of one on a GPU that does more than the processes on its list, by more than idle."""
+
+
 def gpu_use(
     container: Container,
     pids: frozenset[int] | None,
@@ -1026,12 +1030,17 @@ def _why_missing(name: str, readings: GpuReadings) -> str:
 def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool) -> tuple[GpuShare, Unknown | None]:
     """The share that a container has by its processes, and why it cannot be told for sure.
 
-    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart.
+    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart. Where that is so, what is
+    measured is told and a 0 is not.
     """
     others = pids.intersection(gpu.recycled) if gpu.recycled else ()
     ratio, size = (None, None) if others else _sums(gpu, pids)
     reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
+    if attributed is False:  # a 0 would say that it does nothing, which is what nobody knows
+        ratio = ratio or None
+        if reason is not None and reason.reason == UNATTRIBUTED:  # who does that work holds memory, and is on no list
+            size = size or None
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
@@ -1067,5 +1076,5 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:
-        return Unknown(reason="unattributed", because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
+        return Unknown(reason=UNATTRIBUTED, because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
     return None

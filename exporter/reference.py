@@ -89,9 +89,11 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, is paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
-    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured; where "
+    "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1",
     "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
-    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured; where it "
+    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,

@@ -516,7 +516,7 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
         pytest.param(
             ("0", "7"),
             [build.gpu(0, utilization_ratio=0.9)],
-            [GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=False)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False)],
             id="and work that is nobody's",
         ),
         pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
@@ -853,6 +853,49 @@ def test_what_a_process_had_that_has_ended_is_in_no_container() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
 
     assert evidence.unplaced(gpu, OWN) == GpuShare("GPU-0", 0.5, 9)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        pytest.param(build.gpu(0, utilization_ratio=0.7), (None, None), id="it may do what nobody listed does"),
+        pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.1, 9), utilization_ratio=0.7), (0.1, 9), id="and does what it does"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.7),
+            (None, 0),
+            id="another is not measured, and the list says who holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="nobody tells what is done on it"
+        ),
+    ],
+)
+def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float | None, int | None]) -> None:
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.memory_bytes) == told
+    assert not (share.attributed is False and 0 in told[:1])
+
+
+def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float, gpu: Gpu) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7))
+    shown = look(2.0, build.gpu(0))
+
+    assert (hidden.peak_bytes, hidden.busy_s) == ({}, {})
+    assert (shown.peak_bytes, shown.busy_s) == ({"GPU-0": 0}, {"GPU-0": 0.0})
 
 
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)

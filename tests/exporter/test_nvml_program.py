@@ -192,6 +192,24 @@ def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
 
 
 @pytest.mark.needs_compiler
+@pytest.mark.behaviour("A19")
+def test_a_gpu_that_works_and_lists_nobody_leaves_no_zero_of_who_may_do_that_work(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+    driver.answer(Card(utilization=70, used_bytes=5 * GIB))
+    told = ("utilization_ratio", "memory_bytes", "memory_peak_bytes", "busy_seconds_total")
+
+    hidden = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 1)
+    driver.answer(Card(used_bytes=5 * GIB))
+    at_rest = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 0)
+
+    assert [hidden(f"container_gpu_{each}", container="w0") for each in told] == [None] * len(told)
+    assert (hidden("gpu_unattributed_utilization_ratio"), hidden("gpu_unattributed_memory_bytes")) == (0.7, 5 * GIB)
+    assert [at_rest(f"container_gpu_{each}", container="w0") for each in told] == [0] * len(told)
+
+
+@pytest.mark.needs_compiler
 @pytest.mark.needs_docker
 def test_a_container_of_several_processes_is_the_sum_of_them_and_its_neighbour_is_not_charged(
     house: Path, driver: Driver, engine: Engine, client: docker.DockerClient
