@@ -258,7 +258,7 @@ def _use(
     if pids is None:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
     unknown = next(filter(None, reasons), None)
-    known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
+    known = [each for each in map(decisive, shares) if each is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
 
@@ -366,7 +366,7 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     What a process had that has ended is nobody's, whoever has its pid by now. With it, what the containers have and
     what no listed process has, a GPU adds up.
     """
-    ratio, size = _sums(gpu, (gpu.by_pid.keys() - placed).union(gpu.recycled))
+    ratio, size, _ = _sums(gpu, (gpu.by_pid.keys() - placed).union(gpu.recycled))
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
@@ -657,7 +657,7 @@ class ContainerHistory:
         others = [share for share in gpu.shares if share.gpu not in lost]
         attributed = {share.gpu for share in others if share.attributed}
         told = not gpu.may_be_elsewhere and set(gpu.gpus) - set(lost) <= attributed
-        busy = any((share.utilization_ratio or 0.0) > self._thresholds.idle_ratio for share in others)
+        busy = any((decisive(share) or 0.0) > self._thresholds.idle_ratio for share in others)
         if container.paused or busy or gpu.unknown is None:
             self._lost_s = None
         if container.paused or not told or set(lost).isdisjoint(gpu.gpus):
@@ -723,7 +723,8 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, *_ in gpu.shares:
+        for share in gpu.shares:
+            uuid, ratio = share.gpu, decisive(share)
             if ratio is not None:
                 known.append(uuid)
                 if ratio >= limits.pegged_ratio:
@@ -768,7 +769,7 @@ class ContainerHistory:
             self._seen_busy_s = None
         self._asked_s = now_s
         idle_ratio = self._thresholds.idle_ratio
-        if self._seen_busy_s is None or any((share[1] or 0.0) > idle_ratio for share in gpu.shares):
+        if self._seen_busy_s is None or any((decisive(share) or 0.0) > idle_ratio for share in gpu.shares):
             self._seen_busy_s = now_s
         return now_s - self._seen_busy_s
 
@@ -1034,7 +1035,7 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     measured is told and a 0 is not.
     """
     others = pids.intersection(gpu.recycled) if gpu.recycled else ()
-    ratio, size = (None, None) if others else _sums(gpu, pids)
+    ratio, size, busiest = (None, None, None) if others else _sums(gpu, pids)
     reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
     if attributed is False:  # a 0 would say that it does nothing, which is what nobody knows
@@ -1044,21 +1045,34 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
-    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s), reason
+    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s, None if busiest == ratio else busiest), reason
 
 
-def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
-    """What these processes use of a GPU's time and hold of its memory; `None` is unknown."""
+def decisive(share: GpuShare) -> float | None:
+    """By what a container is idle on a GPU, or busy: the most that any engine did for it."""
+    return share.utilization_ratio if share.busiest_ratio is None else share.busiest_ratio
+
+
+def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None, float | None]:
+    """What these processes use of a GPU's time and hold of its memory, and the most that any engine did for them.
+
+    The first is all that the driver tells of them, be it more than the GPU's own time, and so adds up. Unknown is
+    `None`.
+    """
     if gpu.processes is None:
-        return None, None
+        return None, None, None
     ratio: float | None = 0.0
+    busiest = 0.0
     size: int | None = 0
     by_pid = gpu.by_pid
     for pid in pids:
-        for _, used, held, _ in by_pid.get(pid, ()):
+        for _, used, held, _, most in by_pid.get(pid, ()):
             ratio = None if ratio is None or used is None else ratio + used
+            busiest += (most if most is not None else used) or 0.0
             size = None if size is None or held is None else size + held
-    return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size
+    if ratio is None:
+        return None, size, None
+    return round(ratio, RATIO_DIGITS), size, min(1.0, round(busiest, RATIO_DIGITS))
 
 
 def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:
