@@ -302,10 +302,12 @@ class _Child:
         return True
 
     def _listen(self, answers: IO[bytes]) -> None:
+        said, told = b"", None
         with answers:
             while text := answers.readline(driver_wire.LINE_BYTES_MAX):
                 try:
-                    told = driver_wire.parse(text)
+                    if told is None or text != said:  # what a line says it says for ever: GPUs at rest repeat theirs
+                        said, told = text, driver_wire.parse(text)
                 except ValueError as error:
                     self._answers.put(_Ended(f"answered in no known form ({error})"))
                     return

@@ -16,8 +16,9 @@ import pynvml
 
 from exporter.sources import nvml_calls
 
-WAIT_MS: Final = 500
-"""How long one wait is, milliseconds: so long may it take until a GPU that is new is waited for, or the end is seen."""
+WAIT_MS: Final = 1000
+"""How long one wait is, milliseconds: so long may it take until a GPU that is new is waited for, or the end is seen. A
+report ends it at once."""
 
 RETRY_S: Final = 1.0
 """How long after a wait failed the next set is made, seconds."""

@@ -18,7 +18,7 @@ import pytest
 from exporter.readings import GpuReadings
 from exporter.sources import driver_parent, driver_wire, nvml_library
 from exporter.sources.driver_parent import Apart, restart_after_s
-from exporter.sources.driver_wire import DriverError
+from exporter.sources.driver_wire import DriverError, Xid
 from exporter.sources.nvml import NvmlGpus
 from tests.exporter import builders as build
 from tests.exporter.apart import Start, answered, asking, refused, starting
@@ -534,6 +534,38 @@ def test_an_answer_that_is_none_costs_the_process(said: str, monkeypatch: pytest
     assert re.fullmatch(known, first)
     assert re.fullmatch(known, second)
     assert (source.health().killed, source.health().abandoned) == (0, 0)
+
+
+def test_an_answer_that_says_the_same_is_one_and_the_next_that_says_something_else_another(steps: Steps) -> None:
+    looks = []
+    for gpus in (2, 2, 3, 2):
+        steps.answers(gpus)
+        looks.append(steps.source.read())
+
+    assert [len(each.gpus) for each in looks] == [2, 2, 3, 2]
+    assert looks[1] is looks[0]
+
+
+def test_a_line_that_makes_no_sense_is_none_however_often_it_comes_and_what_came_before() -> None:
+    lines = ANSWER + b"{}\n" * 2
+    program = f"import sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({lines!r})\n  sys.stdout.flush()"
+    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+
+    source.read()
+
+    assert "answered in no known form" in refused(source)
+    source.close()
+
+
+def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> None:
+    lines = driver_wire.line(Xid(gpu="GPU-0", code=31)) * 2 + ANSWER
+    program = f"import sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({lines!r})\n  sys.stdout.flush()"
+    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+
+    source.read()
+
+    assert source.health().xids == {("GPU-0", 31): 2}
+    source.close()
 
 
 # Errors that the driver reports
