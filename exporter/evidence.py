@@ -84,6 +84,9 @@ class Thresholds:
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
 
+RECYCLED: Final = "recycled_pid"
+"""The reason of one with a process whose pid a GPU's driver lists for another, which has ended."""
+
 ALL: Final = "all"
 """How a container asks for every GPU of NVIDIA's."""
 
@@ -185,6 +188,10 @@ PAUSED: Final = Unknown(reason="paused", because="the container is paused")
 """What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
 
 
+UNATTRIBUTED: Final = "unattributed"
+"""The reason of one on a GPU that does more than the processes on its list, by more than idle."""
+
+
 def gpu_use(
     container: Container,
     pids: frozenset[int] | None,
@@ -259,7 +266,7 @@ def _use(
     if pids is None:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
     unknown = next(filter(None, reasons), None)
-    known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
+    known = [each for each in map(decisive, shares) if each is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
 
@@ -377,9 +384,10 @@ def _uninvited(
 def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     """The part of all the processes on a GPU's list that are in no container, where `placed` are those that are in one.
 
-    With it, what the containers have and what no listed process has, a GPU adds up.
+    What a process had that has ended is nobody's, whoever has its pid by now. With it, what the containers have and
+    what no listed process has, a GPU adds up.
     """
-    ratio, size = _sums(gpu, gpu.by_pid.keys() - placed)
+    ratio, size, _ = _sums(gpu, (gpu.by_pid.keys() - placed).union(gpu.recycled))
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
@@ -656,7 +664,7 @@ class ContainerHistory:
         What was told of the looks before is another dictionary, but where nothing has changed since.
         """
         busy_s, peak_bytes = self._busy_s, self._peak_bytes
-        for gpu, ratio, size, _, _ in shares:
+        for gpu, ratio, size, _, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
             if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
                 if busy_s is self._busy_s:
@@ -684,7 +692,7 @@ class ContainerHistory:
         others = [share for share in gpu.shares if share.gpu not in lost]
         attributed = {share.gpu for share in others if share.attributed}
         told = not gpu.may_be_elsewhere and set(gpu.gpus) - set(lost) <= attributed
-        busy = any((share.utilization_ratio or 0.0) > self._thresholds.idle_ratio for share in others)
+        busy = any((decisive(share) or 0.0) > self._thresholds.idle_ratio for share in others)
         if container.paused or busy or gpu.unknown is None:
             self._lost_s = None
         if container.paused or not told or set(lost).isdisjoint(gpu.gpus):
@@ -750,7 +758,9 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, _, _, _ in gpu.shares:
+        for uuid, ratio, _, _, _, busiest in gpu.shares:
+            if busiest is not None:
+                ratio = busiest  # noqa: PLW2901 - by which it is idle or not
             if ratio is not None:
                 known.append(uuid)
                 if ratio >= limits.pegged_ratio:
@@ -797,8 +807,8 @@ class ContainerHistory:
             self._seen_busy_s = None
         self._asked_s = now_s
         idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
-        for _, ratio, _, _, _ in gpu.shares:
-            if ratio is not None and ratio > idle_ratio:
+        for _, ratio, _, _, _, busiest in gpu.shares:
+            if (busiest if busiest is not None else ratio or 0.0) > idle_ratio:
                 since_s = None
         self._seen_busy_s = since_s = now_s if since_s is None else since_s
         return now_s - since_s
@@ -1076,29 +1086,53 @@ def _why_missing(name: str, readings: GpuReadings) -> str:
 def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool) -> tuple[GpuShare, Unknown | None]:
     """The share that a container has by its processes, and why it cannot be told for sure.
 
-    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart.
+    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart. Where that is so, what is
+    measured is told and a 0 is not.
     """
-    ratio, size = _sums(gpu, pids)
-    reason = _why_unknown(gpu, ratio, thresholds)
+    others = pids.intersection(gpu.recycled) if gpu.recycled else ()
+    ratio, size, busiest = (None, None, None) if others else _sums(gpu, pids)
+    reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
+    if attributed is False:  # a 0 would say that it does nothing, which is what nobody knows
+        ratio = ratio or None
+        if reason is not None and reason.reason == UNATTRIBUTED:  # who does that work holds memory, and is on no list
+            size = size or None
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
-    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s), reason
+    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s, None if busiest == ratio else busiest), reason
 
 
-def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
-    """What these processes use of a GPU's time and hold of its memory; `None` is unknown."""
+def decisive(share: GpuShare) -> float | None:
+    """By what a container is idle on a GPU, or busy: the most that any engine did for it."""
+    return share.utilization_ratio if share.busiest_ratio is None else share.busiest_ratio
+
+
+def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None, float | None]:
+    """What these processes use of a GPU's time and hold of its memory, and the most that any engine did for them.
+
+    The first is all that the driver tells of them, be it more than the GPU's own time, and so adds up. Unknown is
+    `None`.
+    """
     if gpu.processes is None:
-        return None, None
+        return None, None, None
     ratio: float | None = 0.0
+    busiest = 0.0
     size: int | None = 0
     by_pid = gpu.by_pid
     for pid in pids:
-        for _, used, held, _ in by_pid.get(pid, ()):
+        for _, used, held, _, most in by_pid.get(pid, ()):
             ratio = None if ratio is None or used is None else ratio + used
+            busiest += (most if most is not None else used) or 0.0
             size = None if size is None or held is None else size + held
-    return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size
+    if ratio is None:
+        return None, size, None
+    return round(ratio, RATIO_DIGITS), size, min(1.0, round(busiest, RATIO_DIGITS))
+
+
+def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:
+    because = f"{gpu.uuid}: its driver lists pid {min(pids)} still for a process that has ended"
+    return Unknown(reason=RECYCLED, because=because)
 
 
 def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:
@@ -1111,5 +1145,5 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:
-        return Unknown(reason="unattributed", because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
+        return Unknown(reason=UNATTRIBUTED, because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
     return None

@@ -25,13 +25,18 @@ class Unknown:
 
 
 class GpuProcess(NamedTuple):
-    """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`."""
+    """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`.
+
+    `utilization_ratio` is its part of what the GPU's own utilisation is of.
+    """
 
     pid: int
     utilization_ratio: float | None
     memory_bytes: int | None
     evicted_s: float | None = None
     """For how long the kernel has kept its queues off the GPU since it began, seconds; AMD's alone tells."""
+    busiest_ratio: float | None = None
+    """The most that any engine did for it, copies and video too, where that is more: it decides whether it is idle."""
 
 
 RATIO_DIGITS: Final = 9
@@ -132,6 +137,8 @@ class Gpu:
     """The word there without which it is not made; `None` where that is not known just now."""
     lost: bool | None = False
     """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
+    recycled: tuple[int, ...] = ()
+    """Pids on its list by which processes were listed that have ended, and that others have by now."""
 
     @property
     def number(self) -> str:
@@ -166,10 +173,13 @@ class Gpu:
 
     @cached_property
     def unattributed_ratio(self) -> float | None:
-        """What it does beyond the processes on its list; `None` when either is unknown."""
+        """What it does beyond the processes on its list, less than 0 where they are told to do more than it does.
+
+        `None` when either is unknown.
+        """
         if self.utilization_ratio is None or self.listed_ratio is None:
             return None
-        return max(0.0, round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS))
+        return round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS)
 
     @cached_property
     def listed_bytes(self) -> int | None:
@@ -414,6 +424,8 @@ class TaskReadings:
 class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
+    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for it; `None` where that is
+    its `utilization_ratio`.
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
     not known that the GPU does anything, though its driver can tell. `evicted_s` is for how long the kernel has kept
     each of its processes there off the GPU since that process began, seconds, by pid.
@@ -424,6 +436,7 @@ class GpuShare(NamedTuple):
     memory_bytes: int | None
     attributed: bool | None = None
     evicted_s: Mapping[int, float | None] | None = None
+    busiest_ratio: float | None = None
 
 
 _NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})

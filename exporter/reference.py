@@ -91,9 +91,13 @@ ABSENT: Final[Mapping[str, str]] = {
     "paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
-    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured; where "
+    "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1",
+    "gpuwarden_container_gpu_busiest_engine_ratio": "no engine did more for it than its utilisation there says, or "
+    "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already",
     "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
-    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured; where it "
+    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,
@@ -165,6 +169,14 @@ _UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "
                  "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
 
 
+_UNBOUNDED: Final = {
+    "gpuwarden_container_gpu_utilization_ratio": "ratio, 0 or more",
+    "gpuwarden_gpu_unplaced_utilization_ratio": "ratio, 0 or more",
+    "gpuwarden_gpu_unattributed_utilization_ratio": "ratio, 1 or less",
+}
+"""Sums of what a driver tells of each process, and what is left of the GPU's own without them."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Write both pages, or with `--check` compare them; 1 when one lags."""
     pages = {"metrics.md": metrics_page, "settings-exporter.md": settings_page}
@@ -234,7 +246,7 @@ def _rows(families: Iterable[Metric]) -> Iterator[str]:
             raise ValueError(f"{name} does not say where its figures come from: give it a source")
         labels = ", ".join(f"`{label}`" for label in family.labels)
         word = family.name.rpartition("_")[2]
-        unit = _UNITS.get(word) or _unit_of_flag(family) or "count"
+        unit = _UNBOUNDED.get(name) or _UNITS.get(word) or _unit_of_flag(family) or "count"
         texts = _cell(family.documentation), _cell(family.source), ABSENT[name]
         yield f"| `{name}` | {family.type} | {labels} | {unit} | {' | '.join(texts)} |"
 

@@ -94,7 +94,7 @@ def _held(gpu: Gpu, ended: AbstractSet[int]) -> dict[int, int | None]:
     """What each process on its list holds that has not ended; `None` is unknown."""
     found: dict[int, int | None] = {}
     for pid, _, size, *_ in gpu.processes or ():
-        if pid not in ended:
+        if pid not in ended and pid not in gpu.recycled:
             before = found.get(pid, 0)
             found[pid] = None if before is None or size is None else before + size
     return found

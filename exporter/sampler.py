@@ -46,6 +46,7 @@ from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.listener import Listing, NoListingError
 from exporter.sources.nvidia_host import NvidiaHost
+from exporter.sources.recycled import Recycled
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
@@ -112,6 +113,7 @@ class Sampler:
         self._units = units or Units(())
         self._places = Places()
         self._unlisted = Unlisted(workers.own_container())
+        self._recycled = Recycled()
         self._attributed: set[int] = set()
         self._all_placed = False
         self._servers = servers
@@ -212,8 +214,12 @@ class Sampler:
         self._attributed = set()
         self._told_apart = set()
         sharing = _sharing(found_workers)
+        # All of them before any is charged: what a driver lists may be of a process that has ended.
+        looks = {each: self._places.look(container) for each, container in running.items()}
+        found_gpus = self._recycled.mark(found_gpus, {each: pids for each, (pids, _) in looks.items()})
         looked = [
-            self._look_at(container, found_gpus, now, sharing.get(container.id, ())) for container in running.values()
+            self._look_at(container, looks[each], found_gpus, now, sharing.get(container.id, ()))
+            for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
         own = {name: told for _, each in looked for name, told in each.items()}
@@ -416,13 +422,18 @@ class Sampler:
             del self._unknown[key]
 
     def _look_at(
-        self, container: Container, gpus: GpuReadings | None, now: Stamp, sharing: Sequence[WorkerSighting]
+        self,
+        container: Container,
+        look: tuple[frozenset[int] | None, RamUse],
+        gpus: GpuReadings | None,
+        now: Stamp,
+        sharing: Sequence[WorkerSighting],
     ) -> tuple[ContainerEvidence, Mapping[str, ContainerEvidence]]:
         """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
 
         Unlike the container's, nothing of theirs is known while it is not known which processes there are.
         """
-        pids, ram = self._places.look(container)
+        pids, ram = look
         self._attributed.update(pids or ())
         self._all_placed = self._all_placed and pids is not None
         history = self._histories.get(container.incarnation)
@@ -439,7 +450,7 @@ class Sampler:
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=self._losses.named, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
-            self._count_unknown(found)
+            self._count_unknown(found, _is_taken(pids, gpus))
         if not members:
             return found, _NONE_APART
         own = {
@@ -453,10 +464,12 @@ class Sampler:
                 self._unknown[container.name, "worker_ram", told.ram_unknown.reason] += 1
         return found, own
 
-    def _count_unknown(self, found: ContainerEvidence) -> None:
+    def _count_unknown(self, found: ContainerEvidence, taken: bool) -> None:
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[found.container.name, what, unknown.reason] += 1
+        if taken and found.gpu_unknown is not None and found.gpu_unknown.reason == evidence.NO_GPU:
+            self._unknown[found.container.name, "gpu", evidence.RECYCLED] += 1
 
     def _members(
         self,
@@ -700,6 +713,12 @@ class _Member:
 
 
 _NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
+
+
+def _is_taken(pids: frozenset[int] | None, gpus: GpuReadings | None) -> bool:
+    """Whether a GPU lists one of these pids for a process that has ended."""
+    every = () if gpus is None else gpus.gpus
+    return any(not (pids or frozenset()).isdisjoint(gpu.recycled) for gpu in every if gpu.recycled)
 
 
 def _sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:

@@ -143,11 +143,13 @@ def _gpu(
     figures: dict[str, Any],
     mig: dict[str, Any] | None,
     also: list[str],
+    recycled: list[int],
     **rest: Any,
 ) -> Gpu:
     return Gpu(
         **rest,
         also=tuple(also),
+        recycled=tuple(recycled),
         mig=None if mig is None else MigInstance(**mig),
         processes=None if processes is None else tuple(map(GpuProcess._make, processes)),
         figures=GpuFigures(**figures),

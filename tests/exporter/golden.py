@@ -108,7 +108,11 @@ SNAPSHOT = build.snapshot(
         build.evidence(
             container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
             oom_kills=1,
-            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True),),
+            shares=(
+                # It decodes, and runs no kernel.
+                GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True,
+                         busiest_ratio=0.4),
+            ),
             gpu_idle_s=0.0,
             gpu_pegged_s=0.0,
             gpu_not_seen_busy_s=0.0,

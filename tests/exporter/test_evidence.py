@@ -579,7 +579,7 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
         pytest.param(
             ("0", "7"),
             [build.gpu(0, utilization_ratio=0.9)],
-            [GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=False)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False, busiest_ratio=0.0)],
             id="and work that is nobody's",
         ),
         pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
@@ -854,9 +854,9 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
         ),
         pytest.param(
             build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
-            0.0,
+            -0.25,
             0,
-            id="never < 0",
+            id="they are told to do more than it does",
         ),
         pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
         pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
@@ -890,6 +890,109 @@ def test_what_processes_in_no_container_have_of_a_gpu(
     found = evidence.unplaced(gpu, OWN)
 
     assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
+
+
+@pytest.mark.parametrize(
+    ("pids", "shares"),
+    [
+        pytest.param({4001, 4002}, (None, None, False), id="who has the pid now, whatever its other processes hold"),
+        pytest.param({4002}, (0.25, 7, True), id="not who has the others"),
+    ],
+)
+@pytest.mark.parametrize("request_", [("0",), None], ids=["on its own GPU", "on one that it was not given"])
+def test_what_a_process_had_that_has_ended_is_unknown_of_who_has_its_pid(
+    request_: tuple[str, ...] | None, pids: set[int], shares: tuple[float | None, int | None, bool]
+) -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
+
+    use = gpu_use(build.container(gpu_request=request_), frozenset(pids), build.gpus(gpu), THRESHOLDS)
+
+    assert use.shares == (GpuShare("GPU-0", *shares),)
+    reason = "recycled_pid" if None in shares else None
+    assert (use.unknown and use.unknown.reason) == (reason if request_ else "no_gpu")
+
+
+def test_what_a_process_had_that_has_ended_is_in_no_container() -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
+
+    assert evidence.unplaced(gpu, OWN) == GpuShare("GPU-0", 0.5, 9)
+
+
+def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own_time() -> None:
+    decodes = GpuProcess(pid=4001, utilization_ratio=0.02, memory_bytes=9, busiest_ratio=0.9)
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(build.gpu(0, decodes)), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    look(1.0)
+    found = look(2.0)
+
+    assert (found.shares[0].utilization_ratio, found.shares[0].busiest_ratio) == (0.02, 0.9)
+    assert (found.gpu_idle_s, found.gpu_not_seen_busy_s) == (0.0, 0.0)
+    assert found.busy_s == {"GPU-0": pytest.approx(0.02)}
+
+
+work = st.lists(st.tuples(st.sampled_from([4001, 4002, 5001, 9999]), percents, st.none() | percents), max_size=6)
+
+
+@given(work, percents)
+def test_utilisation_adds_up_whatever_is_told_of_each(
+    processes: list[tuple[int, float, float | None]], total: float
+) -> None:
+    listed = (GpuProcess(pid, own, 1, busiest_ratio=most) for pid, own, most in processes)
+    gpu = build.gpu(0, *listed, utilization_ratio=total)
+    a, b = OWN, frozenset({5001})
+
+    uses = [gpu_use(build.container(gpu_request=("0",)), pids, build.gpus(gpu), THRESHOLDS) for pids in (a, b)]
+
+    containers = sum(use.shares[0].utilization_ratio or 0.0 for use in uses)
+    outside = evidence.unplaced(gpu, a | b).utilization_ratio
+    assert containers + (outside or 0.0) + (gpu.unattributed_ratio or 0.0) == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        pytest.param(build.gpu(0, utilization_ratio=0.7), (None, None), id="it may do what nobody listed does"),
+        pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.1, 9), utilization_ratio=0.7), (0.1, 9), id="and does what it does"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.7),
+            (None, 0),
+            id="another is not measured, and the list says who holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="nobody tells what is done on it"
+        ),
+    ],
+)
+def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float | None, int | None]) -> None:
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.memory_bytes) == told
+    assert not (share.attributed is False and 0 in told[:1])
+
+
+def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float, gpu: Gpu) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7))
+    shown = look(2.0, build.gpu(0))
+
+    assert (hidden.peak_bytes, hidden.busy_s) == ({}, {})
+    assert (shown.peak_bytes, shown.busy_s) == ({"GPU-0": 0}, {"GPU-0": 0.0})
 
 
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)

@@ -62,7 +62,15 @@ def only(found: GpuReadings) -> Gpu:
 
 
 def figures(gpu: Gpu) -> dict[int, float | None] | None:
-    return None if gpu.processes is None else {each.pid: each.utilization_ratio for each in gpu.processes}
+    """By what each process is idle or not: the most that any engine did for it."""
+    return (
+        None
+        if gpu.processes is None
+        else {
+            each.pid: each.utilization_ratio if each.busiest_ratio is None else each.busiest_ratio
+            for each in gpu.processes
+        }
+    )
 
 
 @pytest.fixture

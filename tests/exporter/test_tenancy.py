@@ -362,3 +362,20 @@ def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it()
         found = history.observe(container, use, RamUse(usage_bytes=1), now_s=float(now_s))
 
     assert found.peak_bytes == {"GPU-0": 9}
+
+
+@pytest.mark.parametrize(("busy_ratio", "victim"), [(0.0, "a"), (0.7, None)], ids=["at rest", "at work for nobody"])
+def test_while_somebody_on_no_list_works_on_the_gpu_nobody_goes_for_it_may_be_another_who_is_most_over(
+    busy_ratio: float, victim: str | None
+) -> None:
+    gpu = build.gpu(0, build.process(4001, 0.0, 11 * MIB), utilization_ratio=busy_ratio, memory_free_bytes=0)
+    readings = build.gpus(replace(gpu, memory_used_bytes=5000 * MIB))
+    found = []
+    for name, pid in (("a", 4001), ("b", 4002)):
+        container = build.container(name=name, incarnation=name, gpu_request=("0",), tenancy=BUDGET)
+        use = gpu_use(container, frozenset({pid}), readings, Thresholds())
+        found.append(ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0))
+
+    card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "a") or [])[0]
+
+    assert choose(card).victim == victim
