@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import is_not
 from typing import Final, NamedTuple
 
 from exporter.evictions import Evictions
@@ -57,6 +58,7 @@ class Thresholds:
         patience: how long a job may show no sign of life, by its phase.
         vram_floor_bytes: a GPU with less free memory than this has too little (C3).
         vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
+        vram_return_s: for how long at most what ended processes held is taken to be on its way back, seconds.
         gpu_lost_s: people are told of a GPU that has been lost for this long, seconds.
         never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
     """
@@ -74,6 +76,7 @@ class Thresholds:
     patience: Patience = field(default_factory=Patience)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
+    vram_return_s: float = 30.0
     gpu_lost_s: float = 60.0
     never_answered_s: float = 1800.0
 
@@ -142,6 +145,10 @@ class GpuUse(NamedTuple):
     may_be_elsewhere: bool = False
 
 
+_Inputs = tuple[Container, frozenset[int] | None, GpuReadings | None, tuple[str, ...], frozenset[str]]
+"""What a container's use of its GPUs is told by: itself, its processes, the readings, its GPUs, those seen there."""
+
+
 class RamUse(NamedTuple):
     """One container's RAM at one moment, bytes, or why it is unknown."""
 
@@ -199,11 +206,11 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is None or not use.gpus:
+    if readings is None or not (uuids := use[0]):
         return use
     seen = readings.there
-    its = use.gpus if seen.issuperset(use.gpus) else tuple(uuid for uuid in use.gpus if uuid in seen)
-    return GpuUse(use.gpus, use.shares, use.utilization_ratio, use.unknown, use.nameless, its, use.may_be_elsewhere)
+    its = uuids if seen.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in seen)
+    return GpuUse(*use[:5], its, use[6])
 
 
 def _use(
@@ -218,7 +225,8 @@ def _use(
     wanted = frozenset(container.gpu_request or ()) if asked is None else asked.wanted
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return use._replace(shares=_uninvited(pids, readings, thresholds))
+        shares = _uninvited(pids, readings, thresholds)
+        return use._replace(shares=shares, may_be_elsewhere=_may_be_on_any(pids, readings, thresholds))
     if readings is None or asked is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     if there is not None and not wanted.isdisjoint(_EVERY):
@@ -226,7 +234,7 @@ def _use(
         if left is not readings:
             asked, readings = _resolved(wanted, left), left
     assigned = _assigned(asked, pids or frozenset(), readings)
-    uuids: tuple[str, ...] = tuple([gpu.uuid for gpu in assigned])
+    uuids = asked.uuids if assigned is asked.gpus else tuple(gpu.uuid for gpu in assigned)
     # Else each GPU that it was on is here, and is its own.
     before = had if had != uuids else ()
     not_here = [uuid for uuid in before if uuid not in readings.by_name]
@@ -309,6 +317,19 @@ def _elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | 
             because = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
             return Unknown(reason="not_listed", because=because)
     return None
+
+
+def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds) -> bool:
+    """Whether one that was given no GPU may be on one that does not list it.
+
+    One is not read, its processes are not all listed, or it does more than those on its list do.
+    """
+    if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
+        return True
+    return any(
+        _may_be_on(gpu, pids, readings) or (gpu.unattributed_ratio or 0.0) > thresholds.idle_ratio
+        for gpu in readings.gpus
+    )
 
 
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
@@ -509,6 +530,7 @@ class ContainerHistory:
         self.there: frozenset[str] = frozenset()
         self.kind = ""
         self._thresholds = thresholds
+        self._used: tuple[_Inputs, GpuUse] | None = None
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
         self._pegged_since_s: float | None = None
@@ -533,6 +555,16 @@ class ContainerHistory:
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
         self._cpu = _StillRate(thresholds.cpu_still_ratio)
+
+    def use(self, container: Container, pids: frozenset[int] | None, readings: GpuReadings | None) -> GpuUse:
+        """`gpu_use` with what has been seen of it so far. Of the very same as at the last look it is the very same.
+
+        On GPUs at rest that is what most looks come to.
+        """
+        asked = container, pids, readings, self.gpus, self.there
+        if self._used is None or any(map(is_not, asked, self._used[0])):
+            self._used = asked, gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
+        return self._used[1]
 
     def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
         """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
@@ -567,7 +599,8 @@ class ContainerHistory:
         the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
         """
         self._pause(frozen_s)
-        self.gpus = gpu.gpus or self.gpus
+        if gpu.gpus and gpu.gpus != self.gpus:  # else the very same stay, by which `use` knows them
+            self.gpus = gpu.gpus
         if not self.there.issuperset(gpu.there):
             self.there = self.there.union(gpu.there)
         lost = self.there.intersection(lost) if lost else ()
@@ -623,10 +656,12 @@ class ContainerHistory:
         What was told of the looks before is another dictionary, but where nothing has changed since.
         """
         busy_s, peak_bytes = self._busy_s, self._peak_bytes
-        for gpu, ratio, size, *_ in shares:
+        for gpu, ratio, size, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
             if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
-                busy_s = {**busy_s, gpu: busy_s.get(gpu, 0.0) + added_s}
+                if busy_s is self._busy_s:
+                    busy_s = busy_s.copy()
+                busy_s[gpu] = busy_s.get(gpu, 0.0) + added_s
             if size is not None and size > peak_bytes.get(gpu, -1):
                 peak_bytes = {**peak_bytes, gpu: size}
         self._busy_s, self._peak_bytes = busy_s, peak_bytes
@@ -715,7 +750,7 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, *_ in gpu.shares:
+        for uuid, ratio, _, _, _ in gpu.shares:
             if ratio is not None:
                 known.append(uuid)
                 if ratio >= limits.pegged_ratio:
@@ -747,11 +782,13 @@ class ContainerHistory:
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
-        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU.
+        """For how long no GPU was measured to do anything for it: each was idle, or unknown.
 
-        Nor while no source of GPUs answers, which starts it anew once that lasts longer than a gap may: nobody looked.
+        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers,
+        which starts it anew once that lasts longer than a gap may: nobody looked.
         """
-        if gpu is None or (gpu.unknown is not None and gpu.unknown.reason == NO_GPU and not gpu.shares):
+        without = gpu is not None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU
+        if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
             self._seen_busy_s = None
             return None
         if gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares:
@@ -759,10 +796,12 @@ class ContainerHistory:
         if now_s - self._asked_s > self._thresholds.gap_max_s:
             self._seen_busy_s = None
         self._asked_s = now_s
-        idle_ratio = self._thresholds.idle_ratio
-        if self._seen_busy_s is None or any((share[1] or 0.0) > idle_ratio for share in gpu.shares):
-            self._seen_busy_s = now_s
-        return now_s - self._seen_busy_s
+        idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
+        for _, ratio, _, _, _ in gpu.shares:
+            if ratio is not None and ratio > idle_ratio:
+                since_s = None
+        self._seen_busy_s = since_s = now_s if since_s is None else since_s
+        return now_s - since_s
 
 
 class GpuHistory:
@@ -854,7 +893,11 @@ class _StillWindow:
 
 
 class _StillRate:
-    """Since when something has been done at no more than a rate, on average over the last `WORK_WINDOW_S`."""
+    """Since when something has been done at no more than a rate, on average over any `WORK_WINDOW_S`.
+
+    Once the average is within the rate again, it has been kept since the last look that was over it, and not only since
+    that is known.
+    """
 
     def __init__(self, rate_max: float) -> None:
         self._rate_max = rate_max
@@ -862,7 +905,8 @@ class _StillRate:
 
     def forget(self) -> None:
         self._totals: deque[tuple[float, float]] = deque()
-        self._since_s = 0.0
+        self._since_s = self._over_s = 0.0
+        self._exceeded = False
 
     def add(self, now_s: float, amount: float, *, seen: bool) -> float:
         """Take in what was done since the last sample; returns for how long the rate has been kept, seconds.
@@ -871,9 +915,12 @@ class _StillRate:
         """
         if not self._totals:
             self._totals.append((now_s, 0.0))
-            self._since_s = now_s
+            self._since_s = self._over_s = now_s
             return 0.0
-        total = self._totals[-1][1] + amount
+        before_s, before = self._totals[-1]
+        total = before + amount
+        if not seen or amount > self._rate_max * (now_s - before_s):
+            self._over_s = now_s
         if len(self._totals) > 1 and total == self._totals[-2][1]:
             self._totals[-1] = now_s, total  # as long as nothing is done its begin and its end say all
         else:
@@ -883,7 +930,9 @@ class _StillRate:
         first_s, first = self._totals[0]
         # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
         if not seen or total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
-            self._since_s = now_s
+            self._since_s, self._exceeded = now_s, True
+        elif self._exceeded:
+            self._since_s, self._exceeded = self._over_s, False  # each look since then was within the rate itself
         return now_s - self._since_s
 
 
@@ -916,6 +965,7 @@ class _Asked:
     wanted: frozenset[str]
     places: frozenset[int]
     gpus: tuple[Gpu, ...]
+    uuids: tuple[str, ...]
     missing: tuple[str, ...]
 
 
@@ -924,6 +974,8 @@ def _asked_for(container: Container, readings: GpuReadings) -> _Asked:
     key = container.gpu_request or (), container.kind in OUTSIDE
     found = readings.asked.get(key)
     if not isinstance(found, _Asked):
+        if len(readings.asked) >= REQUESTS_MAX:  # readings that do not change are kept, while containers come and go
+            readings.asked.clear()
         found = readings.asked[key] = _resolved(_wanted(*key, readings), readings)
     return found
 
@@ -936,10 +988,12 @@ def _resolved(wanted: frozenset[str], readings: GpuReadings) -> _Asked:
         for place, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
+    gpus = tuple(readings.gpus[place] for place in sorted(places))
     return _Asked(
         wanted=wanted,
         places=places,
-        gpus=tuple(readings.gpus[place] for place in sorted(places)),
+        gpus=gpus,
+        uuids=tuple(gpu.uuid for gpu in gpus),
         missing=tuple(_missing(wanted, readings)),
     )
 

@@ -92,6 +92,7 @@ def serve(settings: Settings) -> None:
         ),
         vram_floor_bytes=settings.vram_floor_mib * 2**20,
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
+        vram_return_s=settings.vram_return_s,
         gpu_lost_s=settings.gpu_lost_s,
         never_answered_s=settings.never_answered_s,
     )

@@ -151,9 +151,11 @@ class Gpu:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
-        found: dict[int, list[GpuProcess]] = {}
+        found: dict[int, tuple[GpuProcess, ...]] = {}
         for process in self.processes or ():
-            found.setdefault(process.pid, []).append(process)
+            own = (process,)  # of hundreds each second hardly any is there twice, and a list of each costs more
+            if found.setdefault(process[0], own) is not own:
+                found[process[0]] += own
         return found
 
     @cached_property
@@ -232,10 +234,12 @@ class GpuReadings:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
         """By pid, the places of the GPUs in `gpus` that list it."""
-        found: dict[int, list[int]] = {}
+        found: dict[int, tuple[int, ...]] = {}
         for place, gpu in enumerate(self.gpus):
+            here = (place,)
             for pid in gpu.by_pid:
-                found.setdefault(pid, []).append(place)
+                if found.setdefault(pid, here) is not here:
+                    found[pid] += here
         return found
 
     @cached_property
@@ -447,7 +451,7 @@ class ContainerEvidence(NamedTuple):
     gpu_pegged_s: float | None = None
     """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
     gpu_not_seen_busy_s: float | None = None
-    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
+    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
     peak_bytes: Mapping[str, int] = _NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     evicted_s: Mapping[str, float] = _NOTHING_YET
@@ -470,6 +474,22 @@ class ContainerEvidence(NamedTuple):
         if self.io_still_s is None or self.fault_still_s is None or self.cpu_still_s is None:
             return None
         return min(self.io_still_s, self.fault_still_s, self.cpu_still_s)
+
+    @property
+    def unmoved_s(self) -> float | None:
+        """For how long nothing of it has moved, though its GPU may spin (A14b, A19); `None` is unknown.
+
+        Its RAM, I/O and page faults were still all that time, and its GPU was pegged: what waits for ever holds it, and
+        a process may spin beside it. Or its GPU was never seen busy, being idle or unknown: unknown is not idle, so its
+        processes used no CPU time either.
+        """
+        if self.ram_still_s is None or self.io_still_s is None or self.fault_still_s is None:
+            return None
+        at_rest_s = None
+        if self.gpu_not_seen_busy_s is not None and self.cpu_still_s is not None:
+            at_rest_s = min(self.gpu_not_seen_busy_s, self.cpu_still_s)
+        known_s = [each for each in (self.gpu_pegged_s, at_rest_s) if each is not None]
+        return min(max(known_s), self.ram_still_s, self.io_still_s, self.fault_still_s) if known_s else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -539,6 +559,7 @@ class Snapshot:
     health_window_s: float = 300.0
     """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
     health_grace_s: float = 360.0
+    """Time from the start of an attempt that GPU health leaves to its load (A7)."""
     patience: Patience = field(default_factory=Patience)
     """How long a job may show no sign of life, by its phase."""
     vram_floor_bytes: int = 1536 * 2**20
@@ -564,6 +585,9 @@ class Snapshot:
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
     of every container which processes are in it."""
+    returning_bytes: Mapping[str, int] = field(default_factory=dict)
+    """How much of each GPU's memory processes held that have ended and the driver counts as in use still, by UUID; of
+    one not here unknown."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
     """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
     lost_gpus: tuple[str, ...] = ()
@@ -582,6 +606,10 @@ class Snapshot:
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
+
+    def grace_s(self, job: "JobFile") -> float | None:
+        """How long after its start a window of GPU health begins at the soonest (A7); `None` of a job without a GPU."""
+        return self.patience.grace_s(job, grace_s=self.health_grace_s, window_s=self.health_window_s)
 
     def cpu_still_of(self, sighting: WorkerSighting) -> float | None:
         """For how long a worker's process has been seen to use no CPU time, seconds."""

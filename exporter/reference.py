@@ -84,9 +84,11 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_fault_still_seconds": NO_WORK_READ,
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
+    "gpuwarden_container_unmoved_seconds": "RAM, I/O or faults are unknown, or its GPU is, with its CPU time",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
-    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, is paused, or no source of GPUs answers",
+    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU and may be on one that does not tell, is "
+    "paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
@@ -121,6 +123,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_gpu_memory_returning_bytes": "the GPU's processes are not listed, or what is in use is unknown; for "
+    "`--vram-return-s` after the first look and after a gap, and after one has left with nobody knows how much, or "
+    "while it is unknown what another holds",
     "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured; or "
     "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its processes are "
     "unknown",

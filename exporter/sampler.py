@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -39,6 +40,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.returning import ReturnHistory
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
@@ -129,6 +131,8 @@ class Sampler:
         self._gpu_history = GpuHistory(thresholds)
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._losses = Losses()
+        self._found_gpus: GpuReadings | None = None
+        self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
@@ -180,6 +184,9 @@ class Sampler:
         listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
         now = clock.stamp()
         self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
+        if found_gpus == self._found_gpus:  # then what has been worked out of them stands too
+            found_gpus = self._found_gpus
+        self._found_gpus = found_gpus
         self._nodes = {node: uuid for node, uuid in self._nodes.items() if uuid not in self._losses.unmade}
         self._all_placed = found_workers is not None and all(
             each is not None and each.whole for each in listings.values()
@@ -241,6 +248,9 @@ class Sampler:
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             restarting=_restarting(listings, running),
             unplaced=self._unplaced(found_gpus),
+            returning_bytes=self._return_history.observe(
+                found_gpus, ended=self._ended(found_gpus), now_s=now.boottime_s
+            ),
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),
@@ -360,7 +370,7 @@ class Sampler:
 
     def _look_at(
         self, container: Container, gpus: GpuReadings | None, now: Stamp, sharing: Sequence[WorkerSighting]
-    ) -> tuple[ContainerEvidence, dict[str, ContainerEvidence]]:
+    ) -> tuple[ContainerEvidence, Mapping[str, ContainerEvidence]]:
         """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
 
         Unlike the container's, nothing of theirs is known while it is not known which processes there are.
@@ -371,38 +381,46 @@ class Sampler:
         history = self._histories.get(container.incarnation)
         if history is None:
             history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
-        use: GpuUse = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
-        members = () if pids is None else self._members(container, pids, sharing)
-        uses = [
-            evidence.gpu_use(container, each.pids, gpus, self._thresholds, history.gpus, history.there)
-            for each in members
-        ]
-        looks = [(history, use), *((each.history, its) for each, its in zip(members, uses, strict=True))]
-        wanted = pids is None or any(each.wants_work(its, now_s=now.boottime_s) for each, its in looks)
-        work = self._work_of(container, pids, now.boottime_s) if wanted else evidence.AS_IT_WAS
-        frozen_s = self._places.frozen_s(container) if container.paused else None
-        found = history.observe(
-            container, use, ram, work, now_s=now.boottime_s, lost=self._losses.named, frozen_s=frozen_s
+        use, now_s = history.use(container, pids, gpus), now.boottime_s
+        members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
+        wanted = (
+            pids is None
+            or history.wants_work(use, now_s=now_s)
+            or any(each.history.wants_work(each.use, now_s=now_s) for each in members)
         )
+        work = self._work_of(container, pids, now_s) if wanted else evidence.AS_IT_WAS
+        frozen_s = self._places.frozen_s(container) if container.paused else None
+        found = history.observe(container, use, ram, work, now_s=now_s, lost=self._losses.named, frozen_s=frozen_s)
+        if found.gpu_unknown or found.ram_unknown or found.work_unknown:
+            self._count_unknown(found)
+        if not members:
+            return found, _NONE_APART
         own = {
             each.worker: each.history.observe(
-                container, its, _ram_of(each.pids), evidence.work_of(work, each.pids), now_s=now.boottime_s
+                container, each.use, _ram_of(each.pids), evidence.work_of(work, each.pids), now_s=now_s
             )
-            for each, its in zip(members, uses, strict=True)
+            for each in members
         }
-        for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
-            if unknown is not None and unknown.reason != evidence.NO_GPU:
-                self._unknown[container.name, what, unknown.reason] += 1
-        for each in own.values():
-            if each.ram_unknown is not None and found.ram_unknown is None:
-                self._unknown[container.name, "worker_ram", each.ram_unknown.reason] += 1
+        for told in own.values():
+            if told.ram_unknown is not None and found.ram_unknown is None:
+                self._unknown[container.name, "worker_ram", told.ram_unknown.reason] += 1
         return found, own
 
+    def _count_unknown(self, found: ContainerEvidence) -> None:
+        for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
+            if unknown is not None and unknown.reason != evidence.NO_GPU:
+                self._unknown[found.container.name, what, unknown.reason] += 1
+
     def _members(
-        self, container: Container, pids: frozenset[int], sharing: Sequence[WorkerSighting]
+        self,
+        container: Container,
+        pids: frozenset[int],
+        gpus: GpuReadings | None,
+        history: ContainerHistory,
+        sharing: Sequence[WorkerSighting],
     ) -> Sequence["_Member"]:
         """The workers that share a container, with what counts as each one's own of its processes."""
-        if len(sharing) < 2 or len(pids) > processes.PROCESSES_MAX:  # the latter is counted with their work
+        if len(pids) > processes.PROCESSES_MAX:  # which is counted with their work
             return ()
         workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
         first = container.pid if container.kind in BEGINNING_TOLD else None
@@ -416,7 +434,8 @@ class Sampler:
             if key not in self._apart_histories:
                 self._apart_histories[key] = ContainerHistory(self._thresholds)
             self._told_apart.add(key)
-            members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name]))
+            use = evidence.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
+            members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
         return members
 
     def _unplaced(self, gpus: GpuReadings | None) -> tuple[GpuShare, ...]:
@@ -424,6 +443,11 @@ class Sampler:
         if gpus is None or not self._all_placed:
             return ()
         return tuple(evidence.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
+
+    def _ended(self, gpus: GpuReadings | None) -> frozenset[int]:
+        """Of the processes on the GPUs' lists those that have ended; whoever is in a container has not."""
+        listed = {pid for gpu in (() if gpus is None else gpus.gpus) for pid in gpu.by_pid}
+        return frozenset(pid for pid in listed - self._attributed if processes.has_ended(pid))
 
     def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
         """What a container's processes have done; as it was read before where none of them has run since.
@@ -620,11 +644,15 @@ class _Rested:
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """One of several workers of a container: its history, and what counts as its own processes."""
+    """One of several workers of a container: its history, its own processes, and what these use of the GPUs."""
 
     worker: str
     history: ContainerHistory
     pids: frozenset[int]
+    use: GpuUse
+
+
+_NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
 
 
 def _sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:

@@ -186,6 +186,13 @@ class Settings(BaseSettings):
     vram_tie_mib: int = Field(
         default=256, ge=0, description="two containers over their VRAM budgets by amounts this close are level, MiB"
     )
+    vram_return_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=600,
+        description="for how long at most what processes held of a GPU's memory that have ended is taken to be on its "
+        "way back while the driver counts it as in use still, seconds (docs/vram.md); 0 is not at all",
+    )
     gpu_lost_s: float = Field(
         default=60.0,
         ge=0,

@@ -55,7 +55,7 @@ def _facts(
         stuck_still_s=patience.stuck_still_s(job, pauses) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
         health_window_s=patience.window_s(job, snapshot.health_window_s) if job else None,
-        health_grace_s=snapshot.health_grace_s if job and job.job_class.uses_gpu else None,
+        health_grace_s=snapshot.grace_s(job) if job else None,
     )
 
 

@@ -10,6 +10,7 @@ from bench.corpus import scenario
 from bench.corpus.judge import OURS, POLICY_NAMES, JudgeError, Played, Score, play, score
 from bench.corpus.scenario import ScenarioError
 from bench.figures import BenchError, Figure, figure, progress
+from gpuwarden.job import Trip
 
 
 def measure() -> Iterator[Figure]:
@@ -36,8 +37,10 @@ def measure() -> Iterator[Figure]:
 
 
 def scores(played: Sequence[Played]) -> Iterator[tuple[str, Score]]:
-    """Each policy by its name: ours, ours without what is marked `not_yet`, and the others."""
+    """Each policy by its name: ours, ours without what is marked `not_yet` or is left to a budget, and the others."""
     yield f"{OURS}, but for what is marked", score([each for each in played if not each.scenario.not_yet], OURS)
+    found_at_once = [each for each in played if Trip.BUDGET not in {verdict.trip for verdict in each.scenario.verdicts}]
+    yield f"{OURS}, but for what a budget ends", score(found_at_once, OURS)
     yield OURS, score(played, OURS)
     for policy in POLICY_NAMES:
         yield f"{policy} only" if policy != "timeout or idle" else policy, score(played, policy)

@@ -24,15 +24,14 @@ GPUS: Final = 8
 GPUS_EACH: Final = 2
 GONE_S: Final = 10.0
 TOLD_EACH_S: Final = 1.0
-BUSY_PERCENT: Final = 3
-"""What each process that computes uses of its GPU: 32 of them nearly all of it, and by two a container is not idle."""
+BUSY_PERCENT: Final = (2, 3, 4)
+"""What each process that computes uses of its GPU, by turns: 32 of them nearly all of it, and by two a container is not
+idle. No look finds what the last one has found."""
 
 MARK: Final = str(os.getpid())
 """The last argument of every process of this host's containers."""
 
 _SENSORS: Final = (
-    "nvmlDeviceGetTemperature 0 61",
-    "nvmlDeviceGetPowerUsage 0 310250",
     "nvmlDeviceGetEnforcedPowerLimit 0 700000",
     "nvmlDeviceGetPowerManagementLimit 0 700000",
     *(f"nvmlDeviceGetClockInfo {clock} 1980" for clock in range(4)),
@@ -44,7 +43,8 @@ _SENSORS: Final = (
     "nvmlDeviceGetDecoderUtilization 0 0 167000",
     *(f"nvmlDeviceGetPcieThroughput {counter} 1000" for counter in range(2)),
 )
-"""What a GPU of a data centre tells beside its use: it has no fan of its own, and these have no NVLink."""
+"""What a GPU of a data centre tells beside its use: it has no fan of its own, and these have no NVLink. Temperature and
+power, which never stand still, come beside them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ class Crowd:
         """The driver answers with the processes of these containers, and has sampled all since the last time."""
         with self._telling:
             self._told += 1
-            boxes, percent = tuple(self.containers), 0 if self.idle else BUSY_PERCENT
-            self._driver.answer(*(_card(index, boxes, self._told, percent) for index in range(GPUS)))
+            boxes, computes = tuple(self.containers), not self.idle
+            self._driver.answer(*(_card(index, boxes, self._told, computes=computes) for index in range(GPUS)))
 
     def close(self) -> None:
         """All end."""
@@ -184,15 +184,20 @@ def _removed(group: Path) -> bool:
     return not group.exists()
 
 
-def _card(index: int, boxes: Sequence[Box], told: int, percent: int) -> Card:
+def _card(index: int, boxes: Sequence[Box], told: int, *, computes: bool) -> Card:
     """A GPU with one process of each container that has it for every GPU that one has."""
     pids = [pid for box in boxes if index in box.gpus for pid in box.pids[box.gpus.index(index) :: GPUS_EACH]]
+    used = {pid: BUSY_PERCENT[(place + told) % len(BUSY_PERCENT)] for place, pid in enumerate(pids)} if computes else {}
     return Card(
         uuid=f"GPU-{index}",
         size_bytes=80 * 2**30,
         used_bytes=len(pids) * 2**28,
-        utilization=min(100, percent * len(pids)),
+        utilization=min(100, sum(used.values())),
         compute=dict.fromkeys(pids, 2**28),
-        samples=tuple(Sample(pid=pid, timestamp_us=told * 10**6, sm=percent) for pid in pids if percent),
-        figures=_SENSORS,
+        samples=tuple(Sample(pid=pid, timestamp_us=told * 10**6, sm=percent) for pid, percent in used.items()),
+        figures=(
+            f"nvmlDeviceGetTemperature 0 {60 + told % 4}",
+            f"nvmlDeviceGetPowerUsage 0 {310_000 + told % 100 * 250}",
+            *_SENSORS,
+        ),
     )

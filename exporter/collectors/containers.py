@@ -78,7 +78,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         (
             "gpu_not_seen_busy_seconds",
-            "For how long no GPU was measured to do anything for the container: each of its GPUs was idle, or unknown.",
+            "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
             "gpu_not_seen_busy_s",
             "its share of each of its GPUs at each look, compared with `--idle-ratio`",
         ),
@@ -105,6 +105,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "For how long I/O, page faults and CPU time of its processes have all been still.",
             "work_still_s",
             "the least of the three times for I/O, page faults and CPU time",
+        ),
+        (
+            "unmoved_seconds",
+            "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
+            "unmoved_s",
+            "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
         ),
     ):
         yield gauge(

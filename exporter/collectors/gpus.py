@@ -106,6 +106,15 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="the GPU's memory in use less that of all its listed processes, at each look",
     )
     yield gauge(
+        "gpuwarden_gpu_memory_returning_bytes",
+        "GPU memory that processes held which have ended, and which the driver counts as in use still; absent if "
+        "unknown.",
+        _GPU,
+        (((gpu.uuid,), snapshot.returning_bytes.get(gpu.uuid)) for gpu in gpus),
+        source="what has left the GPU's list at a look, for as long as the memory that no listed process holds is as "
+        "much greater than before, and for `--vram-return-s` at most",
+    )
+    yield gauge(
         "gpuwarden_gpu_unplaced_utilization_ratio",
         "Share of the GPU's time used by processes on its list that are in none of the containers told of here.",
         _GPU,

@@ -26,9 +26,13 @@ from gpuwarden import cgroup
 REFRESH_S: Final = 1.0
 """How often the daemon is asked for its running containers, seconds, while anything about them is to be followed."""
 
-CALM_S: Final = 3.0
+CALM_S: Final = 4.0
 """And how often while it tells by itself of all that changes, and nothing has: each listing costs the daemon more than
 us. An event ends the calm, and so does a daemon that ends; one that hangs is seen by this."""
+
+SWIFT_S: Final = 1.0
+"""Longer than this no listing takes that calm follows, seconds: with it, the calm and the time that the next answer may
+take, a listing is still believed (`FRESH_S`) when the next one comes."""
 
 TIMEOUT_S: Final = 5
 """How long the daemon may take to answer, seconds."""
@@ -116,7 +120,7 @@ class EngineContainers(Listener):
             raise
         inspected = {full_id for full_id, tried_s in self._tried_s.items() if tried_s >= started_s}
         # Whoever else was inspected may have to be again: a server each time, and what did not answer.
-        self._is_calm = followed and inspected <= down.keys()
+        self._is_calm = followed and inspected <= down.keys() and time.monotonic() - started_s < SWIFT_S
         self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
         return Listing(
             containers=containers,

@@ -48,7 +48,7 @@ TOKEN: Final = re.compile(
       | (?P<grouping>\b(?:by|on|ignoring|without|group_left|group_right)\b\s*\([^()]*\))
       | (?P<selector>[a-zA-Z_:][a-zA-Z0-9_:]*\{[^}]*\}|\{[^}]*\})
       | (?P<string>"[^"]*")
-      | (?P<duration>\b\d+(?:s|m|h|d)\b)
+      | (?P<duration>\b\d+(?:ms|s|m|h|d)\b)
       | (?P<number>\b\d+(?:\.\d+)?\b)
       | (?P<word>[a-zA-Z_][a-zA-Z0-9_:]*)
       | (?P<sign>>=|<=|==|!=|[-+*/<>])
@@ -197,8 +197,8 @@ def _numbers(word: str) -> Iterator[str]:
 
 
 def _durations(word: str) -> Iterator[str]:
-    number, unit = int(word[:-1]), word[-1]
-    seconds = number * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+    unit = word.lstrip("0123456789")
+    seconds = int(int(word.removesuffix(unit)) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit])
     yield f"{seconds * 2}s"
     if seconds:
         yield f"{max(1, seconds // 2)}s"

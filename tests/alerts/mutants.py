@@ -44,7 +44,7 @@ FIRST: Final = {
         "does not fire when one of two exporters sees work in a save",
     ),
     STUCK: (
-        "fires when one leg after another",
+        "fires when one limit after the other",
         "does not fire when one of two exporters is in doubt",
         "fires for namesakes on other hosts",
     ),
@@ -684,11 +684,7 @@ HEALTH_BEAT = f"""\
 
 STUCK_AFTER = "gpuwarden_job_stuck_after_seconds"
 STUCK_STILL = "gpuwarden_job_stuck_still_seconds"
-IO_STILL = "gpuwarden_container_io_still_seconds"
-FAULT_STILL = "gpuwarden_container_fault_still_seconds"
-PEGGED = "gpuwarden_container_gpu_pegged_seconds"
-NOT_SEEN_BUSY = "gpuwarden_container_gpu_not_seen_busy_seconds"
-CONTAINER_CPU = "gpuwarden_container_cpu_still_seconds"
+UNMOVED = "gpuwarden_container_unmoved_seconds"
 STUCK_BEAT = f"""\
               min by {SLOT} ({BEAT_AGE})
                 >=
@@ -702,40 +698,7 @@ STUCK_BEAT_BACKWARDS = f"""\
 STUCK_STILLNESS = f"""\
             and on {SLOT} (
               max by {SLOT} ({STUCK_STILL})
-{link(RAM_STILL)}"""
-STUCK_PEGGED = f"""\
-              (
-                max by {SLOT} ({STUCK_STILL})
-                  <= on (host, container) group_left ()
-                min by (host, container) ({PEGGED})
-              )
-              or on {SLOT}
-"""
-STUCK_UNSEEN = f"""\
-                max by {SLOT} ({STUCK_STILL})
-{link(NOT_SEEN_BUSY, " " * 18)}"""
-STUCK_CPU = link(CONTAINER_CPU, " " * 18)
-STUCK_GPU = "            and on (host, worker, container) (\n              # Its GPU"
-
-
-def of_gpu_proof(part: str, name: str, series: str) -> list[Mutant]:
-    """The mutants of one of the durations that tell what its GPU proves."""
-    return of(
-        STUCK,
-        part,
-        (f"{name} must last for longer than the limit", "<=", "<"),
-        (f"{name} is compared the wrong way round", "<=", ">="),
-        (f"{name} compares its longest duration", "min by", "max by"),
-        (f"{name} compares the shortest limit", "max by", "min by"),
-        (f"{name} compares 580 s whatever is set", f"({STUCK_STILL})", f"({STUCK_STILL} * 0 + 580)"),
-        (f"{name} is joined without aggregation", f"min by (host, container) ({series})", series),
-        (f"{name} joins a limit without aggregation", f"max by {SLOT} ({STUCK_STILL})", STUCK_STILL),
-        (f"{name} remembers its longest", series, f"max_over_time({series}[5m])"),
-        (f"{name} is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
-        (f"{name} counts where it is unknown", f"({series})", f"({series} or on (host, container) {RAM_STILL})"),
-        (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
-        (f"{name} is the least of its host", "(host, container)", "(host)"),
-    )
+{link(UNMOVED)}"""
 
 
 STUCK_MUTANTS: Final = [
@@ -758,15 +721,7 @@ STUCK_MUTANTS: Final = [
         ("the beat is not told apart by worker", SLOT, "(host, container)"),
         ("the beat is not told apart by container", SLOT, "(host, worker)"),
     ),
-    *(
-        mutant
-        for name, series, other in (
-            ("the RAM", RAM_STILL, IO_STILL),
-            ("the I/O", IO_STILL, RAM_STILL),
-            ("the faults", FAULT_STILL, RAM_STILL),
-        )
-        for mutant in of_link(link(series), name, series, other, rules=STUCK)
-    ),
+    *of_link(link(UNMOVED), "stillness", UNMOVED, BEAT_AGE, rules=STUCK),
     *of(
         STUCK,
         STUCK_STILLNESS,
@@ -779,28 +734,6 @@ STUCK_MUTANTS: Final = [
         ("stillness accuses the container's other workers", f"and on {SLOT}", "and on (host, container)"),
         ("stillness accuses the worker in its other containers", f"and on {SLOT}", "and on (host, worker)"),
     ),
-    *of(
-        STUCK,
-        STUCK_GPU,
-        ("the GPU accuses by itself", "and on", "or on"),
-        ("the GPU excuses", "and on", "unless on"),
-        ("the GPU accuses the container's other workers", "and on (host, worker, ", "and on (host, "),
-    ),
-    *of(
-        STUCK,
-        STUCK_PEGGED,
-        ("a pegged GPU proves nothing", STUCK_PEGGED, ""),
-        ("a pegged GPU must not be seen busy", "or on", "and on"),
-    ),
-    *of_gpu_proof(STUCK_PEGGED, "what is pegged", PEGGED),
-    *of(
-        STUCK,
-        STUCK_UNSEEN,
-        ("a GPU that was seen busy proves as much", link(NOT_SEEN_BUSY, " " * 18), ""),
-        ("a GPU that is unknown is never one that is not seen busy", NOT_SEEN_BUSY, GPU_IDLE),
-    ),
-    *of_gpu_proof(STUCK_UNSEEN, "what is not seen busy", NOT_SEEN_BUSY),
-    *of_link(STUCK_CPU, "the CPU", CONTAINER_CPU, RAM_STILL, rules=STUCK),
     *of_identity(STUCK, "the silence"),
     *of_file(STUCK, STUCK_STILL),
     *of(
@@ -1311,6 +1244,7 @@ MAY_GO: Final = "gpuwarden_container_recyclable"
 FREE_NOW: Final = "gpuwarden_gpu_memory_free_bytes"
 FLOOR: Final = "gpuwarden_gpu_memory_floor_bytes"
 TIE: Final = "gpuwarden_gpu_memory_tie_bytes"
+RETURNING: Final = "gpuwarden_gpu_memory_returning_bytes"
 OVER: Final = "gpuwarden:vram_over_budget_while_short:bytes"
 WAS_NAMED: Final = "gpuwarden:vram_named:timestamp_seconds"
 OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
@@ -1347,6 +1281,16 @@ VRAM_MUTANTS: Final = [
         ("over: free memory is believed after it has vanished", FREE_NOW, f"last_over_time({FREE_NOW}[5m])"),
         ("over: the least that was free counts", FREE_NOW, f"min_over_time({FREE_NOW}[5m])"),
         ("over: a floor is believed after it has vanished", FLOOR, f"last_over_time({FLOOR}[5m])"),
+        ("over: what is on its way back is not looked at", f"max by (host, gpu) ({RETURNING})",
+         f"0 * max by (host, gpu) ({RETURNING})"),
+        ("over: what is on its way back is had twice", "+ on (host, gpu)", "+ on (host, gpu) 2 *"),
+        ("over: nothing is on its way back while that is unknown", f"max by (host, gpu) ({RETURNING})",
+         f"(max by (host, gpu) ({RETURNING}) or max by (host, gpu) ({FREE_NOW}) * 0)"),
+        ("over: the less of two on their way back counts", f"max by (host, gpu) ({RETURNING})",
+         f"min by (host, gpu) ({RETURNING})"),
+        ("over: what is on its way back is believed after it has vanished", RETURNING,
+         f"last_over_time({RETURNING}[5m])"),
+        ("over: the most that was on its way back counts", RETURNING, f"max_over_time({RETURNING}[5m])"),
         ("over: on any GPU of a host that is short on one", "and on (host, gpu)", "and on (host)"),
         ("over: on any host whose namesake GPU is short", "and on (host, gpu)", "and on (gpu)"),
     ),

@@ -71,10 +71,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     "GpuwardenJobStuck": Wedge(
         grow=(
             ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_container_gpu_pegged_seconds", TENANT),
-            ("gpuwarden_container_ram_still_seconds", TENANT),
-            ("gpuwarden_container_io_still_seconds", TENANT),
-            ("gpuwarden_container_fault_still_seconds", TENANT),
+            ("gpuwarden_container_unmoved_seconds", TENANT),
         ),
         stay=(
             JOB,

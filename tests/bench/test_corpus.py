@@ -16,6 +16,7 @@ from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT
 from exporter.evidence import Thresholds
+from exporter.readings import ContainerEvidence
 from gpuwarden.job import Trip
 from tests.alerts.mutants import ALERTS, MUTANTS, RULES
 
@@ -34,11 +35,6 @@ CAUGHT: Final = {
     "shared: GpuwardenSharedJobStalled: <= -> >=": "hangs while another worker of its container takes",
     "shared: GpuwardenSharedJobStalled: <= -> >=, at its place 2": "decodes for ten minutes while another worker",
     "stall: it waits a minute": "is alone on its host and wedges",
-    "stuck: the I/O is not looked at": "evaluates for a quarter of an hour at 100 % without a word",
-    "stuck: the faults is not looked at": "tunes its kernels anew",
-    "stuck: the RAM is not looked at": "stages 6 GiB up and down",
-    "stuck: the CPU is not looked at": "takes ten minutes for a step on a GPU that is not measured",
-    "stuck: a pegged GPU proves nothing": "deadlocks in a collective, its GPU at 100 %",
     "health: beats are not looked at": "steps for twenty minutes at 4 %",
     "health: the work of a load is not looked at": "loads for twelve minutes from a warm page cache",
     "worker: the CPU is not looked at": "holds Python's lock for ten minutes",
@@ -52,6 +48,16 @@ CAUGHT: Final = {
     "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
 }
 """Broken rules, each with a scenario that tells; by how their names begin."""
+
+BLIND: Final = {
+    "io_still_s": "evaluates for a quarter of an hour at 100 % without a word",
+    "fault_still_s": "tunes its kernels anew",
+    "ram_still_s": "stages 6 GiB up and down",
+    "cpu_still_s": "takes ten minutes for a step on a GPU that is not measured",
+    "gpu_not_seen_busy_s": "waits twelve minutes for a step without a spin",
+    "gpu_pegged_s": "computes a step for a quarter of an hour at 100 %, with a pause",
+}
+"""Signs of life of which what tells that nothing moved might be made without, each with a scenario that tells."""
 
 
 class Everything:
@@ -193,7 +199,8 @@ def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_d
     assert seldom.keys() == always.keys()
     unlike = {key: differences(seldom[key], always[key]) for key in seldom if seldom[key] != always[key]}
     assert {name for name, _ in unlike} <= {
-        f"gpuwarden_{whose}_{what}_still_seconds" for whose in ("container", "worker") for what in STILL
+        "gpuwarden_container_unmoved_seconds",  # the least of such
+        *(f"gpuwarden_{whose}_{what}_still_seconds" for whose in ("container", "worker") for what in STILL),
     }
     assert all(difference < Thresholds().gap_max_s for found in unlike.values() for difference in found)
 
@@ -348,6 +355,33 @@ def test_the_corpus_tells_when(mutant: str, played: Mapping[str, Played], tmp_pa
     one = named(CAUGHT[mutant])
 
     (found,) = judge.play([one], [tmp_path / broken.rules])
+
+    assert played[one.name].wrong() == []
+    assert found.wrong() != []
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("sign", BLIND)
+def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
+    sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, whole = named(BLIND[sign]), vars(ContainerEvidence)["unmoved_s"].fget
+    monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(**{sign: math.inf}))))
+
+    (found,) = judge.play([one])
+
+    assert played[one.name].wrong() == []
+    assert found.wrong() != []
+
+
+@pytest.mark.needs_parts
+def test_the_corpus_tells_when_a_pegged_gpu_proves_nothing(
+    played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, whole = named("deadlocks in a collective, its GPU at 100 %"), vars(ContainerEvidence)["unmoved_s"].fget
+    monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(gpu_pegged_s=None))))
+
+    (found,) = judge.play([one])
 
     assert played[one.name].wrong() == []
     assert found.wrong() != []

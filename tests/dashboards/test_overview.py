@@ -131,6 +131,7 @@ def a_snapshot() -> Snapshot:
         tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
         unknown={("c1", "gpu", "source_failed"): 1},
         unplaced=(GpuShare(gpu="GPU-0", utilization_ratio=0.1, memory_bytes=1),),
+        returning_bytes={"GPU-0": 1},
         gpu_lost_s={"GPU-0": 0.0},
         dead_after_s=30.0,
         dead_s={"w2": 1.0},

@@ -213,6 +213,7 @@ SNAPSHOT = build.snapshot(
         # A process in no container, of which it is not known what it computes.
         GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
     ),
+    returning_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
     cpu_still_s={4001: 44.5, 4002: 0.0},
     apart={
         "w0": build.evidence(gpu_idle_s=130.5, ram_still_s=140.0, io_still_s=120.0),

@@ -851,6 +851,24 @@ def test_one_that_tells_of_what_changes_is_asked_when_something_has(short_path: 
     assert {"start", "die", "destroy", "rename", "pause", "unpause"} <= set(re.findall("[a-z]+", unquote(path)))
 
 
+def test_after_a_calm_a_listing_is_believed_for_as_long_as_the_next_answer_may_take() -> None:
+    longest_s = containers.SWIFT_S + containers.CALM_S + containers.TIMEOUT_S
+
+    assert longest_s <= containers.FRESH_S
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_whose_listing_takes_long_is_not_left_alone(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    telling = Telling(row(), inspect=inspected(pid=os.getpid()))
+    monkeypatch.setattr(containers, "SWIFT_S", 0.0)
+
+    with daemon(short_path, telling) as url, asked(url):
+        eventually(lambda: telling.followed)
+        before = len(telling.listings)
+
+        eventually(lambda: len(telling.listings) > before + 10)
+
+
 @pytest.mark.usefixtures("calm")
 def test_one_that_ends_what_it_told_is_asked_often_again(short_path: Path) -> None:
     telling = Telling(row(), inspect=inspected(pid=os.getpid()))

@@ -11,6 +11,7 @@ from exporter import evidence
 from exporter.evidence import (
     NO_GPU,
     PAUSES_MAX,
+    REQUESTS_MAX,
     ContainerHistory,
     CpuHistory,
     DeathHistory,
@@ -167,6 +168,68 @@ def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
 
     assert observed(*samples[:3]).ram_still_s is None
     assert observed(*samples).ram_still_s == 1.0
+
+
+# From look to look
+
+
+BUSY = build.gpus(build.gpu(0, build.process(4001, 0.5)), build.gpu(1))
+REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
+
+
+@pytest.mark.parametrize(
+    ("container", "pids", "readings", "told"),
+    [
+        pytest.param(build.container(), OWN, REST, 0.0, id="its GPU does nothing any more"),
+        pytest.param(build.container(), frozenset({OTHER_PID}), BUSY, 0.0, id="its processes are others"),
+        pytest.param(build.container(), None, BUSY, None, id="its processes are unknown"),
+        pytest.param(build.container(gpu_request=("2",)), OWN, BUSY, None, id="it is another container"),
+        pytest.param(build.container(), OWN, None, None, id="no GPU is read"),
+    ],
+)
+def test_what_a_container_uses_is_told_anew_once(
+    container: Container, pids: frozenset[int] | None, readings: GpuReadings | None, told: float | None
+) -> None:
+    history, first = ContainerHistory(THRESHOLDS), build.container()
+    before = history.use(first, OWN, BUSY)
+
+    found = history.use(container, pids, readings)
+
+    assert (before.utilization_ratio, found.utilization_ratio) == (0.5, told)
+    assert found == gpu_use(container, pids, readings, THRESHOLDS)
+
+
+@pytest.mark.parametrize("there", [frozenset({"GPU-1"}), frozenset[str]()], ids=["seen there", "never there"])
+def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(there: frozenset[str]) -> None:
+    history, given = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    lost = replace(REST, gpus=REST.gpus[:1], dropped=("GPU-1",))
+    before = history.use(given, OWN, lost)
+    history.gpus, history.there = ("GPU-0", "GPU-1"), there
+
+    found = history.use(given, OWN, lost)
+
+    assert before.unknown is None
+    assert found.unknown
+    assert found.unknown.reason == "gpu_missing"
+    assert found == gpu_use(given, OWN, lost, THRESHOLDS, ("GPU-0", "GPU-1"), there)
+
+
+def test_what_a_container_uses_of_the_same_readings_is_worked_out_once() -> None:
+    history, given = ContainerHistory(THRESHOLDS), build.container()
+    history.observe(given, history.use(given, OWN, BUSY), ram(1), now_s=1000.0)
+    found = history.use(given, OWN, BUSY)
+    history.observe(given, found, ram(1), now_s=1001.0)
+
+    assert history.use(given, OWN, BUSY) is found
+
+
+def test_readings_that_stay_remember_a_bounded_number_of_requests() -> None:
+    readings = build.gpus(build.gpu(0))
+    for number in range(3 * REQUESTS_MAX):
+        gpu_use(build.container(gpu_request=("0", f"GPU-never-{number}")), OWN, readings, THRESHOLDS)
+
+    assert len(readings.asked) <= REQUESTS_MAX
+    assert gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS).gpus == ("GPU-0",)
 
 
 # Busy counters
@@ -933,6 +996,7 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
 NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
+ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
 
 def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[float | None, float | None]:
@@ -985,7 +1049,10 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
-        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, None, id="no GPU"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, 1, id="no GPU"),
+        pytest.param([(0, ON_WHICH), (1, ON_WHICH)], None, None, id="no GPU, and it may be on one all the same"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, ON_WHICH), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
+                     id="which starts that anew"),
         pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
                      id="on a GPU that it was not given"),
     ],
@@ -994,6 +1061,33 @@ def test_what_its_gpus_prove_of_a_container(
     looks: list[tuple[float, GpuUse]], pegged_s: float | None, not_seen_busy_s: float | None
 ) -> None:
     assert proved(*looks) == (pegged_s, not_seen_busy_s)
+
+
+NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1, node="renderD128"))
+
+
+@pytest.mark.parametrize(
+    ("readings", "may_be"),
+    [
+        pytest.param(NEIGHBOURS, False, id="each lists whoever is on it, and it is not there"),
+        pytest.param(build.gpus(), False, id="there is no GPU"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None))), False, id="another is not measured"),
+        pytest.param(None, True, id="no source answers"),
+        pytest.param(replace(NEIGHBOURS, failed=("nvml",)), True, id="one of two sources fails"),
+        pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA's are there, and are not read"),
+        pytest.param(replace(NEIGHBOURS, gone={"renderD129": "GPU-9"}), True, id="one was read before"),
+        pytest.param(replace(NEIGHBOURS, unlisted=(4001,)), True, id="its open files cannot be read"),
+        pytest.param(replace(NEIGHBOURS, unlisted=None), True, id="those of many cannot"),
+        pytest.param(build.gpus(build.gpu(0, processes=None)), True, id="the processes of one are not listed"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True, id="one is used by nobody on its list"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="no more than idly"),
+    ],
+)
+def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
+    without = build.container(gpu_request=None)
+
+    assert gpu_use(without, frozenset({4001}), readings, THRESHOLDS).may_be_elsewhere is may_be
+    assert gpu_use(without, None, readings, THRESHOLDS).may_be_elsewhere
 
 
 def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
@@ -1089,6 +1183,55 @@ def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     assert evidence.suspicion(build.job_file(phase=Phase.STEP), 120.0, seen, Patience()) is None
 
 
+# A GPU that is pegged while its process spins; and one of which nothing is known, whose process sleeps.
+SPINS = {
+    "gpu_pegged_s": 600.0, "gpu_not_seen_busy_s": 0.0, "cpu_still_s": 0.0,
+    "ram_still_s": 900.0, "io_still_s": 800.0, "fault_still_s": 700.0,
+}  # fmt: skip
+SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_still_s": 640.0}
+
+
+@pytest.mark.parametrize(
+    ("seen", "unmoved_s"),
+    [
+        pytest.param(SPINS, 600.0, id="a pegged GPU, whatever its process does"),
+        pytest.param({**SPINS, "gpu_not_seen_busy_s": None}, 600.0, id="a pegged GPU alone"),
+        pytest.param({**SPINS, "cpu_still_s": None}, 600.0, id="a pegged GPU, and CPU time unknown"),
+        pytest.param({**SPINS, "gpu_pegged_s": 0.0}, 0.0, id="a GPU that pauses"),
+        pytest.param({**SPINS, "ram_still_s": 4.0}, 4.0, id="RAM: it loads"),
+        pytest.param({**SPINS, "io_still_s": 3.0}, 3.0, id="I/O: it reads"),
+        pytest.param({**SPINS, "fault_still_s": 2.0}, 2.0, id="faults: it compiles"),
+        pytest.param({**SPINS, "ram_still_s": None}, None, id="RAM unknown"),
+        pytest.param({**SPINS, "io_still_s": None}, None, id="I/O unknown"),
+        pytest.param({**SPINS, "fault_still_s": None}, None, id="faults unknown"),
+        pytest.param({**SPINS, "gpu_pegged_s": None}, 0.0, id="a GPU that was busy until it became unknown"),
+        pytest.param(SLEEPS, 640.0, id="a GPU that is unknown, and a process that sleeps"),
+        pytest.param({**SLEEPS, "gpu_pegged_s": 0.0}, 640.0, id="a GPU that is idle"),
+        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": 5.0}, 5.0, id="a GPU that was busy of late"),
+        pytest.param({**SLEEPS, "cpu_still_s": 1.0}, 1.0, id="a GPU that is unknown, and a process that may compute"),
+        pytest.param({**SLEEPS, "cpu_still_s": None}, None, id="a GPU that is unknown, and CPU time too"),
+        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": None}, None, id="no GPU"),
+    ],
+)  # fmt: skip
+def test_nothing_of_it_moved_for_as_long_as_its_gpu_spun_or_it_was_at_rest_and_all_else_was_still(
+    seen: dict[str, float | None], unmoved_s: float | None
+) -> None:
+    assert build.evidence(**seen).unmoved_s == unmoved_s
+
+
+@given(seen=st.fixed_dictionaries({each: st.none() | st.sampled_from((0.0, 1.0, 2.0)) for each in SPINS}))
+def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen: dict[str, float | None]) -> None:
+    def lasted(*signs: str) -> bool:
+        return all((figure := seen[each]) is not None and figure >= 1.0 for each in signs)
+
+    found_s = build.evidence(**seen).unmoved_s
+
+    of_its_gpu = lasted("gpu_pegged_s") or lasted("gpu_not_seen_busy_s", "cpu_still_s")
+    assert (found_s is not None and found_s >= 1.0) == (
+        lasted("ram_still_s", "io_still_s", "fault_still_s") and of_its_gpu
+    )
+
+
 def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:
     seen = build.evidence(gpu_idle_s=1.0)
     job = build.job_file(phase=Phase.EVAL)
@@ -1134,8 +1277,12 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
         pytest.param(steady(30, cpu_s=0.11), (30.0, 30.0, 0.0), id="CPU over its rate"),
         pytest.param([*steady(20), (1.0, {1: worked(1000)}), *[(1.0, {1: worked(1000)})] * 9], (30.0, 30.0, 30.0),
                      id="a burst within the average of ten seconds is none"),
-        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 14], (5.0, 35.0, 35.0),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 9], (0.0, 30.0, 30.0),
                      id="a greater one is life until the ten seconds are over"),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 10], (10.0, 31.0, 31.0),
+                     id="and then it has been still since that one"),
+        pytest.param([*steady(20, io=200), *[(1.0, {1: worked(4000)})] * 5, (1.0, {1: worked(4000)})],
+                     (6.0, 26.0, 26.0), id="or since the last look that was over the rate itself"),
         pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
                      (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
         pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
@@ -1174,16 +1321,21 @@ def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_
     same: bool, bursts: list[tuple[float, int]]
 ) -> None:
     history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
+    exceeded, overs = False, [False]
     work = WorkUse(processes={1: worked()})
     last = history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0)
     for gap_s, size in bursts:
         times.append(times[-1] + gap_s)
         totals.append(totals[-1] + size)
+        overs.append(size > 100.0 * gap_s)
         work = work if same and size == 0 else WorkUse(processes={1: worked(totals[-1])})
         last = history.observe(build.container(), use(0.0), ram(1), work, now_s=times[-1])
         first = max((each for each, at_s in enumerate(times) if times[-1] - at_s >= 10.0), default=0)
-        if totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0):
+        before, exceeded = exceeded, totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0)
+        if exceeded:
             since_s = times[-1]
+        elif before:
+            since_s = max(at_s for at_s, over in zip(times, overs, strict=True) if over)
 
     assert last.io_still_s == times[-1] - since_s
 
@@ -1292,6 +1444,16 @@ def test_what_began_and_ended_between_looks_that_are_far_apart_is_not_told_as_st
 
     assert told[:31] == [0.0] * 31
     assert told[31:34] == [1.0, 2.0, 3.0]
+
+
+def test_what_was_not_seen_is_no_stillness_either_once_the_burst_before_it_is_ten_seconds_ago() -> None:
+    history, told = ContainerHistory(RATES), []
+    for second in range(13):
+        seen = WorkUse(processes={1: worked(1001 if second else 0)})
+        work = evidence.AS_IT_WAS if 1 < second < 7 else seen
+        told.append(history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0 + second).io_still_s)
+
+    assert told[-3:] == [0.0, 4.0, 5.0]
 
 
 def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:

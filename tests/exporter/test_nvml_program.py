@@ -459,7 +459,7 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
         driver.answer(resting(start_worker("w0").pid))
         exporter.until(lambda at: idle_workers(at) == ["w0"])
 
-        driver.answer(Card(), but=("hang 0 nvmlDeviceGetUtilizationRates",))
+        driver.answer(Card(), but=("hang - nvmlDeviceGetCount",))
         hung = exporter.until(lambda at: at("driver_processes_killed_total") == 1)
         driver.answer(Card())
         exporter.until(lambda at: idle_workers(at) == ["w0"])
@@ -475,6 +475,63 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
     assert hung("unknown_samples_total", container="w0", what="gpu", reason="source_failed")
     told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
     assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
+
+
+@pytest.mark.needs_compiler
+def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_what_runs_on_it_is_unknown(
+    house: Path, driver: Driver, start_worker: StartWorker
+) -> None:
+    """Worker w0 is on GPU-0, w1 on GPU-1, and w2 was given both and is on the first."""
+    answer_s = 3
+    given = {"w0": "0", "w1": "1", "w2": "0,1"}
+    pids = {name: start_worker(name, env={"CUDA_VISIBLE_DEVICES": gpus}).pid for name, gpus in given.items()}
+    both = resting(pids["w0"], pids["w2"]), resting(pids["w1"], uuid="GPU-1")
+    driver.answer(*both)
+    with running(house, "--docker", "none", "--nvml-answer-s", answer_s, env=driver.environment) as exporter:
+        exporter.until(lambda at: idle_workers(at) == ["w0", "w1"] and idle_s(at, "w2") >= 0)
+
+        driver.answer(*both, but=("hang 1 nvmlDeviceGetMemoryInfo",))
+        exporter.until(lambda at: not idle_workers(at))
+        began_s = time.monotonic()
+        exporter.until(lambda at: idle_workers(at) == ["w0"])
+        gap_s = time.monotonic() - began_s
+        hung = exporter.until(lambda at: (at("container_gpu_idle_seconds", container="w0") or 0) >= 2 * answer_s)
+        driver.answer(*both)
+        back = exporter.until(lambda at: idle_workers(at) == ["w0", "w1"] and idle_s(at, "w2") >= 0, within_s=30)
+
+    assert gap_s < 2 * answer_s
+    assert idle_workers(hung) == ["w0"]
+    assert idle_s(hung, "w2") == -1
+    assert hung("gpu_utilization_ratio", gpu="GPU-0") == 0
+    assert hung("gpu_utilization_ratio", gpu="GPU-1") is None
+    assert hung("gpu_info", gpu="GPU-1", name="Test GPU") == 1
+    assert hung("gpu_lost_seconds", gpu="GPU-1") is None
+    assert hung("gpu_unknown_samples_total", gpu="GPU-1", figure="gpu", reason="hung")
+    assert hung("container_gpu_memory_bytes", container="w1") is None
+    assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-0") == GIB
+    assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-1") is None
+    assert hung("container_gpu_lost_seconds", container="w1") is None
+    assert hung("collector_success", collector="source_gpu") == 1
+    assert hung("driver_processes_killed_total") == 1
+    assert back("gpu_lost_seconds", gpu="GPU-1") == 0
+
+
+@pytest.mark.needs_compiler
+def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path, driver: Driver) -> None:
+    driver.answer(Card())
+    with running(house, "--docker", "none", "--nvml-answer-s", 6, env=driver.environment) as exporter:
+        exporter.until(lambda at: at("gpu_info") == 1)
+        driver.answer(Card(), but=("hang - nvmlDeviceGetCount",))
+        exporter.until(lambda at: at("collector_success", collector="source_gpu") == 0)
+        ages_s: list[float] = []
+
+        def is_killed(at: Scrape) -> bool:
+            ages_s.append(at("sample_age_seconds") or 0.0)
+            return at("driver_processes_killed_total") == 1
+
+        exporter.until(is_killed)
+
+    assert max(ages_s) < 1.0
 
 
 @pytest.mark.needs_compiler

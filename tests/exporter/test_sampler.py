@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from exporter.readings import (
     ContainerEvidence,
     DriverHealth,
     Gpu,
+    GpuFigures,
     GpuProcess,
     GpuReadings,
     GpuShare,
@@ -129,6 +131,17 @@ def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: Sta
 
     between_s = second.taken.boottime_s - first.taken.boottime_s
     assert (only(second).gpu_idle_s, only(second).ram_still_s) == (between_s, between_s)
+
+
+def test_readings_that_say_the_same_are_the_same_and_any_that_say_something_else_are_told(house: Path) -> None:
+    cool, warm = (GpuFigures(temperature_celsius=celsius) for celsius in (60.0, 61.0))
+    figures = iter((cool, cool, warm, cool))
+    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, build.process(), figures=next(figures))))
+
+    found = [look.sample().gpus for _ in range(4)]
+
+    assert found[1] is found[0]
+    assert [each and each.gpus[0].figures for each in found] == [cool, cool, warm, cool]
 
 
 def test_a_worker_started_anew_starts_its_durations_anew(
@@ -572,6 +585,30 @@ def test_what_is_in_no_container_is_told_while_it_is_known_of_each_what_is_in_it
 
     assert first.unplaced == (GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7),)
     assert look.sample().unplaced == ()
+
+
+def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver_lists_it_still(house: Path) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    gpu = build.gpu(0, build.process(process.pid, 0.0, 7), build.process(os.getpid(), 0.0, 9))
+    look = sampler(house, gpus=lambda: build.gpus(gpu), thresholds=Thresholds(vram_return_s=3.0))
+    try:
+        first = look.sample().returning_bytes
+        eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is known that nothing is")
+    finally:
+        process.kill()
+    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 7}, "it has ended, and nobody has waited for it")
+    process.wait()
+
+    assert first == {}
+    assert look.sample().returning_bytes == {"GPU-0": 7}
+    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is taken to stay")
+
+
+def test_who_cannot_be_looked_at_has_not_ended(tmp_path: Path) -> None:
+    (tmp_path / "7" / "stat").mkdir(parents=True)
+
+    assert not processes.has_ended(7, proc=tmp_path)
+    assert processes.has_ended(8, proc=tmp_path)
 
 
 def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:

@@ -227,7 +227,7 @@ def test_gpu_health_watches_jobs_that_use_a_gpu(job_class: JobClass, watched: bo
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(job_class=job_class))))
 
     assert values(text, "gpuwarden_job_health_window_seconds") == [300.0] * watched
-    assert values(text, "gpuwarden_job_health_grace_seconds") == [360.0] * watched
+    assert values(text, "gpuwarden_job_health_grace_seconds") == [60.0] * watched
 
 
 def test_a_budget_of_nothing_is_none() -> None:
@@ -244,6 +244,15 @@ def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_
     assert published() == [200.0]
     assert published(io_still_s=1.0) == [1.0]
     assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == []
+
+
+def test_for_how_long_nothing_moved_is_told_and_absent_while_it_is_unknown() -> None:
+    def published(**changes: float | None) -> list[float]:
+        text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
+        return values(text, "gpuwarden_container_unmoved_seconds")
+
+    assert published(gpu_pegged_s=250.0) == [250.0]
+    assert published() == []
 
 
 def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:

@@ -146,11 +146,12 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
         containers=(place("a", holds(30 * MIB), tenancy=BUDGET), place("b", holds(5))),
         vram_floor_bytes=9,
         vram_tie_bytes=2,
+        returning_bytes={"GPU-0": 3},
     )
 
     assert cards(snapshot, "a") == [
         CardFacts(
-            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2,
+            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2, returning_bytes=3,
             tenants=[
                 TenantFacts(
                     container="a", incarnation="a@1", used_bytes=30 * MIB, budget_bytes=10 * MIB, recyclable=True
@@ -159,6 +160,19 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
             ],
         )
     ]  # fmt: skip
+
+
+def test_of_a_card_whose_memory_on_its_way_back_is_unknown_nothing_is_told_of_it_and_nobody_goes() -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0)
+    found = place("a", holds(30 * MIB), tenancy=BUDGET)
+
+    def card(**changes: Any) -> CardFacts:
+        (told,) = cards(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
+        return told
+
+    assert (card().returning_bytes, choose(card()).victim) == (0, "a@1")
+    unknown = card(returning_bytes={"GPU-1": 0})
+    assert (unknown.returning_bytes, choose(unknown).victim) == (None, None)
 
 
 def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:

@@ -26,23 +26,24 @@ def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -
 
 
 @pytest.mark.parametrize(
-    ("changes", "silence_s", "window_s"),
+    ("changes", "silence_s", "window_s", "grace_s"),
     [
-        pytest.param({}, 120.0, 300.0, id="in its steps"),
-        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, id="in its evaluation"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, id="as it asks for"),
-        pytest.param({"phase": Phase.IDLE}, 0.0, None, id="while it is idle"),
+        pytest.param({"phase": Phase.LOAD}, 300.0, 300.0, 360.0, id="in its load"),
+        pytest.param({}, 120.0, 300.0, 60.0, id="in its steps"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, 40.0, id="in its evaluation"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, 0.0, id="as it asks for"),
+        pytest.param({"phase": Phase.IDLE}, 0.0, None, 360.0, id="while it is idle"),
     ],
 )
 def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
-    changes: dict[str, Any], silence_s: float, window_s: float | None
+    changes: dict[str, Any], silence_s: float, window_s: float | None, grace_s: float
 ) -> None:
     seen = build.sighting(job=build.job_file(**changes))
 
     found = testimony.about("w0", build.snapshot(seen, patience=Patience(eval_s=320.0)), now=build.ago(0))
 
     assert found is not None
-    assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, 360.0)
+    assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, grace_s)
 
 
 def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:

@@ -344,7 +344,7 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
         container_incarnation=build.container().incarnation, container_workers=1,
         job_id=7, attempt=1, phase="step", phase_age_s=200.0, step=12,
         elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0,
-        health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
+        health_window_s=300.0, health_grace_s=60.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
         io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None,
         gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
@@ -408,7 +408,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
         probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
         cards=[CardFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
-            tie_bytes=256 * build.MIB, tenants=[TenantFacts(
+            tie_bytes=256 * build.MIB, returning_bytes=0, tenants=[TenantFacts(
                 container="worker-0", incarnation=seen.container.incarnation, used_bytes=None, budget_bytes=None,
                 recyclable=False,
             )],
