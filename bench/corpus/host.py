@@ -110,6 +110,14 @@ class _Life:
         }
 
     @property
+    def identity(self) -> dict[str, str]:
+        """By what an alert tells it from whoever was or will be in its place."""
+        if self.program.kind != "worker":
+            return {"incarnation": f"{self.program.container}@{self.lives}"}
+        job = self.job
+        return {"job_id": str(job.job_id), "attempt": str(job.attempt), "incarnation": job.incarnation} if job else {}
+
+    @property
     def work(self) -> ProcessWork:
         return ProcessWork(
             start_ticks=self.lives, io_bytes=int(self.io_bytes), faults=int(self.faults), cpu_s=self.cpu_s
@@ -532,7 +540,8 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
 def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | str | None]]:
     """What Prometheus has of each series at each scrape: a figure, `stale` where it has just vanished, or nothing.
 
-    Only those of the wanted names: the others decide nothing.
+    Only those of the wanted names: the others decide nothing. A Prometheus that is stopped marks nothing as vanished,
+    nor does one that starts: what is gone meanwhile it goes on to tell, for five minutes.
     """
     hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs} | set(scenario.hosts))]
     scrapes = scenario.plays_s // scenario.scrape_s + 1
@@ -541,8 +550,11 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
     for second in _looks(scenario):
         for host in hosts:
             host.play(second)
+        if at(scenario.prometheus, second, "up") == "down":
+            there = set()
+            continue
         number, rest = divmod(second, scenario.scrape_s)
-        if rest or at(scenario.prometheus, second, "up") == "down":
+        if rest:
             continue
         now = {key: value for host in hosts for key, value in host.scraped(second, wanted, hosts).items()}
         for key, value in now.items():
@@ -551,6 +563,19 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
             found[key][number] = "stale"
         there = set(now)
     return found
+
+
+def identities(scenario: Scenario, second: int) -> dict[str, dict[str, str]]:
+    """Who each program is at that second, by its name: the labels by which an alert says on whom to act.
+
+    A worker's are those of the attempt that it holds, where it holds one; of whoever else, those of its container.
+    """
+    hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs})]
+    changes = {since_s for program in scenario.programs for since_s, _ in program.does if since_s <= second}
+    for each in sorted({*changes, second}):
+        for host in hosts:
+            host.play(each)
+    return {life.program.name: life.identity for host in hosts for life in host.lives}
 
 
 def _looks(scenario: Scenario) -> list[int]:

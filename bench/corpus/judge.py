@@ -11,11 +11,11 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.corpus.host import series
+from bench.corpus.host import identities, series
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT, RULES_GLOB
@@ -31,6 +31,10 @@ MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in 
 HOST_LABELS: Final = ("host", "worker_host")
 SAMPLES_MAX: Final = 8_000
 UNHEARD_S: Final = 60
+NAMING: Final = ("job_id", "attempt", "incarnation")
+"""The labels by which an alert says which attempt, or which incarnation, it accuses."""
+NAMELESS: Final = "wrangle"
+"""The remedy for which it says neither: it is for whoever works on a run's items."""
 
 JOBS: Final = (Trip.STALL, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
 """What goes wrong with jobs, rather than with servers, tenants or hosts."""
@@ -48,7 +52,10 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Fired:
-    """An alert that would be acted on: by whose policy, what for, on whom, and when it first fired, seconds."""
+    """An alert that would be acted on: by whose policy, what for, on whom, and when it first fired, seconds.
+
+    `named` are the labels by which it says which attempt, or which incarnation, that is.
+    """
 
     policy: str
     alert: str
@@ -56,6 +63,7 @@ class Fired:
     trip: str
     of: str
     at_s: int
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +283,7 @@ def _fired(number: int, got: str) -> Iterator[Fired]:
             yield Fired(
                 policy=policy, alert=found["alertname"], remedy=remedy, trip=found.get("trip", ""),
                 of=found.get(target, f"nobody: no label {target}").removeprefix(_host(number, "")),
-                at_s=int(float(value)),
+                at_s=int(float(value)), named={name: found[name] for name in NAMING if name in found},
             )  # fmt: skip
 
 
@@ -305,6 +313,8 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
             yield f"{acts} at {at_s}s, which is late: it is due at {verdict.due_s}s, to be told by {last_s}s"
         elif f"{verdict.remedy} for {verdict.trip}" not in said:
             yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.trip} is wanted"
+        else:
+            yield from _wrongly_named(scenario, [one for one in fired if (one.of, one.at_s) == (of, at_s)])
 
 
 def _wrongly_told(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
@@ -319,3 +329,17 @@ def _wrongly_told(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
         elif not told.due_s <= first[of].at_s <= scenario.deadline_s(told):
             by = f"due at {told.due_s}s, to be told by {scenario.deadline_s(told)}s"
             yield f"{first[of].alert} tells of {of} at {first[of].at_s}s; it is {by}"
+        else:
+            yield from _wrongly_named(scenario, [first[of]])
+
+
+def _wrongly_named(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
+    """Whoever is accused is to be the one that is there: what names another attempt is dropped, or hits it."""
+    for each in fired:
+        there = identities(scenario, each.at_s).get(each.of, {})
+        if each.remedy != NAMELESS and each.named != there:
+            yield f"{each.alert} names {_identity(each.named)} of {each.of} at {each.at_s}s; it is {_identity(there)}"
+
+
+def _identity(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {labels[name]}" for name in NAMING if name in labels) or "nobody"

@@ -140,7 +140,7 @@ def of(rules: str, part: str, *breakages: tuple[str, str, str]) -> list[Mutant]:
 
 IDENTITY = """\
           * on (host, worker, container) group_left (job_id, attempt, incarnation)
-          topk by (host, worker, container) (1, gpuwarden_job_info)
+          topk by (host, worker, container) (1, timestamp(gpuwarden_job_info)) ^ 0
 """
 PATIENCE = "        labels:\n"
 
@@ -159,10 +159,11 @@ def of_identity(rules: str, measure: str) -> list[Mutant]:
         ("the identity is joined without the host", "* on (host, worker, container)", "* on (worker, container)"),
         ("the identity is joined without the worker", "* on (host, worker, container)", "* on (host, container)"),
         ("the identity is joined without the container", "* on (host, worker, container)", "* on (host, worker)"),
-        ("a doubled identity fails the rule", f"{by} (1, gpuwarden_job_info)", "gpuwarden_job_info"),
+        ("a doubled identity fails the rule", f"{by} (1, timestamp(gpuwarden_job_info)) ^ 0", "gpuwarden_job_info"),
         ("two identities are let through", "(1,", "(2,"),
-        ("identities are merged to nobody's", f"{by} (1, gpuwarden_job_info)",
-         "max by (host, worker, container) (gpuwarden_job_info)"),
+        ("identities are merged to nobody's", f"{by} (1, timestamp(gpuwarden_job_info))",
+         "max by (host, worker, container) (timestamp(gpuwarden_job_info))"),
+        ("one attempt is as new as another", "timestamp(gpuwarden_job_info)", "gpuwarden_job_info"),
         ("one identity is kept of all", by, "topk"),
         ("one identity is kept of all hosts", by, "topk by (worker, container)"),
         ("one identity is kept of a container", by, "topk by (host, container)"),
@@ -269,11 +270,22 @@ WORK_STILL = "gpuwarden_container_work_still_seconds"
 COUNTS = 'gpuwarden_job_phase{phase=~"load|eval|save|checkpoint"}'
 
 
+NEWEST = """\
+                == ignoring (phase) group_left ()
+              max without (phase) (timestamp(gpuwarden_job_phase))
+"""
+NEWEST_OF_ALL = NEWEST.replace("ignoring (phase)", "on (host, worker, container)").replace(
+    "without (phase)", "by (host, worker, container)"
+)
+
+
 def work_of(limit: str) -> str:
     """The leg that the processes' work is, letter for letter. `limit` is the series it is compared with."""
     return f"""\
             unless on (host, worker, container) (
-              {COUNTS}
+              # Of its phases the newest: after a time in which it was down, Prometheus tells the one before as well.
+              timestamp({COUNTS})
+{NEWEST}\
               unless on (host, worker, container) (
                 max by (host, worker, container) ({limit})
                   <= on (host, container) group_left ()
@@ -295,7 +307,9 @@ def of_work(rules: str, limit: str) -> list[Mutant]:
         leg,
         (f"{name} is not looked at", leg, ""),
         (f"{name} accuses by itself", outer, outer.replace("unless", "or")),
-        (f"{name} is asked for in every phase", f"              {COUNTS}\n", "              gpuwarden_job_phase\n"),
+        (f"{name} is asked for in every phase", COUNTS, "gpuwarden_job_phase"),
+        (f"{name} is asked for in the phase before as well", NEWEST, ""),
+        (f"{name} is asked for in the newest phase of all exporters alone", NEWEST, NEWEST_OF_ALL),
         (f"{name} of a load is not looked at", "load|", ""),
         (f"{name} of an evaluation is not looked at", "|eval", ""),
         (f"{name} of a save is not looked at", "|save", ""),
@@ -838,7 +852,7 @@ SERVER_RAM = SERVER_GPU.replace(GPU_IDLE, RAM_STILL)
 SERVER_IO = SERVER_GPU.replace(GPU_IDLE, IO_STILL)
 SERVER_IDENTITY = f"""\
           * on {PLACE} group_left (incarnation)
-          topk by {PLACE} (1, {SERVER_INFO})
+          topk by {PLACE} (1, timestamp({SERVER_INFO})) ^ 0
 """
 SERVER_LABELS = """\
           severity: critical
@@ -940,9 +954,11 @@ SERVER_MUTANTS: Final = [
         ("the identity has no incarnation", "(incarnation)", "()"),
         ("the identity is joined without the host", f"* on {PLACE}", "* on (container)"),
         ("the identity is joined without the container", f"* on {PLACE}", "* on (host)"),
-        ("a doubled identity fails the rule", f"topk by {PLACE} (1, {SERVER_INFO})", SERVER_INFO),
+        ("a doubled identity fails the rule", f"topk by {PLACE} (1, timestamp({SERVER_INFO})) ^ 0", SERVER_INFO),
         ("two identities are let through", "(1,", "(2,"),
-        ("identities are merged to nobody's", f"topk by {PLACE} (1, {SERVER_INFO})", f"max by {PLACE} ({SERVER_INFO})"),
+        ("identities are merged to nobody's", f"topk by {PLACE} (1, timestamp({SERVER_INFO}))",
+         f"max by {PLACE} (timestamp({SERVER_INFO}))"),
+        ("one incarnation is as new as another", f"timestamp({SERVER_INFO})", SERVER_INFO),
         ("one identity is kept of all", f"topk by {PLACE}", "topk"),
         ("one identity is kept of all hosts", f"topk by {PLACE}", "topk by (container)"),
         ("one identity is kept of a host", f"topk by {PLACE}", "topk by (host)"),
@@ -1311,8 +1327,9 @@ VRAM_MUTANTS: Final = [
         VICTIM_ALERT,
         ("no incarnation is joined", "(incarnation)", "()"),
         ("the value is not by how much", "* on", "* 0 + on"),
-        ("a doubled identity fails the rule", f"topk by {PLACE} (1, gpuwarden_container_info)",
+        ("a doubled identity fails the rule", f"topk by {PLACE} (1, timestamp(gpuwarden_container_info)) ^ 0",
          "gpuwarden_container_info"),
+        ("one incarnation is as new as another", "timestamp(gpuwarden_container_info)", "gpuwarden_container_info"),
         ("two identities are let through", "(1,", "(2,"),
         ("the incarnation before is still named", "gpuwarden_container_info",
          "last_over_time(gpuwarden_container_info[5m])"),
@@ -1716,7 +1733,7 @@ _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 EQUIVALENT: Final[dict[str, str]] = {
     **{
-        f"{its}: {change}": _INFO_IS_1
+        f"{its}: * -> /": _INFO_IS_1
         for its in (
             "stall: GpuwardenJobStalled",
             "shared: GpuwardenSharedJobStalled",
@@ -1729,7 +1746,6 @@ EQUIVALENT: Final[dict[str, str]] = {
             "gpu: GpuwardenJobGpuLost",
             "stuck: GpuwardenJobStuck",
         )
-        for change in ("* -> /", "topk -> bottomk")
     },
     **{
         f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
@@ -1807,16 +1823,11 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("max -> min, at its place 3", _INFO_IS_1),
             ("max -> min, at its place 4", _ONLY_THERE),
             ("max -> min, at its place 5", _ONLY_THERE),
-            ("topk -> bottomk", _INFO_IS_1),
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
             ("* -> /, at its place 3", _INFO_IS_1),
-            (
-                "gpuwarden_job_info -> last_over_time(gpuwarden_job_info[5m]), at its place 2",
-                "an attempt that is judged is half an hour old, and without one the count of jobs above is of none",
-            ),
             (
                 "by (host, worker, container) -> by (host, container), at its place 7",
                 "a container with two jobs is let go before",

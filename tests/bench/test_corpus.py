@@ -24,6 +24,9 @@ SCENARIOS: Final = scenario.read()
 LEAST: Final = 60
 """How many scenarios there are at least that the rules judge right."""
 
+FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
+"""By what an alert names the first attempt of worker w."""
+
 CAUGHT: Final = {
     "stall: the RAM is not looked at": "prepares with its GPU idle while RAM climbs",
     "stall: the work of a checkpoint is not looked at": "writes a checkpoint to slow storage",
@@ -39,6 +42,9 @@ CAUGHT: Final = {
     "node: blind or not": "falls silent while Prometheus is down",
     "node: what it repeats of others is seen": "was cut off for a minute just before Prometheus was down",
     "vram: victim: nobody stays picked": "is level with another",
+    "stall: one attempt is as new as another": "is on its next job, which wedges, when Prometheus",
+    "stall: the work is asked for in the phase before as well": "wedges in a driver call that spins, having loaded",
+    "server: one incarnation is as new as another": "was started anew while Prometheus was down",
     "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
 }
 """Broken rules, each with a scenario that tells; by how their names begin."""
@@ -224,7 +230,9 @@ def differences(one: Sequence[float | str | None], other: Sequence[float | str |
 )  # fmt: skip
 def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
     one = named("wedges after a hundred steps")
-    fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480)
+    fired = Fired(
+        policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480, named=FIRST
+    )
     (verdict,) = one.verdicts
     changed = replace(one, verdicts=(replace(verdict, **change),))  # type: ignore[arg-type]
 
@@ -232,6 +240,61 @@ def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, o
 
     assert len(said) == (0 if not change else 2 if "of" in change else 1)
     assert complaint in "".join(said[:1])
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ({"job_id": "2"}, "job_id 2, attempt 1, incarnation w-0"),
+        ({"attempt": "2"}, "job_id 1, attempt 2, incarnation w-0"),
+        ({"incarnation": "w-9"}, "job_id 1, attempt 1, incarnation w-9"),
+        (None, "nobody"),
+    ],
+)
+def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, str] | None, said: str) -> None:
+    one = named("wedges after a hundred steps")
+    wrong = {} if label is None else {**FIRST, **label}
+    fired = Fired(
+        policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480, named=wrong
+    )
+
+    found = Played(scenario=one, fired=(fired,)).wrong()
+
+    assert found == [f"Stalled names {said} of w at 480s; it is job_id 1, attempt 1, incarnation w-0"]
+
+
+def test_people_are_told_of_the_attempt_that_is_there() -> None:
+    one = named("wedges while another worker of its container computes, and")
+    fired = Fired(
+        policy=judge.PEOPLE, alert="Shared", remedy="", trip="", of="w", at_s=300, named=FIRST | {"job_id": "2"}
+    )
+
+    found = Played(scenario=one, fired=(fired,)).wrong()
+
+    assert found == [
+        "Shared names job_id 2, attempt 1, incarnation w-0 of w at 300s; it is job_id 1, attempt 1, incarnation w-0"
+    ]
+
+
+def test_who_is_there_is_told_by_the_second() -> None:
+    worker = named("is on its next job, which wedges, when Prometheus")
+    server = named("was started anew while Prometheus was down")
+
+    found = [host.identities(worker, second).get("w") for second in (349, 350, 355)]
+
+    assert found == [FIRST, {}, FIRST | {"job_id": "2"}]
+    assert [host.identities(server, second)["s"] for second in (349, 350)] == [
+        {"incarnation": "s@0"},
+        {"incarnation": "s@1"},
+    ]
+
+
+def test_what_vanishes_while_prometheus_is_down_is_not_marked() -> None:
+    jobs = host.series(named("is on its next job, which wedges, when Prometheus"), wanted={"gpuwarden_job_info"})
+    watched = host.series(named("waits for a job on a GPU that is lost"), wanted={"gpuwarden_job_info"})
+
+    assert [found.count("stale") for found in jobs.values()] == [0, 0]
+    assert "stale" in next(iter(watched.values())), "as while it is up"
 
 
 def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
@@ -258,7 +321,10 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
 )  # fmt: skip
 def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str, int]], said: list[str]) -> None:
     one = named("wedges while another worker of its container computes, and")
-    found = [Fired(policy=judge.PEOPLE, alert="Shared", remedy="", trip="", of=of, at_s=at_s) for of, at_s in fired]
+    found = [
+        Fired(policy=judge.PEOPLE, alert="Shared", remedy="", trip="", of=of, at_s=at_s, named=FIRST)
+        for of, at_s in fired
+    ]
 
     played = Played(scenario=one, fired=tuple(found))
 

@@ -102,8 +102,11 @@ class Scraped(Answering):
 
 @contextmanager
 def prometheus(folder: Path, *scraped: str, host_label: str = "host", **job: Any) -> Iterator[str]:
-    """The address of one that scrapes so often that nobody waits, while it runs; `job` is more of how it scrapes."""
-    folder.mkdir()
+    """The address of one that scrapes so often that nobody waits, while it runs; `job` is more of how it scrapes.
+
+    One that is started again in its folder knows what it has seen before.
+    """
+    folder.mkdir(exist_ok=True)
     config = {
         "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in shipped.rules()],
