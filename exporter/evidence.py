@@ -58,6 +58,7 @@ class Thresholds:
         patience: how long a job may show no sign of life, by its phase.
         vram_floor_bytes: a GPU with less free memory than this has too little (C3).
         vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
+        vram_return_s: for how long at most what ended processes held is taken to be on its way back, seconds.
         gpu_lost_s: people are told of a GPU that has been lost for this long, seconds.
         never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
     """
@@ -75,12 +76,16 @@ class Thresholds:
     patience: Patience = field(default_factory=Patience)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
+    vram_return_s: float = 30.0
     gpu_lost_s: float = 60.0
     never_answered_s: float = 1800.0
 
 
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
+
+RECYCLED: Final = "recycled_pid"
+"""The reason of one with a process whose pid a GPU's driver lists for another, which has ended."""
 
 ALL: Final = "all"
 """How a container asks for every GPU of NVIDIA's."""
@@ -183,6 +188,10 @@ PAUSED: Final = Unknown(reason="paused", because="the container is paused")
 """What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
 
 
+UNATTRIBUTED: Final = "unattributed"
+"""The reason of one on a GPU that does more than the processes on its list, by more than idle."""
+
+
 def gpu_use(
     container: Container,
     pids: frozenset[int] | None,
@@ -223,7 +232,8 @@ def _use(
     wanted = frozenset(container.gpu_request or ()) if asked is None else asked.wanted
     if not wanted:
         use = _unknown_use((), NO_GPU, "no GPU is assigned")
-        return use._replace(shares=_uninvited(pids, readings, thresholds))
+        shares = _uninvited(pids, readings, thresholds)
+        return use._replace(shares=shares, may_be_elsewhere=_may_be_on_any(pids, readings, thresholds))
     if readings is None or asked is None:
         return _unknown_use((), "source_failed", "no GPU source answers")
     if there is not None and not wanted.isdisjoint(_EVERY):
@@ -256,7 +266,7 @@ def _use(
     if pids is None:
         return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
     unknown = next(filter(None, reasons), None)
-    known = [share.utilization_ratio for share in shares if share.utilization_ratio is not None]
+    known = [each for each in map(decisive, shares) if each is not None]
     return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
 
 
@@ -316,6 +326,19 @@ def _elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | 
     return None
 
 
+def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds) -> bool:
+    """Whether one that was given no GPU may be on one that does not list it.
+
+    One is not read, its processes are not all listed, or it does more than those on its list do.
+    """
+    if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
+        return True
+    return any(
+        _may_be_on(gpu, pids, readings) or (gpu.unattributed_ratio or 0.0) > thresholds.idle_ratio
+        for gpu in readings.gpus
+    )
+
+
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
     """Whether some of these processes may be on a GPU and not on its list."""
     if gpu.processes is None:
@@ -361,9 +384,10 @@ def _uninvited(
 def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     """The part of all the processes on a GPU's list that are in no container, where `placed` are those that are in one.
 
-    With it, what the containers have and what no listed process has, a GPU adds up.
+    What a process had that has ended is nobody's, whoever has its pid by now. With it, what the containers have and
+    what no listed process has, a GPU adds up.
     """
-    ratio, size = _sums(gpu, gpu.by_pid.keys() - placed)
+    ratio, size, _ = _sums(gpu, (gpu.by_pid.keys() - placed).union(gpu.recycled))
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
@@ -640,7 +664,7 @@ class ContainerHistory:
         What was told of the looks before is another dictionary, but where nothing has changed since.
         """
         busy_s, peak_bytes = self._busy_s, self._peak_bytes
-        for gpu, ratio, size, _, _ in shares:
+        for gpu, ratio, size, _, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
             if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
                 if busy_s is self._busy_s:
@@ -668,7 +692,7 @@ class ContainerHistory:
         others = [share for share in gpu.shares if share.gpu not in lost]
         attributed = {share.gpu for share in others if share.attributed}
         told = not gpu.may_be_elsewhere and set(gpu.gpus) - set(lost) <= attributed
-        busy = any((share.utilization_ratio or 0.0) > self._thresholds.idle_ratio for share in others)
+        busy = any((decisive(share) or 0.0) > self._thresholds.idle_ratio for share in others)
         if container.paused or busy or gpu.unknown is None:
             self._lost_s = None
         if container.paused or not told or set(lost).isdisjoint(gpu.gpus):
@@ -734,7 +758,9 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, _, _, _ in gpu.shares:
+        for uuid, ratio, _, _, _, busiest in gpu.shares:
+            if busiest is not None:
+                ratio = busiest  # noqa: PLW2901 - by which it is idle or not
             if ratio is not None:
                 known.append(uuid)
                 if ratio >= limits.pegged_ratio:
@@ -766,11 +792,13 @@ class ContainerHistory:
         return now_s - self._pegged_since_s
 
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
-        """For how long no GPU was measured to do anything for it: each was idle, or unknown; `None` without a GPU.
+        """For how long no GPU was measured to do anything for it: each was idle, or unknown.
 
-        Nor while no source of GPUs answers, which starts it anew once that lasts longer than a gap may: nobody looked.
+        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers,
+        which starts it anew once that lasts longer than a gap may: nobody looked.
         """
-        if gpu is None or (gpu.unknown is not None and gpu.unknown.reason == NO_GPU and not gpu.shares):
+        without = gpu is not None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU
+        if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
             self._seen_busy_s = None
             return None
         if gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares:
@@ -779,8 +807,8 @@ class ContainerHistory:
             self._seen_busy_s = None
         self._asked_s = now_s
         idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
-        for _, ratio, _, _, _ in gpu.shares:
-            if ratio is not None and ratio > idle_ratio:
+        for _, ratio, _, _, _, busiest in gpu.shares:
+            if (busiest if busiest is not None else ratio or 0.0) > idle_ratio:
                 since_s = None
         self._seen_busy_s = since_s = now_s if since_s is None else since_s
         return now_s - since_s
@@ -875,7 +903,11 @@ class _StillWindow:
 
 
 class _StillRate:
-    """Since when something has been done at no more than a rate, on average over the last `WORK_WINDOW_S`."""
+    """Since when something has been done at no more than a rate, on average over any `WORK_WINDOW_S`.
+
+    Once the average is within the rate again, it has been kept since the last look that was over it, and not only since
+    that is known.
+    """
 
     def __init__(self, rate_max: float) -> None:
         self._rate_max = rate_max
@@ -883,7 +915,8 @@ class _StillRate:
 
     def forget(self) -> None:
         self._totals: deque[tuple[float, float]] = deque()
-        self._since_s = 0.0
+        self._since_s = self._over_s = 0.0
+        self._exceeded = False
 
     def add(self, now_s: float, amount: float, *, seen: bool) -> float:
         """Take in what was done since the last sample; returns for how long the rate has been kept, seconds.
@@ -892,9 +925,12 @@ class _StillRate:
         """
         if not self._totals:
             self._totals.append((now_s, 0.0))
-            self._since_s = now_s
+            self._since_s = self._over_s = now_s
             return 0.0
-        total = self._totals[-1][1] + amount
+        before_s, before = self._totals[-1]
+        total = before + amount
+        if not seen or amount > self._rate_max * (now_s - before_s):
+            self._over_s = now_s
         if len(self._totals) > 1 and total == self._totals[-2][1]:
             self._totals[-1] = now_s, total  # as long as nothing is done its begin and its end say all
         else:
@@ -904,7 +940,9 @@ class _StillRate:
         first_s, first = self._totals[0]
         # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
         if not seen or total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
-            self._since_s = now_s
+            self._since_s, self._exceeded = now_s, True
+        elif self._exceeded:
+            self._since_s, self._exceeded = self._over_s, False  # each look since then was within the rate itself
         return now_s - self._since_s
 
 
@@ -1048,29 +1086,53 @@ def _why_missing(name: str, readings: GpuReadings) -> str:
 def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool) -> tuple[GpuShare, Unknown | None]:
     """The share that a container has by its processes, and why it cannot be told for sure.
 
-    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart.
+    Of a GPU of which nobody has `told` what is done on it, nothing can be told apart. Where that is so, what is
+    measured is told and a 0 is not.
     """
-    ratio, size = _sums(gpu, pids)
-    reason = _why_unknown(gpu, ratio, thresholds)
+    others = pids.intersection(gpu.recycled) if gpu.recycled else ()
+    ratio, size, busiest = (None, None, None) if others else _sums(gpu, pids)
+    reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
+    if attributed is False:  # a 0 would say that it does nothing, which is what nobody knows
+        ratio = ratio or None
+        if reason is not None and reason.reason == UNATTRIBUTED:  # who does that work holds memory, and is on no list
+            size = size or None
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
-    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s), reason
+    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s, None if busiest == ratio else busiest), reason
 
 
-def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None]:
-    """What these processes use of a GPU's time and hold of its memory; `None` is unknown."""
+def decisive(share: GpuShare) -> float | None:
+    """By what a container is idle on a GPU, or busy: the most that any engine did for it."""
+    return share.utilization_ratio if share.busiest_ratio is None else share.busiest_ratio
+
+
+def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None, float | None]:
+    """What these processes use of a GPU's time and hold of its memory, and the most that any engine did for them.
+
+    The first is all that the driver tells of them, be it more than the GPU's own time, and so adds up. Unknown is
+    `None`.
+    """
     if gpu.processes is None:
-        return None, None
+        return None, None, None
     ratio: float | None = 0.0
+    busiest = 0.0
     size: int | None = 0
     by_pid = gpu.by_pid
     for pid in pids:
-        for _, used, held, _ in by_pid.get(pid, ()):
+        for _, used, held, _, most in by_pid.get(pid, ()):
             ratio = None if ratio is None or used is None else ratio + used
+            busiest += (most if most is not None else used) or 0.0
             size = None if size is None or held is None else size + held
-    return None if ratio is None else min(1.0, round(ratio, RATIO_DIGITS)), size
+    if ratio is None:
+        return None, size, None
+    return round(ratio, RATIO_DIGITS), size, min(1.0, round(busiest, RATIO_DIGITS))
+
+
+def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:
+    because = f"{gpu.uuid}: its driver lists pid {min(pids)} still for a process that has ended"
+    return Unknown(reason=RECYCLED, because=because)
 
 
 def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:
@@ -1083,5 +1145,5 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:
-        return Unknown(reason="unattributed", because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
+        return Unknown(reason=UNATTRIBUTED, because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
     return None

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -24,10 +25,11 @@ from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
-from exporter.sources import drm, nvidia_host, nvml_library, simulated
+from exporter.sources import drm, kubelet, nvidia_host, nvml_library, simulated
 from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.engines import Engines, Sought
 from exporter.sources.listener import Listener
-from exporter.sources.pods import Api, Pods
+from exporter.sources.pods import LOGS, Api, Pods
 from exporter.sources.probes import Prober
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
@@ -39,6 +41,9 @@ from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints
 
 log: Final = structlog.get_logger("exporter")
+
+DOCKER_SOCKET: Final = Path("/var/run/docker.sock")
+"""Where Docker listens unless it is told otherwise."""
 
 END_WITHIN_S: Final = 0.5
 """How often the main thread looks whether it is to end, seconds."""
@@ -92,15 +97,14 @@ def serve(settings: Settings) -> None:
         ),
         vram_floor_bytes=settings.vram_floor_mib * 2**20,
         vram_tie_bytes=settings.vram_tie_mib * 2**20,
+        vram_return_s=settings.vram_return_s,
         gpu_lost_s=settings.gpu_lost_s,
         never_answered_s=settings.never_answered_s,
     )
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
-    engines = engines_of(settings)
-    if settings.pods != "off":
-        engines["kubernetes"] = pods_of(settings)
+    engines = Engines(engines_of(settings), sought_by(settings))
     allow_files()
     servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
     sampler = Sampler(
@@ -128,8 +132,7 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
     for source in sources.values():
         source.tell()
-    for engine in engines.values():
-        engine.start()
+    engines.start()
     gc.collect()
     gc.freeze()  # what is there now stays: to look through all of it again would hold up a scrape for tens of ms
     gc.set_threshold(GARBAGE_EACH)
@@ -144,22 +147,40 @@ def serve(settings: Settings) -> None:
             if source.driver is not None:
                 source.driver.close()
         servers.close()
-        for engine in engines.values():
-            engine.close()
+        engines.close()
         web.server_close()
         log.info("exporter stopped")
 
 
 def engines_of(settings: Settings) -> dict[str, Listener]:
-    """What listens to each engine that is to be asked, by kind."""
+    """What listens to each engine that the settings name, by kind.
+
+    Raises:
+        GpuwardenError: one cannot be asked so, and what to give.
+    """
     urls = {"docker": settings.docker, "podman": settings.podman}
-    asked = {kind: base_url for kind, base_url in urls.items() if base_url != "none"}
-    if not asked:
-        return {}
+    asked = {kind: _engine(settings, kind, url) for kind, url in urls.items() if url not in ("none", "auto")}
+    if settings.pods in ("api", "logs") or (settings.pods == "auto" and settings.node_name):
+        asked["kubernetes"] = pods_of(settings)
+    return asked
+
+
+def sought_by(settings: Settings) -> dict[str, Sought]:
+    """What is to be asked from when it is there, by kind."""
+    sought = {}
+    if settings.docker == "auto":
+        make = partial(_engine, settings, "docker", f"unix://{DOCKER_SOCKET}")
+        sought["docker"] = Sought(mark=DOCKER_SOCKET, is_it=stat.S_ISSOCK, make=make)
+    if settings.pods == "auto" and not settings.node_name:
+        sought["kubernetes"] = Sought(mark=LOGS, is_it=stat.S_ISDIR, make=partial(pods_of, settings))
+    return sought
+
+
+def _engine(settings: Settings, kind: str, base_url: str) -> Listener:
     # Docker's client takes a fifth of this process's memory, which a host without an engine has no use for.
     from exporter.sources.containers import EngineContainers  # noqa: PLC0415
 
-    return {kind: EngineContainers(base_url, settings.dir, kind=kind) for kind, base_url in asked.items()}
+    return EngineContainers(base_url, settings.dir, kind=kind)
 
 
 def pods_of(settings: Settings) -> Pods:
@@ -169,7 +190,7 @@ def pods_of(settings: Settings) -> Pods:
         GpuwardenError: it cannot be asked so, and what to give.
     """
     api = None
-    if settings.pods == "api":
+    if settings.pods == "api" or (settings.pods == "auto" and settings.node_name):
         url = settings.kubernetes_api
         if url == "in-cluster":
             host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
@@ -179,6 +200,8 @@ def pods_of(settings: Settings) -> Pods:
                 )
             url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
         api = Api(url, node=settings.node_name, resource=settings.budget_resource)
+    if settings.pod_resources == "auto":
+        return Pods(api=api, pod_resources=kubelet.SOCKET, pod_resources_wanted=False)
     return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))
 
 

@@ -68,6 +68,18 @@ class Patience:
             return None
         return max(health_window_s, self._allowed_s(job))
 
+    def grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
+        """How long after its start the window of GPU health begins at the soonest (A7); `None` of a job without a GPU.
+
+        The host's grace is for its load: while it loads, no window counts that began in the grace. Once it has loaded,
+        none that ended in it.
+        """
+        if not job.job_class.uses_gpu:
+            return None
+        if job.phase is Phase.LOAD:
+            return grace_s
+        return max(0.0, grace_s - (self.window_s(job, window_s) or 0.0))
+
     def stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
 

@@ -25,13 +25,18 @@ class Unknown:
 
 
 class GpuProcess(NamedTuple):
-    """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`."""
+    """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`.
+
+    `utilization_ratio` is its part of what the GPU's own utilisation is of.
+    """
 
     pid: int
     utilization_ratio: float | None
     memory_bytes: int | None
     evicted_s: float | None = None
     """For how long the kernel has kept its queues off the GPU since it began, seconds; AMD's alone tells."""
+    busiest_ratio: float | None = None
+    """The most that any engine did for it, copies and video too, where that is more: it decides whether it is idle."""
 
 
 RATIO_DIGITS: Final = 9
@@ -134,6 +139,8 @@ class Gpu:
     """The word there without which it is not made; `None` where that is not known just now."""
     lost: bool | None = False
     """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
+    recycled: tuple[int, ...] = ()
+    """Pids on its list by which processes were listed that have ended, and that others have by now."""
 
     @property
     def number(self) -> str:
@@ -168,10 +175,13 @@ class Gpu:
 
     @cached_property
     def unattributed_ratio(self) -> float | None:
-        """What it does beyond the processes on its list; `None` when either is unknown."""
+        """What it does beyond the processes on its list, less than 0 where they are told to do more than it does.
+
+        `None` when either is unknown.
+        """
         if self.utilization_ratio is None or self.listed_ratio is None:
             return None
-        return max(0.0, round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS))
+        return round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS)
 
     @cached_property
     def listed_bytes(self) -> int | None:
@@ -339,6 +349,8 @@ class Container:
     pod: str | None = None
     group: str | None = None
     """The directory of its cgroup, where whoever lists it knows it already."""
+    listed: bool = True
+    """Whether whoever runs it still tells of it; where not, it is known by its cgroup, and its restarts are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,6 +426,8 @@ class TaskReadings:
 class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
+    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for it; `None` where that is
+    its `utilization_ratio`.
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
     not known that the GPU does anything, though its driver can tell. `evicted_s` is for how long the kernel has kept
     each of its processes there off the GPU since that process began, seconds, by pid.
@@ -424,6 +438,7 @@ class GpuShare(NamedTuple):
     memory_bytes: int | None
     attributed: bool | None = None
     evicted_s: Mapping[int, float | None] | None = None
+    busiest_ratio: float | None = None
 
 
 _NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -453,7 +468,7 @@ class ContainerEvidence(NamedTuple):
     gpu_pegged_s: float | None = None
     """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
     gpu_not_seen_busy_s: float | None = None
-    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown."""
+    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
     peak_bytes: Mapping[str, int] = _NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     evicted_s: Mapping[str, float] = _NOTHING_YET
@@ -537,7 +552,10 @@ class DriverHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds."""
+    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds.
+
+    Of engines, which are asked in threads of their own, it is the listing: what that took, and when it was taken.
+    """
 
     source: str
     success: bool
@@ -561,6 +579,7 @@ class Snapshot:
     health_window_s: float = 300.0
     """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
     health_grace_s: float = 360.0
+    """Time from the start of an attempt that GPU health leaves to its load (A7)."""
     patience: Patience = field(default_factory=Patience)
     """How long a job may show no sign of life, by its phase."""
     vram_floor_bytes: int = 1536 * 2**20
@@ -586,6 +605,9 @@ class Snapshot:
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
     of every container which processes are in it."""
+    returning_bytes: Mapping[str, int] = field(default_factory=dict)
+    """How much of each GPU's memory processes held that have ended and the driver counts as in use still, by UUID; of
+    one not here unknown."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
     """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
     lost_gpus: tuple[str, ...] = ()
@@ -597,6 +619,8 @@ class Snapshot:
     its RAM without the page cache. A worker that has its container to itself is not here."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """How many samples so far left something unknown, by (container, what, reason)."""
+    took_s: float | None = None
+    """How long the look took, seconds."""
 
     def container_of(self, sighting: WorkerSighting) -> ContainerEvidence | None:
         """The container a worker lives in, or its own process tree; of a dead one, where it was."""
@@ -604,6 +628,10 @@ class Snapshot:
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
+
+    def grace_s(self, job: "JobFile") -> float | None:
+        """How long after its start a window of GPU health begins at the soonest (A7); `None` of a job without a GPU."""
+        return self.patience.grace_s(job, grace_s=self.health_grace_s, window_s=self.health_window_s)
 
     def cpu_still_of(self, sighting: WorkerSighting) -> float | None:
         """For how long a worker's process has been seen to use no CPU time, seconds."""

@@ -87,12 +87,17 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_unmoved_seconds": "RAM, I/O or faults are unknown, or its GPU is, with its CPU time",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
-    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU, is paused, or no source of GPUs answers",
+    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU and may be on one that does not tell, is "
+    "paused, or no source of GPUs answers",
     "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
-    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured; where "
+    "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1",
+    "gpuwarden_container_gpu_busiest_engine_ratio": "no engine did more for it than its utilisation there says, or "
+    "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already",
     "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
-    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured",
+    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured; where it "
+    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,
@@ -101,7 +106,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_evicted_seconds_total": "it was never on the list of a GPU of AMD's that computes, or the "
     "kernel does not tell of a process of it there, as older ones",
     "gpuwarden_container_oom_kills_total": "no memory controller accounts for it, or the kernel does not count them",
-    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, or systemd does not tell",
+    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, its engine does not answer, or "
+    "systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
     "gpuwarden_server_answered": "as `gpuwarden_server_info`",
@@ -122,6 +128,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
+    "gpuwarden_gpu_memory_returning_bytes": "the GPU's processes are not listed, or what is in use is unknown; for "
+    "`--vram-return-s` after the first look and after a gap, and after one has left with nobody knows how much, or "
+    "while it is unknown what another holds",
     "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured; or "
     "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its processes are "
     "unknown",
@@ -144,7 +153,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_exporter_info": "never",
     "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",
-    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; always for `sampler`",
+    "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; for `sampler` before the first look",
     "gpuwarden_collector_last_success_timestamp_seconds": "as `gpuwarden_collector_success`, or it never did its work",
     "gpuwarden_sample_age_seconds": "before the first look",
     "gpuwarden_gpu_idle_threshold_ratio": "never",
@@ -159,6 +168,14 @@ ABSENT: Final[Mapping[str, str]] = {
 
 _UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
                  "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
+
+
+_UNBOUNDED: Final = {
+    "gpuwarden_container_gpu_utilization_ratio": "ratio, 0 or more",
+    "gpuwarden_gpu_unplaced_utilization_ratio": "ratio, 0 or more",
+    "gpuwarden_gpu_unattributed_utilization_ratio": "ratio, 1 or less",
+}
+"""Sums of what a driver tells of each process, and what is left of the GPU's own without them."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -188,7 +205,7 @@ def metrics_page() -> str:
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
             "What `/metrics` of the exporter publishes, for each host. Unknown is an absent series, never a zero; a",
-            "measured nothing is a 0. All of a subsystem is absent while its source or collector failed, which",
+            "measured nothing is a 0. What only a failed source or collector tells is absent meanwhile, which",
             "`gpuwarden_collector_success` tells; all but the exporter's own last rows are absent while the newest",
             f"look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among these: the scrape",
             "configuration sets it.",
@@ -230,7 +247,7 @@ def _rows(families: Iterable[Metric]) -> Iterator[str]:
             raise ValueError(f"{name} does not say where its figures come from: give it a source")
         labels = ", ".join(f"`{label}`" for label in family.labels)
         word = family.name.rpartition("_")[2]
-        unit = _UNITS.get(word) or _unit_of_flag(family) or "count"
+        unit = _UNBOUNDED.get(name) or _UNITS.get(word) or _unit_of_flag(family) or "count"
         texts = _cell(family.documentation), _cell(family.source), ABSENT[name]
         yield f"| `{name}` | {family.type} | {labels} | {unit} | {' | '.join(texts)} |"
 

@@ -40,11 +40,13 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.returning import ReturnHistory
 from exporter.servers import Servers
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.listener import Listing
+from exporter.sources.listener import Listing, NoListingError
 from exporter.sources.nvidia_host import NvidiaHost
+from exporter.sources.recycled import Recycled
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
@@ -111,6 +113,7 @@ class Sampler:
         self._units = units or Units(())
         self._places = Places()
         self._unlisted = Unlisted(workers.own_container())
+        self._recycled = Recycled()
         self._attributed: set[int] = set()
         self._all_placed = False
         self._servers = servers
@@ -131,11 +134,15 @@ class Sampler:
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._losses = Losses()
         self._found_gpus: GpuReadings | None = None
+        self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._succeeded_unix_s: dict[str, float] = {}
+        self._listed_s: dict[str, float] = {}
+        self._told_last: dict[str, Mapping[str, Container]] = {}
+        self._left: dict[str, Mapping[str, Container]] = {}
         self._invalid: dict[str, int] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
@@ -171,6 +178,7 @@ class Sampler:
 
     def sample(self) -> Snapshot:
         """Look once; the snapshot replaces the one before."""
+        began_s = time.monotonic()
         health: list[SourceHealth] = []
         found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
         if found_workers is not None:
@@ -189,7 +197,9 @@ class Sampler:
         self._all_placed = found_workers is not None and all(
             each is not None and each.whole for each in listings.values()
         )
-        running = self._running(found_workers, listings, self._without_engine(found_workers, found_gpus, listings))
+        told = {kind: self._told_by(kind, listing) for kind, listing in listings.items()}
+        unlisted = self._without_engine(found_workers, found_gpus, listings, told)
+        running = self._running(found_workers, told, unlisted)
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         # What is not told of now may be told of again, and is then still on the GPUs that it was on.
         silent = {kind for kind, listing in listings.items() if listing is None}
@@ -204,8 +214,12 @@ class Sampler:
         self._attributed = set()
         self._told_apart = set()
         sharing = _sharing(found_workers)
+        # All of them before any is charged: what a driver lists may be of a process that has ended.
+        looks = {each: self._places.look(container) for each, container in running.items()}
+        found_gpus = self._recycled.mark(found_gpus, {each: pids for each, (pids, _) in looks.items()})
         looked = [
-            self._look_at(container, found_gpus, now, sharing.get(container.id, ())) for container in running.values()
+            self._look_at(container, looks[each], found_gpus, now, sharing.get(container.id, ()))
+            for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
         own = {name: told for _, each in looked for name, told in each.items()}
@@ -246,11 +260,15 @@ class Sampler:
             gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
             restarting=_restarting(listings, running),
             unplaced=self._unplaced(found_gpus),
+            returning_bytes=self._return_history.observe(
+                found_gpus, ended=self._ended(found_gpus), now_s=now.boottime_s
+            ),
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),
             apart=own,
             unknown=dict(self._unknown),
+            took_s=time.monotonic() - began_s,
         )
         self._tell(snapshot)
         self._snapshot = snapshot
@@ -260,32 +278,50 @@ class Sampler:
         started_s = time.monotonic()
         result: T | None = None
         because = None
+        took_s = None
         try:
             result = read()
         except (GpuwardenError, OSError) as error:
             because = str(error)
+            took_s = error.took_s if isinstance(error, NoListingError) else None
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
-        duration_s = time.monotonic() - started_s
+        if isinstance(result, Listing):  # taken in a thread of its own, some time before it is read here
+            took_s = result.duration_s
+        duration_s = time.monotonic() - started_s if took_s is None else took_s
         if because is None:
-            self._succeeded_unix_s[source] = time.time()
-        health.append(
-            SourceHealth(
-                source=source,
-                success=because is None,
-                duration_s=duration_s,
-                because=because,
-                succeeded_unix_s=self._succeeded_unix_s.get(source),
-            )
+            self._succeeded_unix_s[source] = self._done_unix_s(source, result)
+        told = SourceHealth(
+            source=source,
+            success=because is None,
+            duration_s=duration_s,
+            because=because,
+            succeeded_unix_s=self._succeeded_unix_s.get(source),
         )
-        if because != self._failing.get(source):
-            if because is None:
-                log.info("source answers again", source=source)
-                self._failing.pop(source)
-            else:
-                log.warning("source failed", source=source, because=because)
-                self._failing[source] = because
+        for each in (told, *(result.beside if isinstance(result, Listing) else ())):
+            health.append(each)
+            self._tell_failing(each.source, each.because)
         return result
+
+    def _tell_failing(self, source: str, because: str | None) -> None:
+        if because == self._failing.get(source):
+            return
+        if because is None:
+            log.info("source answers again", source=source)
+            self._failing.pop(source)
+        else:
+            log.warning("source failed", source=source, because=because)
+            self._failing[source] = because
+
+    def _done_unix_s(self, source: str, result: object) -> float:
+        """When what a source tells was so, Unix seconds: now; of a listing, which some looks share, as it was taken."""
+        if not isinstance(result, Listing):
+            return time.time()
+        if self._listed_s.get(source) == result.taken_s:
+            return self._succeeded_unix_s[source]
+        self._listed_s[source] = result.taken_s
+        age_s = time.monotonic() - result.taken_s
+        return time.time() - age_s
 
     def _together(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
         """The GPUs of every source that answered; `None` where none did."""
@@ -309,11 +345,32 @@ class Sampler:
             else tuple(pid for readings in told for pid in readings.unlisted or ()),
         )
 
+    def _told_by(self, kind: str, listing: Listing | None) -> Mapping[str, Container]:
+        """The containers of one engine, by id; while it tells of none, those that it told of last and that still stand.
+
+        An id is in its cgroup's path, and name and labels stay as they are for as long as it runs. How often it was
+        restarted is the engine's word alone.
+        """
+        if listing is not None:
+            self._told_last[kind] = listing.containers
+            self._left.pop(kind, None)
+            return listing.containers
+        if kind not in self._left:
+            last = self._told_last.pop(kind, {})
+            self._left[kind] = {each: replace(its, restarts=None, listed=False) for each, its in last.items()}
+        # One that has ended is not asked for again: another may begin in its place.
+        self._left[kind] = {each: its for each, its in self._left[kind].items() if self._places.stands(its)}
+        return self._left[kind]
+
     def _without_engine(
-        self, found: WorkerReadings | None, gpus: GpuReadings | None, listings: Listings
+        self,
+        found: WorkerReadings | None,
+        gpus: GpuReadings | None,
+        listings: Listings,
+        told: Mapping[str, Mapping[str, Container]],
     ) -> list[Container]:
         """Containers of live workers, and of processes on a GPU, that no engine tells of."""
-        listed = frozenset[str]().union(*(listing.containers for listing in listings.values() if listing is not None))
+        listed = frozenset[str]().union(*told.values())
         pids = {
             each.pid
             for each in (() if found is None else found.workers)
@@ -325,19 +382,20 @@ class Sampler:
         return self._unlisted.find(pids, listings)
 
     def _running(
-        self, found: WorkerReadings | None, listings: Listings, unlisted: list[Container]
+        self,
+        found: WorkerReadings | None,
+        told: Mapping[str, Mapping[str, Container]],
+        unlisted: list[Container],
     ) -> dict[str, Container]:
         """Every container there is, by incarnation; of two with one name the first is kept.
 
         Of a pod's container that its engine lists too, the pod's is kept: Kubernetes runs it.
         """
-        by_id = {
-            full_id: each for listing in listings.values() if listing for full_id, each in listing.containers.items()
-        }
+        by_id = {full_id: each for containers in told.values() for full_id, each in containers.items()}
         containers = [*by_id.values(), *unlisted]
+        units = self._units.containers(() if found is None else found.workers)
+        containers.extend(units.values())
         if found is not None:
-            units = self._units.containers(found.workers)
-            containers.extend(units.values())
             for sighting in found.workers:
                 unit = sighting.container_id
                 if unit is not None and cgroup.UNIT.fullmatch(unit) and unit not in units:
@@ -364,13 +422,18 @@ class Sampler:
             del self._unknown[key]
 
     def _look_at(
-        self, container: Container, gpus: GpuReadings | None, now: Stamp, sharing: Sequence[WorkerSighting]
+        self,
+        container: Container,
+        look: tuple[frozenset[int] | None, RamUse],
+        gpus: GpuReadings | None,
+        now: Stamp,
+        sharing: Sequence[WorkerSighting],
     ) -> tuple[ContainerEvidence, Mapping[str, ContainerEvidence]]:
         """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
 
         Unlike the container's, nothing of theirs is known while it is not known which processes there are.
         """
-        pids, ram = self._places.look(container)
+        pids, ram = look
         self._attributed.update(pids or ())
         self._all_placed = self._all_placed and pids is not None
         history = self._histories.get(container.incarnation)
@@ -387,7 +450,7 @@ class Sampler:
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=self._losses.named, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
-            self._count_unknown(found)
+            self._count_unknown(found, _is_taken(pids, gpus))
         if not members:
             return found, _NONE_APART
         own = {
@@ -401,10 +464,12 @@ class Sampler:
                 self._unknown[container.name, "worker_ram", told.ram_unknown.reason] += 1
         return found, own
 
-    def _count_unknown(self, found: ContainerEvidence) -> None:
+    def _count_unknown(self, found: ContainerEvidence, taken: bool) -> None:
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[found.container.name, what, unknown.reason] += 1
+        if taken and found.gpu_unknown is not None and found.gpu_unknown.reason == evidence.NO_GPU:
+            self._unknown[found.container.name, "gpu", evidence.RECYCLED] += 1
 
     def _members(
         self,
@@ -438,6 +503,11 @@ class Sampler:
         if gpus is None or not self._all_placed:
             return ()
         return tuple(evidence.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
+
+    def _ended(self, gpus: GpuReadings | None) -> frozenset[int]:
+        """Of the processes on the GPUs' lists those that have ended; whoever is in a container has not."""
+        listed = {pid for gpu in (() if gpus is None else gpus.gpus) for pid in gpu.by_pid}
+        return frozenset(pid for pid in listed - self._attributed if processes.has_ended(pid))
 
     def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
         """What a container's processes have done; as it was read before where none of them has run since.
@@ -643,6 +713,12 @@ class _Member:
 
 
 _NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
+
+
+def _is_taken(pids: frozenset[int] | None, gpus: GpuReadings | None) -> bool:
+    """Whether a GPU lists one of these pids for a process that has ended."""
+    every = () if gpus is None else gpus.gpus
+    return any(not (pids or frozenset()).isdisjoint(gpu.recycled) for gpu in every if gpu.recycled)
 
 
 def _sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:

@@ -14,7 +14,6 @@ from exporter.collectors.family import gauge
 from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth
 from gpuwarden import __version__, build, clock
-from gpuwarden.statefile import Stamp
 
 SNAPSHOT_FRESH_S: Final = 5.0
 """A snapshot older than this is not published as the present, seconds."""
@@ -73,12 +72,12 @@ class SnapshotCollector(Collector):
                     )
                 )
                 yield from found
-        yield from self._own(outcomes, None if snapshot is None else snapshot.taken, age_s)
+        yield from self._own(outcomes, snapshot, age_s)
 
-    def _own(self, outcomes: list[_Outcome], taken: Stamp | None, age_s: float | None) -> Iterator[Metric]:
+    def _own(self, outcomes: list[_Outcome], snapshot: Snapshot | None, age_s: float | None) -> Iterator[Metric]:
         fresh = age_s is not None and age_s <= SNAPSHOT_FRESH_S
-        looked_unix_s = None if taken is None else taken.unix_s
-        sampler = _Outcome(name="sampler", success=fresh, duration_s=None, succeeded_unix_s=looked_unix_s)
+        looked_unix_s, took_s = (None, None) if snapshot is None else (snapshot.taken.unix_s, snapshot.took_s)
+        sampler = _Outcome(name="sampler", success=fresh, duration_s=took_s, succeeded_unix_s=looked_unix_s)
         outcomes = [*outcomes, sampler]
         its = build.here()
         yield gauge(
@@ -97,21 +96,22 @@ class SnapshotCollector(Collector):
         )
         yield gauge(
             "gpuwarden_collector_success",
-            "1 when the source or collector did its work; 0 when it failed and its series are absent.",
+            "1 when the source or collector did its work; 0 when it failed and what only it tells is absent.",
             ("collector",),
             [((each.name,), float(each.success)) for each in outcomes],
             source="the exporter itself",
         )
         yield gauge(
             "gpuwarden_collector_duration_seconds",
-            "How long the source or collector took.",
+            "How long the source or collector took; of an engine its newest list, of `sampler` the whole look.",
             ("collector",),
             [((each.name,), each.duration_s) for each in outcomes],
             source="the exporter itself, CLOCK_MONOTONIC",
         )
         yield gauge(
             "gpuwarden_collector_last_success_timestamp_seconds",
-            "When the source or collector last did its work, Unix time; of `sampler` the newest look at the host.",
+            "When the source or collector last did its work, Unix time; of an engine when its newest list was taken, "
+            "of `sampler` the newest look at the host.",
             ("collector",),
             [((each.name,), each.succeeded_unix_s) for each in outcomes],
             source="the exporter itself, CLOCK_REALTIME",

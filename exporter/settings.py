@@ -37,17 +37,20 @@ class Settings(BaseSettings):
         "it; read anew when it changes, and SIGHUP tells what of it is in force (docs/exporter-web.md)",
     )
     docker: str = Field(
-        default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
+        default="auto",
+        description="the Docker daemon's socket; 'none' asks none, 'auto' the one at /var/run/docker.sock from when it "
+        "is there",
     )
     podman: str = Field(
         default="none",
         description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
         "'none' where there is none",
     )
-    pods: Literal["off", "logs", "api"] = Field(
-        default="off",
+    pods: Literal["auto", "off", "logs", "api"] = Field(
+        default="auto",
         description="read the containers of this Kubernetes node's pods: 'api' asks --kubernetes-api, 'logs' goes by "
-        "the links in /var/log/containers alone, without budgets; docs/containers.md",
+        "the links in /var/log/containers alone, without budgets; 'auto' is 'api' with a --node-name, else 'logs' from "
+        "when that folder is there; docs/containers.md",
     )
     kubernetes_api: str = Field(
         default="in-cluster",
@@ -56,8 +59,9 @@ class Settings(BaseSettings):
     )
     node_name: str = Field(default="", description="this node's name in Kubernetes; wanted with --pods api")
     pod_resources: str = Field(
-        default="/var/lib/kubelet/pod-resources/kubelet.sock",
-        description="the kubelet's socket that tells which GPUs each container of a pod was given; 'none' goes without",
+        default="auto",
+        description="the kubelet's socket that tells which GPUs each container of a pod was given; 'none' goes "
+        "without, 'auto' asks the one at /var/lib/kubelet/pod-resources/kubelet.sock from when it is there",
     )
     budget_resource: str = Field(
         default="gpuwarden/vram-mib",
@@ -66,8 +70,9 @@ class Settings(BaseSettings):
     )
     systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
-        "commas or each with an option of its own; each is then one container",
+        description="names of the systemd services that workers run in, or anything else that uses GPUs, such as "
+        "'gpu-worker@*.service' and 'ollama.service', separated by commas or each with an option of its own; each is "
+        "then one container",
     )
     task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
@@ -185,6 +190,13 @@ class Settings(BaseSettings):
     )
     vram_tie_mib: int = Field(
         default=256, ge=0, description="two containers over their VRAM budgets by amounts this close are level, MiB"
+    )
+    vram_return_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=600,
+        description="for how long at most what processes held of a GPU's memory that have ended is taken to be on its "
+        "way back while the driver counts it as in use still, seconds (docs/vram.md); 0 is not at all",
     )
     gpu_lost_s: float = Field(
         default=60.0,

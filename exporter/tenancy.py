@@ -103,6 +103,7 @@ def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
         free_bytes=gpu.memory_free_bytes if told else None,
+        returning_bytes=snapshot.returning_bytes.get(gpu.uuid),
         floor_bytes=snapshot.vram_floor_bytes,
         tie_bytes=snapshot.vram_tie_bytes,
         tenants=[each for each in tenants if each is not None],

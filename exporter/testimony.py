@@ -19,6 +19,8 @@ def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
     if sighting is None or sample_age_s is None:
         return None
     place = snapshot.container_of(sighting)
+    if place is not None and not place.container.listed:
+        place = None  # nothing is to be done by the word of an engine that does not answer
     count = None if place is None else _live_workers_in(place, workers, snapshot)
     return _facts(snapshot, sighting, place, count, sample_age_s)
 
@@ -55,7 +57,7 @@ def _facts(
         stuck_still_s=patience.stuck_still_s(job, pauses) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
         health_window_s=patience.window_s(job, snapshot.health_window_s) if job else None,
-        health_grace_s=snapshot.health_grace_s if job and job.job_class.uses_gpu else None,
+        health_grace_s=snapshot.grace_s(job) if job else None,
     )
 
 

@@ -82,12 +82,24 @@ class Pages:
         self._door = door
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        """Answer one request."""
+        """Answer one request; HEAD as GET, and without the page itself (RFC 9110, 9.3.2)."""
+        if environ.get("REQUEST_METHOD") == "HEAD":
+            told: list[tuple[str, list[tuple[str, str]]]] = []
+
+            def begin(status: str, headers: list[tuple[str, str]]) -> None:
+                told.append((status, headers))
+
+            length = sum(map(len, self._answer({**environ, "REQUEST_METHOD": "GET"}, begin)))  # type: ignore[arg-type]
+            ((status, headers),) = told
+            start_response(status, [*headers, ("Content-Length", str(length))])
+            return []
+        return self._answer(environ, start_response)
+
+    def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if environ.get("REQUEST_METHOD") != "GET":
-            return _answer(
-                start_response, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n", ("Allow", "GET")
-            )
+            says = "only GET and HEAD are answered here\n"
+            return _answer(start_response, HTTPStatus.METHOD_NOT_ALLOWED, says, ("Allow", "GET, HEAD"))
         try:
             admitted = path in _OPEN or self._door.admits(environ.get("HTTP_AUTHORIZATION", ""))
         except BusyError as error:

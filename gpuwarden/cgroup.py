@@ -396,7 +396,7 @@ def processes(group: Path) -> frozenset[int]:
             # Gone between the listing and the reading; or a threaded group, whose processes its parent lists.
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
                 raise
-        if _has_groups_below(folder):
+        if has_groups_below(folder):
             waiting += [str(below) for below in _folders_in(Path(folder))]
     return frozenset(pids)
 
@@ -437,7 +437,7 @@ class Group:
         return self._pids
 
 
-def _has_groups_below(folder: str) -> bool:
+def has_groups_below(folder: str | Path) -> bool:
     """Whether a group need be listed: its links are two, and one for each group below it.
 
     Where a file system counts none there is one (btrfs, for a directory shaped like the kernel's).

@@ -98,9 +98,9 @@ class WorkerFacts(ContainerFacts):
     stuck_after_s: float | None = None
     stuck_still_s: float | None = None
     beat_age_s: float | None
-    # How long its container may stay without a sign of life, and the grace for its load; null for a job without a GPU,
-    # the former also while it says that it is idle. Like the silence allowed, 0 where silence is not policed, they are
-    # those of the phase that it is in.
+    # How long its container may stay without a sign of life, and how long after its start that begins at the soonest,
+    # for its load; null for a job without a GPU, the former also while it says that it is idle. Like the silence
+    # allowed, 0 where silence is not policed, they are those of the phase that it is in.
     health_window_s: float | None
     health_grace_s: float | None
 
@@ -134,6 +134,9 @@ class CardFacts:
     floor_bytes: int
     tie_bytes: int
     tenants: list[TenantFacts]
+    # What processes held that have ended, and the driver counts as in use still; null is unknown, and an exporter of
+    # before this field tells none.
+    returning_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,8 @@ SERIES: Final[Mapping[str, Series]] = {
         kind="gauge",
         labels=(),
         unit="count",
-        meaning="Open episodes whose GPUs are to go out of use, which the queue has refused and not taken since.",
+        meaning="Open episodes whose GPUs are to go out of use, which the queue has refused and not taken since; "
+        "less those whose remedy is disarmed, for which it is not asked.",
         absent=_UNREAD,
     ),
     "gpuwarden_remediator_steps_total": Series(

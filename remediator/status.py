@@ -83,6 +83,8 @@ ACCESS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 SOURCES: Final = {
     "source_docker": "does the Docker engine run?",
     "source_podman": "does Podman's service run (systemctl status podman.socket)?",
+    "source_kubernetes": "does the Kubernetes API answer, or are the kubelet's links in /var/log/containers?",
+    "source_pod_resources": "does the kubelet run?",
     "source_gpu": "does the GPU's driver answer (`nvidia-smi`)?",
     "source_drm": "can the exporter read /proc and /sys (docs/amd-intel.md)?",
 }

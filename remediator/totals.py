@@ -43,7 +43,7 @@ class Totals:
     alert arrived that no executor has taken yet, Unix seconds. `duplicates` are alerts that came while the episode of
     their subject was open already. `owed_since` is when the oldest intent of each kind and stage was promised, of those
     of which anything is owed, Unix seconds. `quarantines_refused` are open episodes that were to put GPUs out of use,
-    and the queue has refused that since it last took it.
+    and the queue has refused that since it last took it; less those whose remedy is disarmed.
     """
 
     alerts: Mapping[tuple[str, str], int]
@@ -148,7 +148,7 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
         took=_took(over["took"]),
         intents=intents,
         owed_since={(kind, stage): since for kind, stage, _, since in owing},
-        quarantines_refused=_quarantines_refused(connection, host),
+        quarantines_refused=_quarantines_refused(connection, host, orders),
         steps={pair: count for pair, (count, _) in over["steps"].items()},
         executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
         orders=orders,
@@ -156,23 +156,25 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
     )
 
 
-def _quarantines_refused(connection: Connection, host: str) -> int:
+def _quarantines_refused(connection: Connection, host: str, orders: Orders) -> int:
     """Open episodes whose last word about a quarantine is that the queue refused it: each refusal is told once a stage.
 
     One whose free has come to another stage since is not meant by that: what was wanted then may be wanted no more, as
-    where the process died after all, or the GPU came back.
+    where the process died after all, or the GPU came back. Nor is one whose remedy is disarmed: nobody asks the queue
+    for it then, and whoever disarmed it knows. Armed again it is asked for again. A pause and a maintenance hold up
+    nothing that was begun.
     """
     its = JOURNAL.c.episode_id == EPISODES.c.episode_id, JOURNAL.c.step == "quarantine"
     newest = select(func.max(JOURNAL.c.entry_id)).where(*its).correlate(EPISODES).scalar_subquery()
     free = INTENTS.c.episode_id == EPISODES.c.episode_id, INTENTS.c.kind == Kind.FREE
     since = select(INTENTS.c.intent_id).where(*free, INTENTS.c.entered_at > JOURNAL.c.at).correlate(EPISODES, JOURNAL)
     refused = (
-        select(func.count())
+        select(EPISODES.c.remedy)
         .select_from(EPISODES)
         .join(JOURNAL, JOURNAL.c.entry_id == newest)
         .where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), JOURNAL.c.act == "failed", ~since.exists())
     )
-    return connection.scalar(refused) or 0
+    return sum(orders.armed(host=host, remedy=remedy) for remedy in connection.scalars(refused))
 
 
 _Counted = Mapping[tuple[str, str], tuple[int, float]]

@@ -35,6 +35,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.returning import ReturnHistory
 from gpuwarden import __version__
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace, Stays, Steps
@@ -249,6 +250,7 @@ class Host:
         mine = [each for each in scenario.programs if each.host == name]
         self.lives = [_Life(each, pid=100 + number) for number, each in enumerate(mine)]
         self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
+        self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
         self._start_exporter()
 
@@ -260,6 +262,7 @@ class Host:
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
         self._losses = LossHistory(gap_max_s=self._thresholds.gap_max_s)
+        self._returns = ReturnHistory(bound_s=self._thresholds.vram_return_s, gap_max_s=self._thresholds.gap_max_s)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -350,7 +353,7 @@ class Host:
             vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
-            apart=self._apart,
+            apart=self._apart, returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
 
     def _gpu_readings(self, second: int) -> GpuReadings | None:
@@ -366,7 +369,7 @@ class Host:
         state = at(self._scenario.gpus.get(number, ()), second, "works")
         lives = [each for each in self.lives if each.runs and number in each.program.gpus]
         ratios = [None if state == "unmeasured" else self._ratio(each, number) for each in lives]
-        used_mib = sum(each.vram_mib for each in lives)
+        used_mib = self._used_mib(number, lives, holds_on=state == "holds on")
         beside = SHARED_RATIO if state == "shared" else 0.0
         known = state not in ("lost", "unmeasured")
         return Gpu(
@@ -386,6 +389,12 @@ class Host:
             unknown="the GPU is lost" if state == "lost" else None,
             lost=state == "lost",
         )
+
+    def _used_mib(self, number: int, lives: Sequence[_Life], *, holds_on: bool) -> float:
+        """What its driver counts as in use: also what those held who have ended since it began to hold on to that."""
+        held = {(each.program.name, each.pid): each.vram_mib for each in lives}
+        self._held_on[number] = {**self._held_on.get(number, {}), **held} if holds_on else held
+        return sum(self._held_on[number].values())
 
     def _ratio(self, life: _Life, number: int) -> float | None:
         if life.doing.process is not Process.WORKS:

@@ -119,10 +119,10 @@ DOINGS: Final[Mapping[str, Doing]] = {
 }
 """What a program can do, by the words of a scenario. Whatever else is said beside `does` replaces a part of it."""
 
-GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unmeasured", "shared")
+GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unmeasured", "shared", "holds on")
 """A GPU: works; lost, as its driver says; vanished from its driver's list; unanswered, as every GPU of its host; its
 processes cannot be listed; or its use not measured, as of a MIG slice; shared with somebody on no list, who uses 40 %
-of it."""
+of it; or holds on to the memory of whoever ends from then on."""
 
 HOST_STATES: Final = ("watched", "unscraped", "unwatched", "asleep", "clock set", "rebooted")
 """A host: watched; its scrapes fail; its exporter is down; the machine sleeps; watched, its clock an hour ahead, or

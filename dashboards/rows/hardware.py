@@ -12,13 +12,18 @@ _BY_SHARE: Final = f"{_BY_CONTAINER} GPU {{{{index}}}} ({{{{source}}}})"
 PANELS: Final = (
     Panel(
         title="GPU utilisation by container",
-        reads="Share of each GPU's time that a container's processes used, and dashed the ratio at or under "
-        "which it counts as idle. 0 is measured; a gap is unknown.",
+        reads="Share of each GPU's time that a container's processes used, and the time of a busier engine, such as "
+        "for video, where there is one: that counts for idle then. Dashed the ratio at or under which it is idle. "
+        "0 is measured; a gap is unknown.",
         unit="percentunit",
         queries=(
             Query(
                 expr=on_gpu(each("max", SHARE, "gpuwarden_container_gpu_utilization_ratio", where=HOST)),
                 legend=_BY_SHARE,
+            ),
+            Query(
+                expr=on_gpu(each("max", SHARE, "gpuwarden_container_gpu_busiest_engine_ratio", where=HOST)),
+                legend=f"{_BY_SHARE} busiest engine",
             ),
             Query(
                 expr=each("max", ("host",), "gpuwarden_gpu_idle_threshold_ratio", where=HOST),
@@ -38,8 +43,8 @@ PANELS: Final = (
     Panel(
         title="Unattributed GPU utilisation",
         reads="Share of each GPU's time used by no process on its list. Over the idle ratio it vetoes idle for "
-        "every container of that GPU: their idle time is then unknown and nothing trips. A gap is a GPU "
-        "that could not say.",
+        "every container of that GPU: their idle time is then unknown and nothing trips. Under 0 its processes are "
+        "told to do more than the GPU itself. A gap is a GPU that could not say.",
         unit="percentunit",
         queries=(
             Query(

@@ -12,6 +12,10 @@ from exporter.readings import Snapshot
 _NAME = ("container",)
 _ON_GPU = ("container", "gpu")
 
+_IDLE_BY: Final = (
+    "`gpuwarden_container_gpu_utilization_ratio`, or `gpuwarden_container_gpu_busiest_engine_ratio` where there is one"
+)
+
 _SELDOM: Final = "; each 10 s while its GPU is busy in part, and 0 then"
 """When the work of a container is looked at less often (`exporter.evidence.BUSY_APART_S`)."""
 
@@ -62,7 +66,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "gpu_idle_seconds",
             "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
             "gpu_idle_s",
-            "`gpuwarden_container_gpu_utilization_ratio`, compared at each look with `--idle-ratio`",
+            f"{_IDLE_BY}, compared at each look with `--idle-ratio`",
         ),
         (
             "gpu_lost_seconds",
@@ -78,7 +82,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         (
             "gpu_not_seen_busy_seconds",
-            "For how long no GPU was measured to do anything for the container: each of its GPUs was idle, or unknown.",
+            "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
             "gpu_not_seen_busy_s",
             "its share of each of its GPUs at each look, compared with `--idle-ratio`",
         ),
@@ -122,11 +126,26 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         )
     yield gauge(
         "gpuwarden_container_gpu_utilization_ratio",
-        "Share of the GPU's time that the container's processes used; 0 is measured, unknown is absent.",
+        "Share of the GPU's time that the container's processes used, as its own utilisation counts it: their sum, "
+        "be it over 1; 0 is measured, unknown is absent.",
         _ON_GPU,
         (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
-        source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`; DRM fdinfo, and for what an AMD GPU "
-        "computes its queues and `cu_occupancy` in `/sys/class/kfd/kfd/proc`",
+        source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: `smUtil`; DRM fdinfo, and for what "
+        "an AMD GPU computes its queues and `cu_occupancy` in `/sys/class/kfd/kfd/proc`",
+    )
+    yield gauge(
+        "gpuwarden_container_gpu_busiest_engine_ratio",
+        "Time of the engine that did most for the container's processes, copies and video too, where that is more than "
+        "their utilisation: it decides then whether the GPU is idle for them.",
+        _ON_GPU,
+        (
+            ((each.container.name, share.gpu), share.busiest_ratio)
+            for each in found
+            for share in each.shares
+            if share.busiest_ratio is not None and share.busiest_ratio > (share.utilization_ratio or 0.0)
+        ),
+        source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: the greatest of `smUtil`, "
+        "`memUtil`, `encUtil`, `decUtil` of each",
     )
     yield gauge(
         "gpuwarden_container_gpu_attribution_missing",

@@ -93,7 +93,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_utilization_ratio",
-        "Share of the GPU's time used by no process on its list; over the idle ratio it vetoes idle.",
+        "Share of the GPU's time used by no process on its list; over the idle ratio it vetoes idle. Less than 0 is by "
+        "how much its processes are told to do more than the GPU itself.",
         _GPU,
         (((gpu.uuid,), gpu.unattributed_ratio) for gpu in gpus),
         source="the GPU's utilisation less that of all its listed processes, at each look",
@@ -104,6 +105,15 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
         source="the GPU's memory in use less that of all its listed processes, at each look",
+    )
+    yield gauge(
+        "gpuwarden_gpu_memory_returning_bytes",
+        "GPU memory that processes held which have ended, and which the driver counts as in use still; absent if "
+        "unknown.",
+        _GPU,
+        (((gpu.uuid,), snapshot.returning_bytes.get(gpu.uuid)) for gpu in gpus),
+        source="what has left the GPU's list at a look, for as long as the memory that no listed process holds is as "
+        "much greater than before, and for `--vram-return-s` at most",
     )
     yield gauge(
         "gpuwarden_gpu_unplaced_utilization_ratio",

@@ -42,6 +42,7 @@ class Places:
         self._kept_max = files_max() // 20 if kept_max is None else kept_max
         self._known: dict[str, cgroup.Place] = {}
         self._kept: dict[str, _Kept] = {}
+        self._first: dict[str, tuple[Path, int]] = {}
 
     def look(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
         """A container's processes and its RAM; `None` for processes that are unknown."""
@@ -54,6 +55,17 @@ class Places:
             self._known.pop(container.incarnation, None)
             self._kept.pop(container.incarnation, None)
             return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+
+    def stands(self, container: Container) -> bool:
+        """Whether a container that was looked at still has the group that it began with, and processes in it.
+
+        A group made anew at its path has another number: then it was started again, and is another incarnation.
+        """
+        group, inode = self._first.get(container.incarnation, (None, 0))
+        try:
+            return group is not None and group.stat().st_ino == inode and bool(cgroup.processes(group))
+        except OSError:
+            return False
 
     def cpu_time(self, container: Container) -> bytes | None:
         """What the kernel says of the CPU time that all of a container's processes have used, as it stands there.
@@ -89,6 +101,8 @@ class Places:
             place = self._place(container)
             found = None if place.group is None else cgroup.processes(place.group)
             self._known[container.incarnation] = place
+            if place.group is not None and container.incarnation not in self._first:
+                self._first[container.incarnation] = place.group, place.group.stat().st_ino
         memory = None if place.memory is None else cgroup.MemoryFiles(place.memory)
         ram = _ram(memory)
         if found and place.group is not None and len(self._kept) < self._kept_max:
@@ -131,6 +145,7 @@ class Places:
         """Forget all others."""
         self._known = {each: place for each, place in self._known.items() if each in incarnations}
         self._kept = {each: kept for each, kept in self._kept.items() if each in incarnations}
+        self._first = {each: first for each, first in self._first.items() if each in incarnations}
 
 
 @dataclass(frozen=True, kw_only=True)

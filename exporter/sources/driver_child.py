@@ -17,10 +17,10 @@ from typing import IO, Final
 
 from exporter.readings import GpuReadings
 from exporter.sources import driver_wire
-from exporter.sources.driver_wire import DriverError, Failed, Told
+from exporter.sources.driver_wire import DriverError, Failed, Question, Told
 
 Tell = Callable[[Told], None]
-Read = Callable[[], GpuReadings]
+Read = Callable[[Question], GpuReadings]
 
 _PR_SET_PDEATHSIG: Final = 1
 """<linux/prctl.h>"""
@@ -48,8 +48,8 @@ def serve(parent: int, driver: Callable[[Tell], Read]) -> int:
         gc.freeze()  # the package's thousands of constants stay
         tell = partial(_tell, answers)
         read = driver(tell)
-        for _ in sys.stdin:
-            told = _look(read)
+        for line in sys.stdin:
+            told = _look(read, driver_wire.question(line))
             tell(told)
             if isinstance(told, Failed) and told.over:
                 return 0
@@ -63,9 +63,9 @@ def _tell(answers: IO[bytes], told: Told) -> None:
         answers.flush()
 
 
-def _look(read: Read) -> Told:
+def _look(read: Read, question: Question) -> Told:
     try:
-        return driver_wire.bounded(read())
+        return driver_wire.bounded(read(question))
     except DriverError as error:
         return driver_wire.failed(error)
     except OSError as error:

@@ -1,10 +1,15 @@
 """GPUs of a driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
 
-A look waits for its answer no longer than the others can wait for the look. One that is late costs that look. Once it
-has come, the process is asked anew, and it stands for looks to which nothing newer comes in time as long as it is young
-enough: then it tells of a time that is past. One that is later than the deadline costs the process. A process that
-cannot even be killed (the kernel itself hangs in the driver) is left behind; with too many of those none is started any
-more, until one ends. What such a process does is in exporter/sources/driver_child.py.
+A look waits for its answer no longer than the others can wait for the look. One that is late costs that look, and no
+other waits until an answer has come. As it comes, the process is asked anew, and it stands for looks to which nothing
+newer has come as long as it is young enough: then it tells of a time that is past. One that is later than the deadline
+costs the process. A process that cannot even be killed (the kernel itself hangs in the driver) is left behind; with too
+many of those none is started any more, until one ends.
+
+Where the process says which GPU it asks about, the one in which it hung is left out by the next one, as hung, and is
+asked about by a process of its own, again and again, less and less often: once that has its answer the GPU is one of
+all again. So a GPU that hangs costs the others one deadline. What such a process does is in
+exporter/sources/driver_child.py.
 """
 
 import contextlib
@@ -16,12 +21,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Final, cast
 
-from exporter.readings import DriverHealth, GpuReadings
+from exporter.readings import UNIDENTIFIED, DriverHealth, GpuReadings
 from exporter.sources import driver_wire
-from exporter.sources.driver_wire import DriverError, Failed, Xid
+from exporter.sources.driver_wire import DriverError, Failed, Question, Xid
 
 WAIT_S: Final = 2.0
 """How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
@@ -46,6 +51,16 @@ RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
 """How long the next process is not started after one failed, seconds: doubled with each that fails in a row."""
 
+HUNG_FIRST_S: Final = 10.0
+HUNG_LONGEST_S: Final = 300.0
+"""How long a GPU that hung is not asked about, seconds: doubled with each time in a row. After a longer time without
+it counts as the first time."""
+
+
+def hung_for_s(times: int) -> float:
+    """How long a GPU is not asked about, seconds, that has hung so many times in a row."""
+    return min(HUNG_LONGEST_S, HUNG_FIRST_S * 2.0 ** min(times - 1, 30))
+
 
 def restart_after_s(failures: int) -> float:
     """How long to wait before the next process is started, seconds, after so many that failed in a row."""
@@ -54,11 +69,16 @@ def restart_after_s(failures: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """Who is asked, in words for people, and how Python is told what to run for it: before, and after, our own pid."""
+    """Who is asked, in words for people, and how Python is told what to run for it: before, and after, our own pid.
+
+    A process that `says_where` keeps in a file which GPU it asks about (`driver_wire.PLACE`), and can leave some out.
+    After our pid it is told the number of that open file.
+    """
 
     who: str
     program: tuple[str, ...]
     arguments: tuple[str, ...] = ()
+    says_where: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +101,34 @@ class _Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """One look that is waited for, until a monotonic time, seconds; `late` where the question before is still open."""
+    """One look that is waited for, until a monotonic time, seconds; `late` where a question of before is still open."""
 
     child: "_Child"
     late: bool
     until_s: float
+
+
+@dataclass(kw_only=True)
+class _Hung:
+    """A GPU in which a process hung: who it is, and how often in a row it has been so; monotonic times, seconds.
+
+    `child` asks about it alone just now, and `left` is the last process that hung in it.
+    """
+
+    uuid: str
+    name: str
+    times: int = 0
+    ask_s: float = 0.0
+    well_s: float | None = None
+    child: "_Child | None" = None
+    left: "_Child | None" = None
+
+    def hangs(self, left: "_Child | None") -> None:
+        """It does, or does so still."""
+        lately = self.well_s is None or time.monotonic() - self.well_s < HUNG_LONGEST_S
+        self.times = self.times + 1 if lately else 1
+        self.ask_s = time.monotonic() + hung_for_s(self.times)
+        self.child, self.left, self.well_s = None, left, None
 
 
 class Apart:
@@ -106,6 +149,9 @@ class Apart:
         self._late: _Answer | None = None
         self._error: Exception | None = None
         self._abandoned: list[_Child] = []
+        self._in_time = True
+        self._told: GpuReadings | None = None
+        self._hung: dict[int, _Hung] = {}
         self._because = ""
         self._failures = 0
         self._killed = 0
@@ -139,11 +185,13 @@ class Apart:
         if isinstance(told, _Ended):
             raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
         if isinstance(told, Failed):
+            self._forget_hung()  # another driver, or the same one loaded anew, may number its GPUs otherwise
             if told.over:
                 raise self._ended(child, told.because)
             raise DriverError(told.because)
         self._failures = 0
-        return told
+        self._told = self._with_names(told)
+        return self._told
 
     def health(self) -> DriverHealth:
         """What became of the processes that asked, and the errors that the driver has reported."""
@@ -155,33 +203,40 @@ class Apart:
 
     def close(self) -> None:
         """End the process; one that cannot be ended now is ended by the kernel, after this one."""
-        if self._child is not None:
-            self._child.end()
+        for child in (self._child, *(hung.child for hung in self._hung.values())):
+            if child is not None:
+                child.end()
 
     def _waited_for(self, look: _Look) -> _Answer | None:
         """The answer to a look, or the newest one that was late and stands for it; `None` where there is neither."""
         if self._late is not None and self._late.last:
             return self._late
         answer = look.child.answer(look.until_s - time.monotonic())
-        if look.late and answer is not None and not answer.last:
-            self._late = answer
-            look.child.ask()
-            answer = None if answer.stands else look.child.answer(look.until_s - time.monotonic())
-        if answer is not None:
+        if answer is not None and (answer.last or not look.late):
             self._late = None
             return answer
+        if answer is not None:
+            self._late, self._in_time = answer, True
+        else:
+            look.child.missed = True
+            self._in_time = self._in_time and look.late
         stands = self._late is not None and self._late.stands and self._silent_s(look.child) < self._answer_s
         return self._late if stands else None
 
     def _begun(self) -> _Look:
+        self._ask_hung()
         child = self._asked()
-        late = child.asked_s is not None
-        came = child.answer(0) if late else None
+        came = child.newest()
         if came is not None:
-            self._late, late = came, False
+            self._late, self._in_time = came, True
+        late = child.asked_s is not None
         if not late and (came is None or not came.last):
-            child.ask()
-        return _Look(child=child, late=late, until_s=time.monotonic() + self._patience_s())
+            child.ask(Question(without=frozenset(self._left_out())))
+        patience_s = 0.0 if late or not self._in_time else self._patience_s()
+        return _Look(child=child, late=late, until_s=time.monotonic() + patience_s)
+
+    def _left_out(self) -> list[int]:
+        return [index for index, hung in self._hung.items() if hung.well_s is None]
 
     def _asked(self) -> "_Child":
         """The process that is to be asked, a new one where there is none."""
@@ -210,16 +265,87 @@ class Apart:
 
     @staticmethod
     def _silent_s(child: "_Child") -> float:
-        return time.monotonic() - (child.asked_s or 0.0)
+        asked_s = child.asked_s
+        return 0.0 if asked_s is None else time.monotonic() - asked_s
 
     def _silent(self, child: "_Child") -> DriverError:
         if self._silent_s(child) < self._answer_s:
             return DriverError(f"there is no answer yet from {self._driver.who}")
         self._killed += 1
-        return self._ended(
+        self._in_time = False
+        index = child.asks_about()
+        about = "" if index is None else f" about GPU {index}"
+        left_out = "" if index is None else ", and that GPU is left out until it answers a process of its own"
+        error = self._ended(
             child,
-            f"a call into {self._driver.who} did not return within {self._answer_s:g} s, and its process was killed: "
-            "see what the kernel's log (dmesg) says of the driver",
+            f"a call into {self._driver.who}{about} did not return within {self._answer_s:g} s, and its process was "
+            f"killed{left_out}: see what the kernel's log (dmesg) says of the driver",
+        )
+        if index is not None:
+            self._leave_out(index, child)
+        return error
+
+    def _leave_out(self, index: int, child: "_Child") -> None:
+        """Have the others asked about at once: what hung is known, and each GPU can do so only once in a while."""
+        hung = self._hung.get(index) or _Hung(uuid=f"{UNIDENTIFIED}{index}", name="")
+        for gpu in () if self._told is None else self._told.gpus:
+            if gpu.index == index and gpu.mig is None:
+                hung.uuid, hung.name = gpu.uuid, gpu.name
+        self._hung[index] = hung
+        hung.hangs(child)
+        self._failures -= 1  # that is the GPU's
+        self._next_start_s = 0.0
+        with contextlib.suppress(DriverError):  # which the next look tells
+            self._asked().ask(Question(without=frozenset(self._left_out())))
+
+    def _ask_hung(self) -> None:
+        """Ask about a GPU that hung, where it is time, and see what has come of that."""
+        for index, hung in self._hung.items():
+            if hung.child is not None:
+                self._see(hung, hung.child)
+            elif hung.well_s is None and time.monotonic() >= hung.ask_s and self._may_hang(hung):
+                with contextlib.suppress(OSError, RuntimeError):  # no process, or no thread more may be started
+                    hung.child = _Child(self._driver, self._reported)
+                    hung.child.ask(Question(only=index))
+
+    def _may_hang(self, hung: _Hung) -> bool:
+        """Whether another process may be risked: one at a time, and of those that no signal ends one for a GPU."""
+        self._abandoned = [each for each in self._abandoned if not each.is_over(within_s=0)]
+        asks = any(each.child is not None for each in self._hung.values())
+        return not asks and hung.left not in self._abandoned and len(self._abandoned) < ABANDONED_MAX
+
+    def _see(self, hung: _Hung, child: "_Child") -> None:
+        answer = child.newest()
+        if answer is None and self._silent_s(child) < self._answer_s:
+            return
+        self._killed += answer is None
+        if not child.end():
+            self._abandoned.append(child)
+        if answer is not None and isinstance(answer.told, GpuReadings):
+            hung.child, hung.well_s = None, time.monotonic()
+        else:
+            hung.hangs(child)
+
+    def _forget_hung(self) -> None:
+        for hung in self._hung.values():
+            if hung.child is not None and not hung.child.end():
+                self._abandoned.append(hung.child)
+        self._hung = {}
+
+    def _with_names(self, told: GpuReadings) -> GpuReadings:
+        """The same, where the GPUs that a process was not to ask about have the names that they told another one."""
+        if not self._left_out():
+            return told
+        names = {f"{UNIDENTIFIED}{index}": hung for index, hung in self._hung.items()}
+        listed = {gpu.uuid for gpu in told.gpus}
+        return replace(
+            told,
+            gpus=tuple(
+                replace(gpu, uuid=names[gpu.uuid].uuid, name=names[gpu.uuid].name)
+                if gpu.uuid in names and names[gpu.uuid].uuid not in listed
+                else gpu
+                for gpu in told.gpus
+            ),
         )
 
     def _ended(self, child: "_Child", because: str) -> DriverError:
@@ -243,17 +369,32 @@ class _Ended:
 
 
 class _Child:
-    """One process that asks a driver, a thread that reads what it tells, and one for its complaints."""
+    """One process that asks a driver, a thread that reads what it tells, and one for its complaints.
+
+    `asked_s` is when the question that is open was asked, monotonic, seconds. Where a look has `missed` the answer
+    to it the same is asked anew as soon as it comes: else a driver that is slow would be known now and then only.
+    """
 
     def __init__(self, driver: Driver, reported: "queue.SimpleQueue[Xid]") -> None:
         self.asked_s: float | None = None
+        self.missed = False
+        self._question = Question()
+        self._asking = threading.Lock()
         self._reported = reported
-        self._answers: queue.SimpleQueue[GpuReadings | Failed | _Ended] = queue.SimpleQueue()
-        command = [sys.executable, "-P", *driver.program, str(os.getpid()), *driver.arguments]
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._place = os.fdopen(os.memfd_create("place"), "rb", buffering=0)
+        place = self._place.fileno()
+        where = ((str(place),), (place,)) if driver.says_where else ((), ())
+        command = [sys.executable, "-P", *driver.program, str(os.getpid()), *where[0], *driver.arguments]
         # It may outlive us, where it hangs: it holds nothing of ours then, such as a log that is read to its end.
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
-        )
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+                pass_fds=where[1],
+            )  # fmt: skip
+        except OSError:
+            self._place.close()
+            raise
         self._complaint = b""
         self._works = False
         self._questions = cast("IO[bytes]", self.process.stdin)
@@ -270,21 +411,45 @@ class _Child:
                 complaints.close()
             raise
 
-    def ask(self) -> None:
+    def ask(self, question: Question) -> None:
         """Ask for a look; one at a time."""
+        with self._asking:
+            self._question = question
+            self._ask()
+
+    def _ask(self) -> None:
         self.asked_s = time.monotonic()
-        with contextlib.suppress(OSError):  # it has ended, which `answer` tells
-            self._questions.write(b"look\n")
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which `answer` tells
+            self._questions.write(self._question.line)
             self._questions.flush()
 
+    def asks_about(self) -> int | None:
+        """The number of the GPU that it asks about; `None` where that is none, or it does not say."""
+        (number,) = driver_wire.PLACE.unpack(os.pread(self._place.fileno(), 4, 0).ljust(4, b"\0"))
+        return int(number) - 1 if number else None
+
     def answer(self, within_s: float) -> _Answer | None:
-        """The answer to the last `ask`; `None` when there is none yet."""
+        """The next answer; `None` when there is none yet."""
         try:
-            found = self._answers.get(timeout=max(0.0, within_s))
+            return self._answers.get(timeout=max(0.0, within_s))
         except queue.Empty:
             return None
-        asked_s, self.asked_s = self.asked_s, None
-        return _Answer(told=found, asked_s=asked_s or 0.0)
+
+    def newest(self) -> _Answer | None:
+        """The newest of the answers that have come."""
+        newest = None
+        while (answer := self.answer(0)) is not None:
+            newest = answer
+        return newest
+
+    def _came(self, told: "GpuReadings | Failed | _Ended") -> None:
+        with self._asking:
+            asked_s, self.asked_s = self.asked_s, None
+            answer = _Answer(told=told, asked_s=asked_s or 0.0)
+            again, self.missed = self.missed, False
+            if again and not answer.last:
+                self._ask()
+            self._answers.put(answer)
 
     def end(self) -> bool:
         """Kill it. Whether it has ended: the kernel may itself hang in it."""
@@ -297,8 +462,9 @@ class _Child:
             self.process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
             return False
-        with contextlib.suppress(OSError):
+        with self._asking, contextlib.suppress(OSError):
             self._questions.close()
+        self._place.close()
         return True
 
     def _listen(self, answers: IO[bytes]) -> None:
@@ -309,14 +475,14 @@ class _Child:
                     if told is None or text != said:  # what a line says it says for ever: GPUs at rest repeat theirs
                         said, told = text, driver_wire.parse(text)
                 except ValueError as error:
-                    self._answers.put(_Ended(f"answered in no known form ({error})"))
+                    self._came(_Ended(f"answered in no known form ({error})"))
                     return
                 if isinstance(told, Xid):
                     self._reported.put(told)
                 else:
                     self._works = True
-                    self._answers.put(told)
-        self._answers.put(_Ended(_how(self.process) + self._why()))
+                    self._came(told)
+        self._came(_Ended(_how(self.process) + self._why()))
 
     def _note(self, complaints: IO[bytes]) -> None:
         """Keep the end of what it complains of."""

@@ -4,11 +4,13 @@
     {"failed": {…}}    the answer to a look that failed: `because`, and `over` where this process can do no better
     {"xid": {…}}       unasked: NVIDIA's driver has reported an error `code` of a `gpu`
 
-It is asked for a look by a line of any content, one at a time.
+It is asked for a look by a line, one at a time: `look`, `look without 1 3`, or `look only 1` (`Question`).
 """
 
 import json
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from struct import Struct
 from typing import Any, Final
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
@@ -23,6 +25,8 @@ PROCESSES_MAX: Final = 1024
 UNLISTED_MAX: Final = 16_384
 """How many pids are named whose open files cannot be listed."""
 
+PLACE: Final = Struct("<I")
+"""What a process that asks about one GPU after another keeps in a file: the number of this one, plus 1; else 0."""
 
 TOO_MANY: Final = f"{{count}} processes are on it, more than the {PROCESSES_MAX} that are listed"
 
@@ -36,6 +40,30 @@ class DriverError(GpuwardenError):
     def __init__(self, because: str, *, over: bool = False) -> None:
         super().__init__(because)
         self.over = over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A look: at all GPUs but those `without`, which are told of as hung, or at one `only`; by the driver's numbers."""
+
+    without: AbstractSet[int] = frozenset()
+    only: int | None = None
+
+    @property
+    def line(self) -> bytes:
+        """How it is asked."""
+        words = ["without", *map(str, sorted(self.without))] if self.without else []
+        return " ".join(["look", *(words if self.only is None else ["only", str(self.only)])]).encode() + b"\n"
+
+
+def question(text: str) -> Question:
+    """What a line asks."""
+    match text.split():
+        case [_, "only", number]:
+            return Question(only=int(number))
+        case [_, "without", *numbers]:
+            return Question(without=frozenset(map(int, numbers)))
+    return Question()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +143,13 @@ def _gpu(
     figures: dict[str, Any],
     mig: dict[str, Any] | None,
     also: list[str],
+    recycled: list[int],
     **rest: Any,
 ) -> Gpu:
     return Gpu(
         **rest,
         also=tuple(also),
+        recycled=tuple(recycled),
         mig=None if mig is None else MigInstance(**mig),
         processes=None if processes is None else tuple(map(GpuProcess._make, processes)),
         figures=GpuFigures(**figures),

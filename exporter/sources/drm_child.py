@@ -10,7 +10,8 @@ from exporter.sources import driver_child, drm
 
 def main() -> int:
     """Answer until there is nobody to ask."""
-    return driver_child.serve(int(sys.argv[1]), lambda _: drm.DrmGpus(frozenset(sys.argv[2:])).read)
+    gpus = drm.DrmGpus(frozenset(sys.argv[2:]))
+    return driver_child.serve(int(sys.argv[1]), lambda _: lambda _: gpus.read())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from exporter.readings import Container
+from exporter.readings import Container, SourceHealth
 
 START_S: Final = 1.0
 """How long to wait for the first answer, seconds: whoever gives none is asked on."""
@@ -17,6 +17,14 @@ CLOSE_S: Final = 5.0
 
 BECAUSE_MAX: Final = 300
 """Characters that are kept of why there is no listing."""
+
+
+class NoListingError(OSError):
+    """There is no listing to believe. `took_s` is how long the newest asking took, or has taken so far, seconds."""
+
+    def __init__(self, says: str, *, took_s: float) -> None:
+        super().__init__(says)
+        self.took_s = took_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,8 @@ class Listing:
     """Whether every one that runs is among the containers: none was left out because it could not be inspected."""
     restarting: Mapping[str, int] = field(default_factory=dict)
     """Those that have ended and that their engine is about to start again, by name: how often it has done so far."""
+    beside: tuple[SourceHealth, ...] = ()
+    """How asking others went that were asked for what they add to the list."""
 
 
 class Listener(ABC):
@@ -58,6 +68,8 @@ class Listener(ABC):
         self._fresh_s = fresh_s
         self._listing: Listing | None = None
         self._because = "not asked yet"
+        self._took_s = 0.0
+        self._asking_since_s: float | None = None
         self._asked = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._refresh_on, name=name, daemon=True)
@@ -89,18 +101,22 @@ class Listener(ABC):
         """The newest listing.
 
         Raises:
-            OSError: there is none, or it is too old to believe; the message says why.
+            NoListingError: there is none, or it is too old to believe; the message says why.
         """
-        listing = self._listing
-        if listing is None or time.monotonic() - listing.taken_s > self._fresh_s:
-            raise OSError(f"{self._nothing}: {self._because}")
+        listing, now_s, since_s = self._listing, time.monotonic(), self._asking_since_s
+        if listing is None or now_s - listing.taken_s > self._fresh_s:
+            took_s = self._took_s if since_s is None else max(self._took_s, now_s - since_s)
+            raise NoListingError(f"{self._nothing}: {self._because}", took_s=took_s)
         return listing
 
     def _refresh_on(self) -> None:
         while not self._closing.is_set():
+            self._asking_since_s = since_s = time.monotonic()
             try:
                 self._listing = self.list_now()
+                self._because = "it has not answered since"
             except Exception as error:  # noqa: BLE001 - an answer that makes no sense must not end the thread for good
                 self._because = f"{type(error).__name__}: {error}"[:BECAUSE_MAX]
+            self._asking_since_s, self._took_s = None, time.monotonic() - since_s
             self._asked.set()
             self.pause()

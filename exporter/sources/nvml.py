@@ -2,23 +2,24 @@
 
 A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
 anew, or is gone, costs one look, and the next one initialises again. The calls have no bound of their own: they are
-made in a process that can be killed (`nvml_child`), where for the same reason nothing is shut down at the end.
+made in a process that can be killed (`nvml_child`), where for the same reason nothing is shut down at the end. Before
+it asks about a GPU it says which, so that the next process leaves that one out.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
+from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
-from exporter.sources.driver_wire import DriverError
+from exporter.sources.driver_wire import DriverError, Question
 from exporter.sources.nvml_calls import (
     GPU_LOST,
     NOT_AVAILABLE,
@@ -39,6 +40,7 @@ SOURCE: Final = "nvml"
 
 IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
 UNMEASURED_INSTANCE: Final = "the driver measures no utilisation of an instance of a GPU"
+HUNG: Final = "calls about it do not return: it is left out, and another process asks for it now and then"
 INSTANCES_MAX: Final = 64
 """More than any GPU can be cut into."""
 
@@ -51,37 +53,55 @@ NO_INSTANCE: Final = 2**32 - 1
 _LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
 """The lists of running processes, as NVML's functions name them and as we do."""
 
+_HUNG_FIGURES: Final = GpuFigures(unknown={"gpu": "hung"})
+"""Of a GPU that is left out nothing is asked: it is counted once for all of them."""
+
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """The answer to the call for the size, also where that was a success with nothing to tell."""
 
 
 class NvmlGpus:
-    """Asks the driver; one thread at a time. `report` is told of errors by a thread of their own."""
+    """Asks the driver; one thread at a time.
 
-    def __init__(self, report: Report | None = None) -> None:
+    Args:
+        report: told of errors, by a thread of their own.
+        asks: told the number of each GPU before anything is asked about it, and `None` once nothing is.
+    """
+
+    def __init__(self, report: Report | None = None, asks: Callable[[int | None], None] = lambda _: None) -> None:
         self._report = report
+        self._asks = asks
         self._xids: XidWatch | None = None
+        self._hung_xids: dict[str, XidWatch] = {}
         self._initialised = False
         self._failed = False
         self._identities: dict[int, tuple[str, str]] = {}
         self._cursors: dict[str, Cursor] = {}
         self._figures: dict[str, Figures] = {}
 
-    def read(self) -> GpuReadings:
-        """Every GPU that the driver counts.
+    def read(self, question: Question | None = None) -> GpuReadings:
+        """Every GPU that the driver counts, or the one that the question is about.
 
         Raises:
             DriverError: the driver as a whole does not answer; the next call initialises anew.
         """
         if self._failed and not self._end_session():
             raise DriverError("waiting for what the NVIDIA driver reports does not end", over=True)
+        asked = question or Question()
         try:
             if not self._initialised:
                 # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
                 pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
                 self._initialised = True
                 self._xids = XidWatch(self._report) if self._report else None
-            gpus = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in self._gpu(index)]
+            self._leave_hung_xids()
+            gpus: list[Gpu] = []
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                if index in asked.without:
+                    gpus.append(replace(self._unreachable(index, HUNG, lost=None), figures=_HUNG_FIGURES))
+                elif asked.only in (None, index):
+                    self._asks(index)
+                    gpus += self._gpu(index)
             return GpuReadings(source=SOURCE, gpus=tuple(gpus))
         except pynvml.NVMLError as error:
             self._failed = True
@@ -92,10 +112,12 @@ class NvmlGpus:
                 # A process keeps the library that it has loaded: the next one loads the one that fits.
                 over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
             ) from None
+        finally:
+            self._asks(None)
 
     def _end_session(self) -> bool:
         """Forget all that another driver may number or time otherwise; whether another session can follow."""
-        if self._xids and not self._xids.has_ended():
+        if not all(each.has_ended() for each in (self._xids, *self._hung_xids.values()) if each):
             return False
         if self._initialised:
             with contextlib.suppress(pynvml.NVMLError):
@@ -105,8 +127,17 @@ class NvmlGpus:
         self._cursors = {}
         self._figures = {}
         self._xids = None
+        self._hung_xids = {}
         self._failed = False
         return True
+
+    def _leave_hung_xids(self) -> None:
+        """Wait for the reports of the other GPUs by another thread, where one hangs about a GPU."""
+        self._hung_xids = {uuid: watch for uuid, watch in self._hung_xids.items() if not watch.is_over}
+        if self._xids and self._report and (uuid := self._xids.hangs_on()) is not None:
+            self._xids.stop()
+            self._hung_xids[uuid] = self._xids
+            self._xids = XidWatch(self._report)
 
     def _gpu(self, index: int) -> list[Gpu]:
         """A GPU, and the instances that it is cut into."""
@@ -176,6 +207,8 @@ class NvmlGpus:
     def _why_no_xids(self, handle: Any, uuid: str) -> str | None:
         if self._xids is None:
             return None
+        if uuid in self._hung_xids:
+            return "hung"
         self._xids.watch(uuid, handle)
         return self._xids.why_not(uuid)
 

@@ -1,7 +1,8 @@
 """What the NVIDIA driver reports unasked: XIDs, its numbers for what goes wrong on a GPU (NVML, event notification).
 
 A thread of its own waits for them, so that none is missed between two looks; it alone handles the event set. A GPU that
-is lost ends a wait for all of them: then the set is made anew, of the others.
+is lost ends a wait for all of them: then the set is made anew, of the others. The call by which a GPU is added to the
+set can hang: the thread tells about which GPU it does, and another one can wait for the others.
 
 Reference: https://docs.nvidia.com/deploy/xid-errors/
 """
@@ -9,6 +10,7 @@ Reference: https://docs.nvidia.com/deploy/xid-errors/
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,6 +28,9 @@ RETRY_S: Final = 1.0
 END_S: Final = 3.0
 """How long the thread may take to end, seconds."""
 
+HUNG_S: Final = 5.0
+"""How long the call by which a GPU is added may take, seconds, until another thread waits for the others."""
+
 CODE_MAX: Final = 999
 """NVIDIA's list ends below 200; a greater number is none of it, and told as 0."""
 
@@ -41,6 +46,7 @@ class XidWatch:
         self._wanted: dict[str, Any] = {}
         self._watched: dict[int, str] = {}
         self._refused: dict[str, tuple[Any, str]] = {}
+        self._adds: tuple[str, float] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._wait_on, name="xids", daemon=True)
         self._thread.start()
@@ -60,6 +66,16 @@ class XidWatch:
         handle, because = self._refused.get(uuid, (None, ""))
         return because if handle is not None and handle is self._wanted.get(uuid) else "not_yet"
 
+    def hangs_on(self) -> str | None:
+        """The GPU that it has tried to wait for for too long, by UUID."""
+        uuid, since_s = self._adds or (None, 0.0)
+        return uuid if uuid is not None and time.monotonic() - since_s >= HUNG_S else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
     def stop(self) -> None:
         """Have it end, soon."""
         self._stopping.set()
@@ -67,7 +83,7 @@ class XidWatch:
     def has_ended(self) -> bool:
         """Whether it has ended, after `stop`; waits for that a while. A call that hangs prevents it."""
         self._thread.join(timeout=END_S)
-        return not self._thread.is_alive()
+        return self.is_over
 
     def _wait_on(self) -> None:
         while not self._stopping.is_set():
@@ -81,6 +97,8 @@ class XidWatch:
         try:
             while not self._stopping.is_set():
                 self._register(events)
+                if self._stopping.is_set():
+                    break  # another thread waits for the same by now: each report is to be told once
                 if self._watched:
                     self._wait(events)
                 else:
@@ -95,6 +113,7 @@ class XidWatch:
             refused, _ = self._refused.get(uuid, (None, ""))
             if handle is refused or uuid in self._watched.values():
                 continue
+            self._adds = uuid, time.monotonic()
             try:
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except pynvml.NVMLError as error:
@@ -103,6 +122,10 @@ class XidWatch:
                     raise  # the set is in no known state any more
             else:
                 self._watched = {**self._watched, _address(handle): uuid}
+            finally:
+                self._adds = None
+            if self._stopping.is_set():
+                return
 
     def _wait(self, events: Any) -> None:
         try:

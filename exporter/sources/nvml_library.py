@@ -8,7 +8,7 @@ from exporter.sources.driver_wire import DriverError
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
-DRIVER: Final = Driver(who="the NVIDIA driver", program=("-m", "exporter.sources.nvml_child"))
+DRIVER: Final = Driver(who="the NVIDIA driver", program=("-m", "exporter.sources.nvml_child"), says_where=True)
 
 
 class LibraryMissingError(DriverError):

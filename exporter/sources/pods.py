@@ -15,14 +15,14 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from exporter import evidence, tenancy
-from exporter.readings import ALL_NODES, Container, Tenancy
+from exporter.readings import ALL_NODES, Container, SourceHealth, Tenancy
 from exporter.sources import kubelet, processes
 from exporter.sources.listener import Listener, Listing
 from gpuwarden import cgroup
@@ -198,13 +198,18 @@ def linked(logs: Path = LOGS) -> list[PodContainer]:
 
 
 class Pods(Listener):
-    """Listens to who knows of this node's pods."""
+    """Listens to who knows of this node's pods.
+
+    The kubelet's socket `pod_resources` need not be there, unless it is `wanted` or was there before. One that does not
+    answer costs no pod: whom it has told of has the GPUs that it told, and of others it is as without it.
+    """
 
     def __init__(
         self,
         *,
         api: Api | None,
         pod_resources: Path | None,
+        pod_resources_wanted: bool = True,
         logs: Path = LOGS,
         proc: Path = cgroup.PROC,
         root: Path = cgroup.ROOT,
@@ -212,6 +217,9 @@ class Pods(Listener):
         super().__init__("pods", nothing="the pods of this node cannot be listed", refresh_s=REFRESH_S, fresh_s=FRESH_S)
         self._api = api
         self._pod_resources = pod_resources
+        self._kubelet_wanted = pod_resources_wanted
+        self._kubelet_answered_unix_s: float | None = None
+        self._given: dict[str, tuple[str, ...] | None] = {}
         self._logs = logs
         self._proc = proc
         self._root = root
@@ -223,7 +231,7 @@ class Pods(Listener):
         """The newest listing, without those whose group has gone since.
 
         Raises:
-            OSError: there is none, or it is too old to believe; the message says why.
+            NoListingError: there is none, or it is too old to believe; the message says why.
         """
         listing = super().latest()
         groups = self._groups
@@ -238,7 +246,7 @@ class Pods(Listener):
         """Ask everyone once.
 
         Raises:
-            OSError: one of those who are asked does not answer; the message says who.
+            OSError: who tells of pods does not answer; the message says who.
             Exception: an answer makes no sense, in whichever way.
         """
         taken_s = time.monotonic()
@@ -249,15 +257,12 @@ class Pods(Listener):
                 f"the kubelet's logs in {self._logs}" if self._api is None else f"the Kubernetes API at {self._api.url}"
             )
             raise OSError(f"{who}: {error}") from None
-        try:
-            given = None if self._pod_resources is None else kubelet.given(self._pod_resources)
-        except OSError as error:
-            raise OSError(f"the kubelet at {self._pod_resources}: {error}; --pod-resources none goes without") from None
+        beside = self._ask_kubelet(known)
         self._find_groups({each.id for each in known}, taken_s)
         before = self._listing.containers if self._listing else {}
         containers = {}
         for each in known:
-            found = self._container(each, before.get(each.id), given)
+            found = self._container(each, before.get(each.id))
             if found is not None:
                 containers[each.id] = found
         return Listing(
@@ -266,6 +271,31 @@ class Pods(Listener):
             duration_s=time.monotonic() - taken_s,
             ids=frozenset(each.id for each in known),
             lag_s=LAG_S,
+            beside=() if beside is None else (beside,),
+        )
+
+    def _ask_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:
+        """Ask the kubelet which GPUs these have, and tell how that went; `None` where there is none to be asked."""
+        path, because = self._pod_resources, None
+        if path is None or not (self._kubelet_wanted or _may_be_there(path)):
+            return None
+        self._kubelet_wanted = True
+        began_s = time.monotonic()
+        try:
+            given = kubelet.given(path)
+        except (OSError, ValueError) as error:
+            because = f"the kubelet at {path}: {error}; --pod-resources none goes without"
+            ids = {each.id for each in known}
+            self._given = {each: gpus for each, gpus in self._given.items() if each in ids}
+        else:
+            self._kubelet_answered_unix_s = time.time()
+            self._given = {each.id: _given_gpus(given.get(each.key, {})) for each in known}
+        return SourceHealth(
+            source="pod_resources",
+            success=because is None,
+            duration_s=time.monotonic() - began_s,
+            because=because,
+            succeeded_unix_s=self._kubelet_answered_unix_s,
         )
 
     def _find_groups(self, wanted: set[str], now_s: float) -> None:
@@ -280,7 +310,7 @@ class Pods(Listener):
         self._absent = frozenset(missing)
         self._groups = groups
 
-    def _container(self, told: PodContainer, before: Container | None, given: kubelet.Given | None) -> Container | None:
+    def _container(self, told: PodContainer, before: Container | None) -> Container | None:
         """One that runs, with one of its processes; `None` where it has none."""
         group = self._groups.get(told.id)
         if group is None:
@@ -290,8 +320,8 @@ class Pods(Listener):
             if not pids:
                 return None
             pid = before.pid if before is not None and before.pid in pids else self._first(pids)
-            if given is not None:
-                request = _given_gpus(given.get(told.key, {}))
+            if told.id in self._given:
+                request = self._given[told.id]
             elif told.gpu_wanted is not None:
                 request = (evidence.ALL, ALL_NODES) if told.gpu_wanted else None  # which is not told: all are looked at
             else:
@@ -316,6 +346,17 @@ class Pods(Listener):
     def _first(self, pids: frozenset[int]) -> int:
         """Whoever of them started first: the container's own first process, but for those that joined from outside."""
         return min(pids, key=lambda pid: (cgroup.start_ticks(pid, proc=self._proc), pid))
+
+
+def _may_be_there(path: Path) -> bool:
+    """Whether something is there, for all that we may look at."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _given_gpus(devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:

@@ -109,6 +109,16 @@ def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
     return frozenset(found)
 
 
+def has_ended(pid: int, *, proc: Path = cgroup.PROC) -> bool:
+    """Whether nothing runs under a pid any more: it is gone, or a zombie."""
+    try:
+        return cgroup.stat(pid, proc=proc)[:1] in (["Z"], ["X"])
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+
+
 def born(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> dict[int, Born]:
     """Whose child each of these processes is, and since when; what is gone, or not ours to look at, is left out."""
     found: dict[int, Born] = {}

@@ -4,7 +4,8 @@ The driver keeps samples of the processes that did some work, and tells those th
 nvmlDeviceGetProcessUtilization: "one utilization sample structure is returned per process running, that had some
 non-zero utilization during the last sample period"). So, of a process on the list:
 
-- a sample: its greatest figure of any engine; of several the greatest, since idleness must hold for all of them;
+- a sample: its share of the time of the multiprocessors (SM), which is what the GPU's own utilisation is of; and the
+  greatest figure of any engine, by which it is idle or not. Of several the greatest: idleness must hold for all;
 - no sample: it did nothing, which is a measured 0. But not a client of MPS: its work may be booked to the MPS server;
 - nothing but samples that no GPU can have given (over 100 %): unknown;
 - a sample of the first answer: unknown. It speaks of all that the driver's buffer holds, however long ago.
@@ -78,7 +79,7 @@ def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cur
             new.setdefault(each.pid, []).append(each)
     return tuple(
         [
-            GpuProcess(pid, None if samples is None else _ratio(entry, new.get(pid), cursor), entry.memory_bytes)
+            _process(entry, None if samples is None else _ratios(entry, new.get(pid), cursor))
             for pid, entry in listed.items()
         ]
     )
@@ -98,13 +99,24 @@ def read_on(
     return Cursor(seen_us=max(trusted, default=cursor.seen_us))
 
 
-def _ratio(entry: Listed, own: Sequence[Sample] | None, cursor: Cursor) -> float | None:
+def _process(entry: Listed, ratios: tuple[float, float] | None) -> GpuProcess:
+    if ratios is None:
+        return GpuProcess(entry.pid, None, entry.memory_bytes)
+    own, busiest = ratios
+    return GpuProcess(entry.pid, own, entry.memory_bytes, busiest_ratio=busiest if busiest > own else None)
+
+
+def _ratios(entry: Listed, own: Sequence[Sample] | None, cursor: Cursor) -> tuple[float, float] | None:
+    """Its share of the multiprocessors' time, and the greatest of any engine's."""
     if not own:
-        return None if entry.mps else 0.0
+        return None if entry.mps else (0.0, 0.0)
     real = [each for each in own if _is_real(each)]
     if not real or cursor.seen_us is None:
         return None
-    return max(_busiest_percent(each) for each in real) / PERCENT_MAX
+    return (
+        max(each.sm_percent for each in real) / PERCENT_MAX,
+        max(_busiest_percent(each) for each in real) / PERCENT_MAX,
+    )
 
 
 def _is_new(sample: Sample, cursor: Cursor) -> bool:

@@ -1,16 +1,17 @@
-"""Workers that run in services of systemd's: the service stands in for a container, where its name was opted in.
+"""Services of systemd's: one stands in for a container where its name was opted in, whether a worker is in it or not.
 
 systemd links `/run/systemd/units/invocation:UNIT` to the id of what runs of a unit (InvocationID in systemd.exec(5)),
 for anybody to read, and takes the link away when it forgets the unit.
 """
 
 import contextlib
+import os
 import queue
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,25 @@ AGAIN_S: Final = 60.0
 """How long systemd is not asked after it has not answered in time, seconds."""
 
 
+UNITS_MAX: Final = 256
+"""Services without a worker that are looked at, the first by name."""
+
+SLICES_MAX: Final = 1000
+"""Slices of systemd's that are looked through for one service: it is hardly ever in another than system.slice."""
+
+SETTLED_NS: Final = 1_000_000_000
+"""A folder that changed less than this ago may change once more without another time of change, nanoseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Service:
+    """What runs of a service, by whichever of its processes started first."""
+
+    pid: int
+    start_ticks: int
+    gpu_request: tuple[str, ...] | None
+
+
 class Units:
     """The services whose names match one of `patterns` (fnmatch)."""
 
@@ -36,17 +56,24 @@ class Units:
         patterns: Sequence[str],
         *,
         proc: Path = cgroup.PROC,
+        root: Path = cgroup.ROOT,
         invocations: Path = INVOCATIONS,
         systemctl: Sequence[str] = ("systemctl",),
     ) -> None:
         self._patterns = tuple(patterns)
         self._proc = proc
+        self._root = root
         self._invocations = invocations
         self._systemctl = tuple(systemctl)
         self._restarts: dict[str, int | None] = {}
         self._answers: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
         self._asking: threading.Thread | None = None
         self._ask_at_s = 0.0
+        self._opted_in: tuple[str, ...] = ()
+        self._invocations_ns = 0
+        self._groups: dict[str, Path] = {}
+        self._walk_at_s: dict[str, float] = {}
+        self._services: dict[str, _Service] = {}
 
     def place(self, found: WorkerReadings) -> WorkerReadings:
         """Give workers that are in no container the service they are in, as the id of one."""
@@ -55,9 +82,11 @@ class Units:
         return replace(found, workers=tuple(self._placed(each) for each in found.workers))
 
     def containers(self, workers: Iterable[WorkerSighting]) -> Mapping[str, Container]:
-        """The services that these workers are in, by name. One that cannot be read is left out.
+        """The services that these workers are in, and those that run without any, by name.
 
-        It has the GPUs of all its workers together, each known as a supervised process's are. How often it was
+        One that cannot be read is left out; and of those without a worker, one with containers inside of it: whoever
+        lists those tells of them. It has the GPUs of all its workers together, each known as a supervised process's
+        are; without one, those of its first process. How often it was
         restarted is unknown until systemd has told it, once in an invocation.
         """
         found: dict[str, Container] = {}
@@ -78,21 +107,92 @@ class Units:
                 both = tuple(dict.fromkeys([*(before.gpu_request or ()), *(asked or ())]))
                 found[unit] = replace(before, gpu_request=("all",) if "all" in both else both or None)
                 continue
-            incarnation = f"{unit}@{invocation}"
-            if incarnation in known:
-                self._restarts[incarnation] = known[incarnation]
-            else:
-                self._ask(unit, incarnation)
-            found[unit] = Container(
-                kind="systemd",
-                id=unit,
-                name=unit,
-                incarnation=incarnation,
-                pid=sighting.pid,
-                gpu_request=asked,
-                restarts=known.get(incarnation),
-            )
+            found[unit] = self._container(unit, invocation, sighting.pid, asked, known)
+        for unit, service in self._without_worker(found):
+            try:
+                invocation = self._invocation(unit)
+            except OSError:
+                continue
+            found[unit] = self._container(unit, invocation, service.pid, service.gpu_request, known)
         return found
+
+    def _container(
+        self, unit: str, invocation: str, pid: int, asked: tuple[str, ...] | None, known: Mapping[str, int | None]
+    ) -> Container:
+        incarnation = f"{unit}@{invocation}"
+        if incarnation in known:
+            self._restarts[incarnation] = known[incarnation]
+        else:
+            self._ask(unit, incarnation)
+        return Container(
+            kind="systemd",
+            id=unit,
+            name=unit,
+            incarnation=incarnation,
+            pid=pid,
+            gpu_request=asked,
+            restarts=known.get(incarnation),
+        )
+
+    def _without_worker(self, found: Collection[str]) -> Iterator[tuple[str, _Service]]:
+        """The services that were opted in and run, other than those that are found already."""
+        services: dict[str, _Service] = {}
+        for unit in self._running():
+            if unit not in found and (group := self._group(unit)) is not None:
+                with contextlib.suppress(OSError, ValueError, LookupError):  # it ended between two looks
+                    service = self._service(unit, group)
+                    if service is not None:
+                        services[unit] = service
+        self._services = services
+        yield from services.items()
+
+    def _running(self) -> Sequence[str]:
+        """Those that were opted in and that systemd knows an invocation of; listed where that may have changed."""
+        if not self._patterns:
+            return ()
+        try:
+            changed_ns = self._invocations.stat().st_mtime_ns
+            if changed_ns != self._invocations_ns or time.time_ns() - changed_ns < SETTLED_NS:
+                names = (each.partition(":")[2] for each in os.listdir(self._invocations))  # noqa: PTH208 - names alone
+                self._opted_in = tuple(sorted(filter(self._is_opted_in, names)))[:UNITS_MAX]
+                self._invocations_ns = changed_ns
+                self._groups = {each: group for each, group in self._groups.items() if each in self._opted_in}
+                self._walk_at_s = {each: at_s for each, at_s in self._walk_at_s.items() if each in self._opted_in}
+        except OSError:
+            self._opted_in, self._invocations_ns = (), 0
+        return self._opted_in
+
+    def _is_opted_in(self, unit: str) -> bool:
+        return bool(cgroup.UNIT.fullmatch(unit)) and any(fnmatchcase(unit, pattern) for pattern in self._patterns)
+
+    def _group(self, unit: str) -> Path | None:
+        """Where a service's processes are listed; one that has none, as after its end, is looked for now and then."""
+        known = self._groups.get(unit)
+        if known is not None and known.is_dir():
+            return known
+        tops = [top for each in ("systemd", "unified", "memory", "") if (top := self._root / each).is_dir()]
+        found = next((each for top in tops if (each := top / "system.slice" / unit).is_dir()), None)
+        if found is None and time.monotonic() >= self._walk_at_s.get(unit, 0.0):
+            self._walk_at_s[unit] = time.monotonic() + AGAIN_S
+            found = _in_slices(tops, unit)
+        if found is None:
+            self._groups.pop(unit, None)
+        else:
+            self._groups[unit] = found
+        return found
+
+    def _service(self, unit: str, group: Path) -> _Service | None:
+        if cgroup.has_groups_below(group) and cgroup.containers(group):
+            return None
+        known = self._services.get(unit)
+        with contextlib.suppress(OSError):
+            if known is not None and cgroup.start_ticks(known.pid, proc=self._proc) == known.start_ticks:
+                return known
+        born = [(cgroup.start_ticks(pid, proc=self._proc), pid) for pid in cgroup.processes(group)]
+        if not born:
+            return None
+        ticks, pid = min(born)
+        return _Service(pid=pid, start_ticks=ticks, gpu_request=processes.gpu_request(pid, proc=self._proc))
 
     def renewed(self, last: Container) -> Container:
         """A service as systemd has it now: one that was started anew is another incarnation."""
@@ -108,7 +208,7 @@ class Units:
             unit = cgroup.unit(sighting.pid, proc=self._proc)
         except OSError:
             return sighting  # it died between the two looks
-        if unit is None or not any(fnmatchcase(unit, pattern) for pattern in self._patterns):
+        if unit is None or not self._is_opted_in(unit):
             return sighting
         return replace(sighting, container_id=unit)
 
@@ -141,3 +241,17 @@ class Units:
 
     def _invocation(self, unit: str) -> str:
         return str((self._invocations / f"invocation:{unit}").readlink())
+
+
+def _in_slices(tops: Iterable[Path], unit: str) -> Path | None:
+    """A service's group in whichever slice it is, nested as systemd nests them."""
+    waiting = list(tops)
+    for _ in range(SLICES_MAX):
+        if not waiting:
+            return None
+        top = waiting.pop()
+        if (top / unit).is_dir():
+            return top / unit
+        with contextlib.suppress(OSError):  # gone meanwhile
+            waiting.extend(each for each in top.iterdir() if each.name.endswith(".slice"))
+    return None

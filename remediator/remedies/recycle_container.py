@@ -87,6 +87,12 @@ def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
     short = f"{_room(card)}; {_ranking(card.tenants)}"
     if card.free_bytes >= card.floor_bytes:
         return Choice(victim=None, because=f"there is room: {short}")
+    if card.returning_bytes is None:
+        because = "whether memory of processes that have ended is on its way back is unknown: nothing is done"
+        return Choice(victim=None, because=f"{because}: {short}")
+    if card.free_bytes + card.returning_bytes >= card.floor_bytes:
+        because = f"there is room once {_mib(card.returning_bytes)} are back that processes held which have ended"
+        return Choice(victim=None, because=f"{because}: {short}")
     unknown = [each.container for each in _candidates(card.tenants) if each.used_bytes is None]
     if unknown:
         because = f"what {', '.join(sorted(unknown)[:RANKED_MAX])} holds is unknown, so nobody is known to hold most"

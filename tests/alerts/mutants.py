@@ -1228,6 +1228,7 @@ MAY_GO: Final = "gpuwarden_container_recyclable"
 FREE_NOW: Final = "gpuwarden_gpu_memory_free_bytes"
 FLOOR: Final = "gpuwarden_gpu_memory_floor_bytes"
 TIE: Final = "gpuwarden_gpu_memory_tie_bytes"
+RETURNING: Final = "gpuwarden_gpu_memory_returning_bytes"
 OVER: Final = "gpuwarden:vram_over_budget_while_short:bytes"
 WAS_NAMED: Final = "gpuwarden:vram_named:timestamp_seconds"
 OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
@@ -1264,6 +1265,16 @@ VRAM_MUTANTS: Final = [
         ("over: free memory is believed after it has vanished", FREE_NOW, f"last_over_time({FREE_NOW}[5m])"),
         ("over: the least that was free counts", FREE_NOW, f"min_over_time({FREE_NOW}[5m])"),
         ("over: a floor is believed after it has vanished", FLOOR, f"last_over_time({FLOOR}[5m])"),
+        ("over: what is on its way back is not looked at", f"max by (host, gpu) ({RETURNING})",
+         f"0 * max by (host, gpu) ({RETURNING})"),
+        ("over: what is on its way back is had twice", "+ on (host, gpu)", "+ on (host, gpu) 2 *"),
+        ("over: nothing is on its way back while that is unknown", f"max by (host, gpu) ({RETURNING})",
+         f"(max by (host, gpu) ({RETURNING}) or max by (host, gpu) ({FREE_NOW}) * 0)"),
+        ("over: the less of two on their way back counts", f"max by (host, gpu) ({RETURNING})",
+         f"min by (host, gpu) ({RETURNING})"),
+        ("over: what is on its way back is believed after it has vanished", RETURNING,
+         f"last_over_time({RETURNING}[5m])"),
+        ("over: the most that was on its way back counts", RETURNING, f"max_over_time({RETURNING}[5m])"),
         ("over: on any GPU of a host that is short on one", "and on (host, gpu)", "and on (host)"),
         ("over: on any host whose namesake GPU is short", "and on (host, gpu)", "and on (gpu)"),
     ),

@@ -18,7 +18,12 @@ NAMED: Final = 'ALERTS{alertname="GpuwardenVramVictim"}'
 
 def tenants(held: dict[str, float]) -> Series:
     """A GPU that is short of memory, and who holds how much of it in GiB, each with a budget of 1 GiB."""
-    figures = {"memory_free_bytes": GIB, "memory_floor_bytes": 1.5 * GIB, "memory_tie_bytes": GIB / 4}
+    figures = {
+        "memory_free_bytes": GIB,
+        "memory_returning_bytes": 0,
+        "memory_floor_bytes": 1.5 * GIB,
+        "memory_tie_bytes": GIB / 4,
+    }
     series = {(f"gpuwarden_gpu_{name}", 'gpu="GPU-0"'): value for name, value in figures.items()}
     for name, gib in held.items():
         whose = f'container="{name}"'

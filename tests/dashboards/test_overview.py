@@ -103,7 +103,7 @@ def a_snapshot() -> Snapshot:
     )  # fmt: skip
     evidence = ContainerEvidence(
         container=container, gpus=("GPU-0",),
-        shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True),),
+        shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True, busiest_ratio=0.7),),
         gpu_idle_s=1.0, gpu_lost_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
         gpu_pegged_s=1.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11}, evicted_s={"GPU-0": 1.0},
@@ -131,6 +131,7 @@ def a_snapshot() -> Snapshot:
         tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
         unknown={("c1", "gpu", "source_failed"): 1},
         unplaced=(GpuShare(gpu="GPU-0", utilization_ratio=0.1, memory_bytes=1),),
+        returning_bytes={"GPU-0": 1},
         gpu_lost_s={"GPU-0": 0.0},
         dead_after_s=30.0,
         dead_s={"w2": 1.0},

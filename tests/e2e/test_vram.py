@@ -20,6 +20,7 @@ from deploy.engine import Engine
 from deploy.fleet import STAGE_LABEL, DockerFleet
 from deploy.simulator import Slot
 from deploy.stage import Stage, stage
+from exporter.evidence import Thresholds
 from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
 from gpuwarden.facts import CardFacts
 from remediator.ledger import Story
@@ -64,6 +65,10 @@ TENANTS: Final[Mapping[str, Tenant]] = {
     "grower": Tenant(gpu="turns", holds=1.0, budget=2),
     "second": Tenant(gpu="turns", holds=5.0, budget=2),
     "neighbour": Tenant(gpu="turns", holds=3.0, budget=7),
+    "quits": Tenant(gpu="returned", holds=5.0, budget=12),
+    "borrows": Tenant(gpu="returned", holds=6.0, budget=2),
+    "crashes": Tenant(gpu="leaked", holds=5.0, budget=12),
+    "pays": Tenant(gpu="leaked", holds=6.0, budget=2),
 }
 TIED: Final = ("tie-1", "tie-2")
 LEFT_ALONE: Final = [name for name in TENANTS if name not in ("arena", *TIED)]
@@ -77,12 +82,20 @@ class Scene:
     stage: Stage
     fleet: DockerFleet
     first: Mapping[str, str]
+    relay: Relay
+    client: docker.DockerClient
 
     def stories(self, name: str) -> list[Story]:
         return [story for story in self.stage.ledger.stories() if story.worker == named(name)]
 
     def told(self, name: str) -> str:
         return "\n".join(f"{entry.act} {entry.step}: {entry.because}" for entry in self.stage.account(named(name)))
+
+    def end(self, name: str, kept_gib: float) -> None:
+        """Have a tenant end by itself, its GPU's driver counting so much as in use still that it held."""
+        pid = self.fleet.pid(named(name))
+        self.relay.kept = {**self.relay.kept, pid: (f"GPU-sim-{TENANTS[name].gpu}", int(kept_gib * GIB))}
+        self.client.containers.get(named(name)).kill()
 
     def firing(self, alert: str, label: str, state: str = "firing") -> set[str]:
         found = self.stage.chain.query(f'ALERTS{{alertname="{alert}", alertstate="{state}"}}')
@@ -141,7 +154,8 @@ def scene(work: Any, engine: Engine, driver: Driver) -> Iterator[Scene]:
         client = stack.enter_context(closing(docker.DockerClient(base_url=engine.base_url)))
         for name, tenant in TENANTS.items():
             move_in(client, fleet, name, tenant)
-        found = Scene(stage=set_up, fleet=fleet, first={name: fleet.incarnation(named(name)) for name in TENANTS})
+        first = {name: fleet.incarnation(named(name)) for name in TENANTS}
+        found = Scene(stage=set_up, fleet=fleet, first=first, relay=relay, client=client)
         for name, tenant in TENANTS.items():
             found.hold(name, tenant.holds)
         yield found
@@ -192,7 +206,7 @@ def test_a_person_is_told_of_each_gpu_that_is_short_and_one_tenant_of_it_is_name
     assert named("arena") in victims
     assert len(victims & {named(name) for name in TIED}) == 1
     assert victims <= {named(name) for name in ("arena", *TIED)}
-    over = {named(name) for name in ("arena", "burst", *TIED, "protected", "not-ours", "second")}
+    over = {named(name) for name in ("arena", "burst", *TIED, "protected", "not-ours", "second", "borrows", "pays")}
     assert observed.firing("GpuwardenVramOverBudget", "container", state="pending") == over
     sources = {each["metric"]["source"] for each in observed.stage.chain.query("gpuwarden_gpu_info")}
     assert sources == {"nvml"}
@@ -339,3 +353,46 @@ def test_the_next_one_waits_for_the_cool_down_and_goes_by_what_is_measured_then(
     assert grown.happened("second") == ["start", "die", "stop", "start"]
     assert grown.at("second", "decided begin") >= freed_at + COOLDOWN_S
     assert [grown.happened(name) for name in ("grower", "neighbour")] == [["start", "die", "stop", "start"], ["start"]]
+
+
+# --- one ends by itself, and the driver counts its memory still
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """On two GPUs alike one has grown and ended, and has left a neighbour that is over its budget."""
+
+    scene: Scene
+    at: float
+
+
+@pytest.fixture(scope="module")
+def ended(grown: Scene) -> Ended:
+    """Of one GPU the memory is back after half the bound, of the other it never is."""
+    at = time.time()
+    for name in ("quits", "crashes"):
+        grown.end(name, 9.0)
+    low = 'gpuwarden_gpu_memory_free_bytes{gpu=~"GPU-sim-(returned|leaked)"} == 1073741824'
+    grown.until(lambda: len(grown.stage.chain.query(low)) == 2, "the whole chain has seen that they are short")
+    grown.until(lambda: time.time() > at + Thresholds.vram_return_s / 2, "half the bound is over")
+    grown.relay.kept = {pid: kept for pid, kept in grown.relay.kept.items() if kept[0] == "GPU-sim-leaked"}
+    grown.until(lambda: mended(grown, "pays"), "where it never is back the neighbour is recycled")
+    return Ended(scene=grown, at=at)
+
+
+@pytest.mark.behaviour("C3")
+def test_nobody_goes_for_the_memory_of_one_that_has_ended_by_itself_while_it_is_on_its_way_back(ended: Ended) -> None:
+    scene, alerts = ended.scene, 'ALERTS{alertname="GpuwardenVramVictim", gpu=~"GPU-sim-(returned|leaked)"}'
+    ever = scene.stage.chain.query(f"group by (container) (last_over_time({alerts}[1h]))")
+
+    assert scene.happened("quits") == ["start", "die"]
+    assert (scene.happened("borrows"), scene.stories("borrows")) == (["start"], [])
+    assert [each["metric"]["container"] for each in ever] == [named("pays")]
+
+
+def test_what_is_not_back_within_the_bound_is_taken_to_stay_and_who_is_over_its_budget_goes(ended: Ended) -> None:
+    (story,) = ended.scene.stories("pays")
+
+    assert story.outcome == "mended"
+    assert ended.scene.happened("pays") == ["start", "die", "stop", "start"]
+    assert ended.scene.at("pays", "decided begin") >= ended.at + Thresholds.vram_return_s

@@ -171,6 +171,7 @@ def server_evidence(**changes: Any) -> ServerEvidence:
 
 
 def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
+    """No GPU's memory is on its way back, unless said otherwise."""
     given: dict[str, Any] = {
         "host": "box-1",
         "taken": ago(0),
@@ -182,7 +183,10 @@ def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
         "cpu_still_s": {4001: 1.0},
         "servers": (),
     }
-    return Snapshot(**(given | changes))
+    given |= changes
+    found = given["gpus"]
+    nothing = {} if found is None else {each.uuid: 0 for each in found.gpus}
+    return Snapshot(**({"returning_bytes": nothing} | given))
 
 
 NO_WORKERS = WorkerReadings(workers=())

@@ -109,7 +109,11 @@ SNAPSHOT = build.snapshot(
         build.evidence(
             container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
             oom_kills=1,
-            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True),),
+            shares=(
+                # It decodes, and runs no kernel.
+                GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True,
+                         busiest_ratio=0.4),
+            ),
             gpu_idle_s=0.0,
             gpu_pegged_s=0.0,
             gpu_not_seen_busy_s=0.0,
@@ -214,6 +218,7 @@ SNAPSHOT = build.snapshot(
         # A process in no container, of which it is not known what it computes.
         GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
     ),
+    returning_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
     cpu_still_s={4001: 44.5, 4002: 0.0},
     apart={
         "w0": build.evidence(gpu_idle_s=130.5, ram_still_s=140.0, io_still_s=120.0),
@@ -221,6 +226,7 @@ SNAPSHOT = build.snapshot(
         "w1": build.evidence(gpu_idle_s=None, ram_still_s=0.0, io_still_s=None),
     },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
+    took_s=0.0125,
 )  # fmt: skip
 
 

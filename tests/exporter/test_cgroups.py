@@ -1,10 +1,17 @@
 """Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
 
 import errno
+import io
 import os
+import platform
+import re
 import shutil
 import signal
+import struct
+import tarfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +36,7 @@ from gpuwarden import cgroup, clock
 from tests.exporter import builders as build
 from tests.exporter.golden import scraped
 from tests.exporter.test_scrape import values
+from tests.exporter.test_web import get, served
 from tests.waiting import eventually
 
 ID = "0123456789abcdef" * 4
@@ -665,6 +673,90 @@ def test_a_process_that_moved_is_seen_in_its_other_container_within_a_bound(
     assert (at_once, [each.id for each in unlisted.find([41], {})]) == ([], [OTHER])
 
 
+# --- an engine that does not answer any more
+
+
+class Told:
+    """An engine that lists one container, until it does not answer."""
+
+    def __init__(self, container: Container) -> None:
+        self.answers = True
+        self.container = container
+
+    def latest(self) -> Listing:
+        if not self.answers:
+            raise OSError("it hangs")
+        return Listing(containers={self.container.id: self.container}, taken_s=time.monotonic(), duration_s=0.0)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told(build.container(id=ID, name="llm", pid=41, restarts=3, gpu_request=("GPU-0",)))
+
+
+def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sampler:
+    given: dict[str, Any] = {"gpus": lambda: build.gpus(build.gpu(0, build.process(41, 0.5, build.MIB)))}
+    sampler = Sampler(
+        host="box-1", directory=directory, containers={"docker": engine}, thresholds=Thresholds(), **(given | changes)
+    )
+    sampler._places, sampler._unlisted = host.places(), host.unlisted()
+    return sampler
+
+
+def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_kernel_and_driver_tell(
+    host: Host, told: Told, tmp_path: Path
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+    sampler.sample()
+    first = sampler.sample()
+    told.answers = False
+
+    (kept,) = (left := sampler.sample()).containers
+    told.answers = True
+    (again,) = sampler.sample().containers
+
+    assert kept.container == replace(told.container, restarts=None, listed=False)
+    assert (kept.ram_bytes, kept.shares[0].memory_bytes, kept.shares[0].utilization_ratio) == (1000, build.MIB, 0.5)
+    assert kept.busy_s["GPU-0"] > first.containers[0].busy_s["GPU-0"]  # its counters go on
+    assert [each.success for each in left.sources if each.source == "docker"] == [False]
+    assert left.servers is None
+    assert left.unplaced == ()  # another may have begun that nobody lists
+    assert again.container == told.container
+
+
+def test_what_was_counted_of_a_container_goes_on_while_its_engine_does_not_answer(
+    host: Host, told: Told, tmp_path: Path
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path, gpus=lambda: (_ for _ in ()).throw(OSError("no driver")))
+    sampler.sample()
+    told.answers = False
+
+    counts = [sampler.sample().unknown["llm", "gpu", "source_failed"] for _ in range(3)]
+
+    assert counts == [2, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["ended", "started anew"])
+def test_a_container_that_ends_while_its_engine_does_not_answer_is_gone_also_where_another_has_its_place(
+    host: Host, told: Told, tmp_path: Path, how: str
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+    sampler.sample()
+    told.answers = False
+    stood = sampler.sample()
+
+    host.end(41)
+    (host.top / scope()).rename(host.top / "gone")  # so that the next folder has another number for sure
+    if how == "started anew":
+        host.process(42, scope())
+
+    assert len(stood.containers) == 1
+    assert sampler.sample().containers == sampler.sample().containers == ()
+
+
 # --- real containers
 
 
@@ -795,7 +887,7 @@ def test_a_real_container_that_ends_again_and_again_has_its_restarts_while_docke
 
 
 @pytest.mark.needs_docker
-def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_unknown_under_any_name(
+def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_their_names_until_they_end(
     house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers, "FRESH_S", 2.0)
@@ -818,7 +910,11 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_u
             stopped = sampler.sample()
             took_s = time.monotonic() - began_s
             os.kill(daemon, signal.SIGCONT)
-            back = eventually(lambda: of(real.id, sampler))
+            back = eventually(lambda: its if (its := of(real.id, sampler)) and its.container.listed else None)
+            os.kill(daemon, signal.SIGSTOP)
+            eventually(lambda: its if (its := of(real.id, sampler)) and not its.container.listed else None)
+            os.kill(real.attrs["State"]["Pid"], signal.SIGKILL)
+            eventually(lambda: of(real.id, sampler) is None)
         finally:
             os.kill(daemon, signal.SIGCONT)
             source.close()
@@ -827,34 +923,106 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_are_u
 
     assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
     assert stopped.gpus is not None
-    assert (stopped.containers, took_s < 1.0) == ((), True)
-    assert back.container.name == real.name
+    (kept,) = stopped.containers
+    assert (kept.container.name, kept.container.listed, kept.container.restarts) == (real.name, False, None)
+    assert (kept.ram_bytes or 0) > 0
+    assert [each.memory_bytes for each in kept.shares] == [build.MIB]
+    assert took_s < 1.0
+    assert (back.container.name, back.container.restarts) == (real.name, 0)
+
+
+CHURN = 100
+BATCH = 20
+AT_ONCE = 4
+FILES_OF_ONE = 8
+"""Files of its cgroup that may be open for each container that runs."""
 
 
 @pytest.mark.needs_docker
-def test_real_containers_that_come_and_go_under_the_looks_leave_nothing_behind(
+def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_behind(
     engine: Engine, client: docker.DockerClient, house: Path
 ) -> None:
-    image = worker_image(client, extra={})
+    image = smallest_image(client)
     source = EngineContainers(engine.base_url)
-    source.start()
     sampler = looker(house, docker=source)
+    names = [f"gpuwarden-churn-{os.getpid()}-{number}" for number in range(CHURN)]
+    batches = [names[at : at + BATCH] for at in range(0, CHURN, BATCH)]
     seen: set[str] = set()
-    try:
-        for _ in range(8):
-            real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
-            eventually(lambda: of(real.id, sampler))  # noqa: B023 - at once
-            seen.add(real.id or "")
-            real.remove(force=True)
-        left = eventually(lambda: found if not seen & ids(found := sampler.sample()) else None)
-        kept = *sampler._histories, *sampler._places._known, *sampler._rested
-        ours = [key for key in kept if key.partition("@")[0] in seen]
-    finally:
-        source.close()
+    told: list[set[str]] = []
+    files: list[int] = []
+    ended = threading.Event()
 
-    assert len(seen) == 8
-    assert ours == []
-    assert not {key for key in left.unknown if key[0] in seen}
+    def start(name: str) -> str:
+        made = client.api.create_container(image, name=name, host_config=alone)
+        client.api.start(made["Id"])
+        return str(made["Id"])
+
+    def scrape_on(port: int) -> None:
+        while not ended.wait(0.1):
+            _, text, _ = get(port, "/metrics")
+            told.append(set(re.findall(r'gpuwarden_container_memory_bytes{container="([^"]+)"}', text)))
+            seen.update(told[-1])
+            files.append(group_files())
+
+    alone = client.api.create_host_config(network_mode="none")
+    before = group_files()
+    source.start()
+    sampler.start()
+    with served(sampler.latest) as port, ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as scraper:
+        scraping = scraper.submit(scrape_on, port)
+        made: set[str] = set()
+        try:
+            for batch in batches:
+                started = list(pool.map(start, batch))
+                made.update(started)
+                eventually(lambda: seen.issuperset(batch), within_s=30)  # noqa: B023 - at once
+                list(pool.map(lambda full_id: client.api.remove_container(full_id, force=True), started))
+            eventually(lambda: told[-1].isdisjoint(names), within_s=30)
+            last = eventually(lambda: found if not made & ids(found := sampler.latest()) else None)  # type: ignore[arg-type]
+            left = sampler._histories | sampler._places._known | sampler._places._first | sampler._rested
+            eventually(lambda: group_files() == before, "the files of those that are gone are closed")
+        finally:
+            ended.set()
+            for name in names:
+                with suppress(docker.errors.NotFound):
+                    client.api.remove_container(name, force=True)
+            sampler.close()
+            source.close()
+        scraping.result()
+
+    assert len(made) == CHURN
+    assert seen.issuperset(names)
+    assert [key for key in left if key.partition("@")[0] in made] == []
+    assert not {key for key in last.unknown if key[0] in set(names)}
+    assert before + BATCH <= max(files) <= before + 2 * BATCH * FILES_OF_ONE  # the last batch may not be gone yet
+
+
+def group_files() -> int:
+    """How many files of control groups this process has open."""
+    found = 0
+    for each in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
+        with suppress(OSError):  # closed meanwhile
+            found += os.readlink(f"/proc/self/fd/{each}").startswith(str(cgroup.ROOT))  # noqa: PTH115 - text
+    return found
+
+
+def smallest_image(client: docker.DockerClient) -> str:
+    """An image of one file, a program of nine bytes that waits for ever: pause(2), again and again."""
+    assert platform.machine() == "x86_64", "the program is written for x86-64: have one for this machine"
+    code = bytes.fromhex("b8220000000f05ebf7")  # mov eax, 34; syscall; jmp to the begin
+    base, headers = 0x400000, 64 + 56
+    elf = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, base + headers, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, headers + len(code), headers + len(code), 0x1000) + code
+    with io.BytesIO() as stream:
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            member = tarfile.TarInfo("pause")
+            member.size, member.mode = len(elf), 0o755
+            tar.addfile(member, io.BytesIO(elf))
+        name = "gpuwarden-pause:1"
+        client.api.import_image_from_data(
+            stream.getvalue(), repository="gpuwarden-pause", tag="1", changes=['ENTRYPOINT ["/pause"]']
+        )
+    return name
 
 
 def ids(snapshot: Snapshot) -> set[str]:

@@ -17,9 +17,9 @@ import pytest
 
 from exporter.readings import GpuReadings
 from exporter.sources import driver_parent, driver_wire, nvml_library
-from exporter.sources.driver_parent import Apart, restart_after_s
-from exporter.sources.driver_wire import DriverError, Xid
-from exporter.sources.nvml import NvmlGpus
+from exporter.sources.driver_parent import AGE_MAX_S, Apart, hung_for_s, restart_after_s
+from exporter.sources.driver_wire import DriverError, Question, Xid
+from exporter.sources.nvml import HUNG, NvmlGpus
 from tests.exporter import builders as build
 from tests.exporter.apart import Start, answered, asking, refused, starting
 from tests.nvml.driver import Card, Driver, Sample
@@ -28,8 +28,8 @@ from tests.waiting import eventually
 needs_compiler = pytest.mark.needs_compiler
 
 GIB = 2**30
-RATES = "nvmlDeviceGetUtilizationRates"
-HANGS = f"hang 0 {RATES}"
+HANGS = "hang - nvmlDeviceGetCount"
+"""Of a call that is about no GPU."""
 GAVE_UP = "did not return within"
 
 
@@ -138,6 +138,25 @@ def test_after_a_hang_other_processes_ask_until_one_is_answered(start: Start, dr
     assert source._failures == 0
 
 
+@needs_compiler
+def test_only_the_first_look_that_a_hang_meets_waits_and_none_for_the_processes_after_it(
+    start: Start, driver: Driver
+) -> None:
+    driver.answer(Card())
+    source = start(answer_s=4.0, wait_s=2.0)
+    eventually(lambda: answered(source))
+    took_s: list[float] = []
+
+    driver.answer(Card(), but=(HANGS,))
+    while source.health().killed < 2:
+        began_s = time.monotonic()
+        refused(source)
+        took_s.append(time.monotonic() - began_s)
+
+    assert took_s[0] >= 2.0
+    assert max(took_s[1:]) < 1.0
+
+
 @pytest.mark.parametrize(("failures", "after_s"), [(1, 1.0), (2, 2.0), (4, 8.0), (6, 32.0), (7, 60.0), (10**6, 60.0)])
 def test_each_process_in_a_row_that_fails_doubles_the_time_until_the_next(failures: int, after_s: float) -> None:
     assert restart_after_s(failures) == after_s
@@ -225,9 +244,9 @@ class Steps:
         text.rename(self._folder / str(self._given))
         self._given += 1
 
-    def came(self) -> bool:
+    def came(self, count: int = 1) -> bool:
         assert self.source._child
-        return not self.source._child._answers.empty()
+        return self.source._child._answers.qsize() >= count
 
 
 @pytest.fixture
@@ -279,7 +298,7 @@ def test_a_driver_that_is_always_late_is_known_by_answers_that_are_young_enough(
     assert looks == [NONE_YET, 2, 2, 3, 3, NONE_YET]
 
 
-def test_a_late_answer_that_comes_while_it_is_waited_for_is_the_looks_and_the_next_is_asked_for(steps: Steps) -> None:
+def test_a_late_answer_that_comes_while_the_look_is_made_is_the_looks_and_the_next_is_asked_for(steps: Steps) -> None:
     looks = [told(steps.source)]
     steps.source.ask()
     steps.answers(2)
@@ -295,13 +314,14 @@ def test_a_late_answer_that_comes_while_it_is_waited_for_is_the_looks_and_the_ne
 def test_a_driver_that_was_late_once_is_unknown_at_once_when_it_hangs(steps: Steps) -> None:
     looks = [told(steps.source)]
     steps.answers(2)
-    eventually(steps.came)
     steps.answers(3)
+    eventually(lambda: steps.came(2), "as the first came late, the next was asked for at once")
+    steps.answers(4)
     steps.source._wait_s = 20.0
     looks += [told(steps.source)]
     steps.source._wait_s = 0.2
 
-    assert [*looks, told(steps.source)] == [NONE_YET, 3, NONE_YET]
+    assert [*looks, told(steps.source)] == [NONE_YET, 4, NONE_YET]
 
 
 def test_a_late_answer_that_is_too_old_is_none(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,19 +332,22 @@ def test_a_late_answer_that_is_too_old_is_none(steps: Steps, monkeypatch: pytest
     looks += [told(steps.source)]
     steps.answers(3)
     steps.answers(4)
+    eventually(lambda: steps.came(2))
+    steps.answers(5)
     steps.source._wait_s = 20.0
 
-    assert [*looks, told(steps.source)] == [NONE_YET, NONE_YET, 4]
+    assert [*looks, told(steps.source)] == [NONE_YET, NONE_YET, 5]
 
 
 def test_a_late_answer_stands_no_longer_than_the_next_may_take(steps: Steps) -> None:
     told(steps.source)
     steps.answers(2)
     eventually(steps.came)
-    told(steps.source)
+    stood = told(steps.source)
     steps.source._answer_s = 0.1
 
-    assert GAVE_UP in str(told(steps.source))
+    assert stood == 2
+    assert eventually(lambda: GAVE_UP in str(told(steps.source)), within_s=AGE_MAX_S / 2)
     assert steps.source.health().killed == 1
 
 
@@ -381,7 +404,7 @@ def test_where_no_thread_more_can_be_started_no_process_is_left_and_only_this_so
 def test_whatever_goes_wrong_as_a_driver_is_asked_is_told_by_reading_it(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> None:
+    def fails(_: Question) -> None:
         raise MemoryError("no memory for a question")
 
     with monkeypatch.context() as full:
@@ -418,6 +441,154 @@ def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
     assert (told.killed, told.abandoned, len(set(hanging))) == (3, 3, 3)
     assert eventually(lambda: answered(source))
     assert source.health().abandoned == 0
+
+
+# GPUs that hang
+
+BOTH = (Card(), Card(uuid="GPU-1"))
+ONE_HANGS = "hang 1 nvmlDeviceGetMemoryInfo"
+
+
+def without_one(source: Apart) -> GpuReadings | None:
+    """A look that tells of GPU-0, and leaves out the other."""
+    found = answered(source)
+    return found if found and [gpu.unknown for gpu in found.gpus] == [None, HUNG] else None
+
+
+def whole(source: Apart) -> GpuReadings | None:
+    """A look at all of them."""
+    found = answered(source)
+    return found if found and {gpu.unknown for gpu in found.gpus} == {None} else None
+
+
+@pytest.fixture
+def hung(start: Start, driver: Driver) -> Apart:
+    """A source of two GPUs, the second of which has just been left out."""
+    driver.answer(*BOTH)
+    source = start(answer_s=1.5, wait_s=0.5)
+    eventually(lambda: whole(source))
+    driver.answer(*BOTH, but=(ONE_HANGS,))
+    eventually(lambda: without_one(source))
+    return source
+
+
+@needs_compiler
+def test_a_gpu_that_hangs_is_told_of_as_hung_and_the_others_as_ever(start: Start, driver: Driver) -> None:
+    driver.answer(*BOTH)
+    source = start(answer_s=1.5, wait_s=0.5)
+    eventually(lambda: whole(source))
+
+    driver.answer(*BOTH, but=(ONE_HANGS,))
+    because = eventually(lambda: because if GAVE_UP in (because := refused(source)) else None)
+    healthy, left_out = eventually(lambda: without_one(source)).gpus
+
+    assert because.startswith(
+        "a call into the NVIDIA driver about GPU 1 did not return within 1.5 s, and its process was killed, and that "
+        "GPU is left out until it answers a process of its own"
+    )
+    assert (healthy.uuid, healthy.utilization_ratio, healthy.processes) == ("GPU-0", 0.0, ())
+    assert (left_out.uuid, left_out.index, left_out.name) == ("GPU-1", 1, "Test GPU")
+    assert (left_out.utilization_ratio, left_out.memory_used_bytes, left_out.processes) == (None, None, None)
+    assert (left_out.lost, dict(left_out.figures.unknown)) == (None, {"gpu": "hung"})
+
+
+@needs_compiler
+def test_while_a_gpu_hangs_it_is_asked_about_by_others_and_no_look_at_the_rest_is_missed(
+    hung: Apart, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_parent, "HUNG_FIRST_S", 0.0)
+    hung._hung[1].ask_s = 0.0
+    hung._wait_s = 20.0  # a look at the rest takes as long as this busy host needs
+    pid, looks = asking(hung), []
+    while hung.health().killed < 3:
+        looks.append(without_one(hung))
+    driver.answer(*BOTH)
+    back = eventually(lambda: whole(hung))
+
+    assert all(looks)
+    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
+    assert asking(hung) == pid
+    assert hung._hung[1].child is None
+
+
+@pytest.mark.parametrize(("times", "for_s"), [(1, 10.0), (2, 20.0), (5, 160.0), (6, 300.0), (10**6, 300.0)])
+def test_each_time_in_a_row_that_a_gpu_hangs_doubles_the_time_until_it_is_asked_about(times: int, for_s: float) -> None:
+    assert hung_for_s(times) == for_s
+
+
+@needs_compiler
+def test_a_gpu_that_hangs_again_soon_is_asked_about_later_and_later_and_one_that_was_well_for_long_is_not(
+    hung: Apart, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs_again() -> int:
+        hung._hung[1].ask_s = 0.0
+        driver.answer(*BOTH)
+        eventually(lambda: whole(hung))
+        driver.answer(*BOTH, but=(ONE_HANGS,))
+        eventually(lambda: without_one(hung))
+        return hung._hung[1].times
+
+    soon = hangs_again()
+    monkeypatch.setattr(driver_parent, "HUNG_LONGEST_S", 0.0)
+
+    assert (soon, hangs_again()) == (2, 1)
+
+
+@needs_compiler
+def test_all_gpus_may_hang_one_after_another_and_come_back(hung: Apart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=(ONE_HANGS, "hang 0 *"))
+    found = eventually(lambda: found if (found := answered(hung)) and found.gpus[0].unknown == HUNG else None)
+    driver.answer(*BOTH)
+    for each in hung._hung.values():
+        each.ask_s = 0.0
+    back = eventually(lambda: whole(hung))
+
+    assert [(gpu.uuid, gpu.unknown) for gpu in found.gpus] == [("GPU-0", HUNG), ("GPU-1", HUNG)]
+    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
+
+
+@needs_compiler
+def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(start: Start, driver: Driver) -> None:
+    driver.answer(*BOTH, but=("hang 1 *",))
+    source = start(answer_s=1.5, wait_s=0.5)
+
+    found = eventually(lambda: without_one(source))
+
+    assert [gpu.uuid for gpu in found.gpus] == ["GPU-0", "unidentified-1"]
+
+
+@needs_compiler
+def test_another_driver_knows_of_none_that_hung(hung: Apart, driver: Driver) -> None:
+    driver.answer(*BOTH, session=2)
+
+    back = eventually(lambda: whole(hung))
+
+    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
+    assert not hung._hung
+
+
+@needs_compiler
+def test_of_the_processes_that_no_signal_ends_a_gpu_has_one(
+    hung: Apart, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging: list[subprocess.Popen[bytes]] = []
+    hung._hung[1].ask_s = 0.0
+    with monkeypatch.context() as unkillable:
+        # What hangs in the kernel cannot be had here: these are not sent the signal.
+        unkillable.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
+        eventually(lambda: without_one(hung) and hung.health().abandoned)
+        hung._hung[1].ask_s = 0.0
+        looks = [without_one(hung) for _ in range(3)]
+        asked = hung._hung[1].child
+    driver.answer(*BOTH)
+    for each in hanging:
+        each.kill()
+        each.wait()
+    back = eventually(lambda: whole(hung))
+
+    assert all(looks)
+    assert (asked, len(hanging)) == (None, 1)
+    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
 
 
 # Processes that end
@@ -570,8 +741,6 @@ def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> Non
 
 # Errors that the driver reports
 
-BOTH = (Card(), Card(uuid="GPU-1"))
-
 
 def watched(source: Apart) -> list[str]:
     """The GPUs whose reports are waited for."""
@@ -664,3 +833,23 @@ def test_a_gpu_whose_reports_cannot_be_had_says_why_and_the_others_are_waited_fo
     found = source.read()
     assert found.gpus[0].figures.unknown["xid"] == reason
     assert "xid" not in found.gpus[1].figures.unknown
+
+
+@needs_compiler
+def test_a_gpu_of_which_waiting_for_its_reports_hangs_hides_none_of_the_others(start: Start, driver: Driver) -> None:
+    numbers = itertools.count(1)
+    hangs = "hang 0 nvmlDeviceRegisterEvents"
+
+    def counted(gpu: int, *but: str) -> int | None:
+        driver.answer(*BOTH, but=(*but, f"xid {gpu} {next(numbers)} 31"))
+        answered(source)
+        return source.health().xids.get((f"GPU-{gpu}", 31))
+
+    driver.answer(*BOTH, but=(hangs,))
+    source = start()
+
+    assert eventually(lambda: counted(1, hangs))
+    found = source.read()
+    assert [gpu.figures.unknown.get("xid") for gpu in found.gpus] == ["hung", None]
+    assert found.gpus[0].unknown is None
+    assert eventually(lambda: counted(0))

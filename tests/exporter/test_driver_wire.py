@@ -4,7 +4,16 @@ import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import driver_wire
-from exporter.sources.driver_wire import LINE_BYTES_MAX, PROCESSES_MAX, UNLISTED_MAX, DriverError, Failed, Told, Xid
+from exporter.sources.driver_wire import (
+    LINE_BYTES_MAX,
+    PROCESSES_MAX,
+    UNLISTED_MAX,
+    DriverError,
+    Failed,
+    Question,
+    Told,
+    Xid,
+)
 
 GIB = 2**30
 
@@ -104,3 +113,17 @@ def test_pids_that_cannot_be_listed_are_named_up_to_a_bound(count: int, told: in
 
 def test_the_most_that_is_told_of_64_gpus_fits_in_a_line() -> None:
     assert len(driver_wire.line(on(PROCESSES_MAX, unlisted=UNLISTED_MAX, gpus=64))) < LINE_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("question", "line"),
+    [
+        (Question(), b"look\n"),
+        (Question(without=frozenset({10, 3})), b"look without 3 10\n"),
+        (Question(only=0), b"look only 0\n"),
+    ],
+    ids=["all", "all but some", "one"],
+)
+def test_what_is_asked_arrives_as_it_was_in_one_line(question: Question, line: bytes) -> None:
+    assert question.line == line
+    assert driver_wire.question(line.decode()) == question

@@ -579,7 +579,7 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
         pytest.param(
             ("0", "7"),
             [build.gpu(0, utilization_ratio=0.9)],
-            [GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=False)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False, busiest_ratio=0.0)],
             id="and work that is nobody's",
         ),
         pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
@@ -854,9 +854,9 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
         ),
         pytest.param(
             build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
-            0.0,
+            -0.25,
             0,
-            id="never < 0",
+            id="they are told to do more than it does",
         ),
         pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
         pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
@@ -890,6 +890,109 @@ def test_what_processes_in_no_container_have_of_a_gpu(
     found = evidence.unplaced(gpu, OWN)
 
     assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
+
+
+@pytest.mark.parametrize(
+    ("pids", "shares"),
+    [
+        pytest.param({4001, 4002}, (None, None, False), id="who has the pid now, whatever its other processes hold"),
+        pytest.param({4002}, (0.25, 7, True), id="not who has the others"),
+    ],
+)
+@pytest.mark.parametrize("request_", [("0",), None], ids=["on its own GPU", "on one that it was not given"])
+def test_what_a_process_had_that_has_ended_is_unknown_of_who_has_its_pid(
+    request_: tuple[str, ...] | None, pids: set[int], shares: tuple[float | None, int | None, bool]
+) -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
+
+    use = gpu_use(build.container(gpu_request=request_), frozenset(pids), build.gpus(gpu), THRESHOLDS)
+
+    assert use.shares == (GpuShare("GPU-0", *shares),)
+    reason = "recycled_pid" if None in shares else None
+    assert (use.unknown and use.unknown.reason) == (reason if request_ else "no_gpu")
+
+
+def test_what_a_process_had_that_has_ended_is_in_no_container() -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
+
+    assert evidence.unplaced(gpu, OWN) == GpuShare("GPU-0", 0.5, 9)
+
+
+def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own_time() -> None:
+    decodes = GpuProcess(pid=4001, utilization_ratio=0.02, memory_bytes=9, busiest_ratio=0.9)
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(build.gpu(0, decodes)), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    look(1.0)
+    found = look(2.0)
+
+    assert (found.shares[0].utilization_ratio, found.shares[0].busiest_ratio) == (0.02, 0.9)
+    assert (found.gpu_idle_s, found.gpu_not_seen_busy_s) == (0.0, 0.0)
+    assert found.busy_s == {"GPU-0": pytest.approx(0.02)}
+
+
+work = st.lists(st.tuples(st.sampled_from([4001, 4002, 5001, 9999]), percents, st.none() | percents), max_size=6)
+
+
+@given(work, percents)
+def test_utilisation_adds_up_whatever_is_told_of_each(
+    processes: list[tuple[int, float, float | None]], total: float
+) -> None:
+    listed = (GpuProcess(pid, own, 1, busiest_ratio=most) for pid, own, most in processes)
+    gpu = build.gpu(0, *listed, utilization_ratio=total)
+    a, b = OWN, frozenset({5001})
+
+    uses = [gpu_use(build.container(gpu_request=("0",)), pids, build.gpus(gpu), THRESHOLDS) for pids in (a, b)]
+
+    containers = sum(use.shares[0].utilization_ratio or 0.0 for use in uses)
+    outside = evidence.unplaced(gpu, a | b).utilization_ratio
+    assert containers + (outside or 0.0) + (gpu.unattributed_ratio or 0.0) == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        pytest.param(build.gpu(0, utilization_ratio=0.7), (None, None), id="it may do what nobody listed does"),
+        pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.1, 9), utilization_ratio=0.7), (0.1, 9), id="and does what it does"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.7),
+            (None, 0),
+            id="another is not measured, and the list says who holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="nobody tells what is done on it"
+        ),
+    ],
+)
+def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float | None, int | None]) -> None:
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.memory_bytes) == told
+    assert not (share.attributed is False and 0 in told[:1])
+
+
+def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float, gpu: Gpu) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7))
+    shown = look(2.0, build.gpu(0))
+
+    assert (hidden.peak_bytes, hidden.busy_s) == ({}, {})
+    assert (shown.peak_bytes, shown.busy_s) == ({"GPU-0": 0}, {"GPU-0": 0.0})
 
 
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
@@ -996,6 +1099,7 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
 NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
+ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
 
 def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[float | None, float | None]:
@@ -1048,7 +1152,10 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
-        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, None, id="no GPU"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, 1, id="no GPU"),
+        pytest.param([(0, ON_WHICH), (1, ON_WHICH)], None, None, id="no GPU, and it may be on one all the same"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, ON_WHICH), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
+                     id="which starts that anew"),
         pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
                      id="on a GPU that it was not given"),
     ],
@@ -1057,6 +1164,33 @@ def test_what_its_gpus_prove_of_a_container(
     looks: list[tuple[float, GpuUse]], pegged_s: float | None, not_seen_busy_s: float | None
 ) -> None:
     assert proved(*looks) == (pegged_s, not_seen_busy_s)
+
+
+NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1, node="renderD128"))
+
+
+@pytest.mark.parametrize(
+    ("readings", "may_be"),
+    [
+        pytest.param(NEIGHBOURS, False, id="each lists whoever is on it, and it is not there"),
+        pytest.param(build.gpus(), False, id="there is no GPU"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None))), False, id="another is not measured"),
+        pytest.param(None, True, id="no source answers"),
+        pytest.param(replace(NEIGHBOURS, failed=("nvml",)), True, id="one of two sources fails"),
+        pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA's are there, and are not read"),
+        pytest.param(replace(NEIGHBOURS, gone={"renderD129": "GPU-9"}), True, id="one was read before"),
+        pytest.param(replace(NEIGHBOURS, unlisted=(4001,)), True, id="its open files cannot be read"),
+        pytest.param(replace(NEIGHBOURS, unlisted=None), True, id="those of many cannot"),
+        pytest.param(build.gpus(build.gpu(0, processes=None)), True, id="the processes of one are not listed"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True, id="one is used by nobody on its list"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="no more than idly"),
+    ],
+)
+def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
+    without = build.container(gpu_request=None)
+
+    assert gpu_use(without, frozenset({4001}), readings, THRESHOLDS).may_be_elsewhere is may_be
+    assert gpu_use(without, None, readings, THRESHOLDS).may_be_elsewhere
 
 
 def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
@@ -1246,8 +1380,12 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
         pytest.param(steady(30, cpu_s=0.11), (30.0, 30.0, 0.0), id="CPU over its rate"),
         pytest.param([*steady(20), (1.0, {1: worked(1000)}), *[(1.0, {1: worked(1000)})] * 9], (30.0, 30.0, 30.0),
                      id="a burst within the average of ten seconds is none"),
-        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 14], (5.0, 35.0, 35.0),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 9], (0.0, 30.0, 30.0),
                      id="a greater one is life until the ten seconds are over"),
+        pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 10], (10.0, 31.0, 31.0),
+                     id="and then it has been still since that one"),
+        pytest.param([*steady(20, io=200), *[(1.0, {1: worked(4000)})] * 5, (1.0, {1: worked(4000)})],
+                     (6.0, 26.0, 26.0), id="or since the last look that was over the rate itself"),
         pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
                      (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
         pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
@@ -1286,16 +1424,21 @@ def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_
     same: bool, bursts: list[tuple[float, int]]
 ) -> None:
     history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
+    exceeded, overs = False, [False]
     work = WorkUse(processes={1: worked()})
     last = history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0)
     for gap_s, size in bursts:
         times.append(times[-1] + gap_s)
         totals.append(totals[-1] + size)
+        overs.append(size > 100.0 * gap_s)
         work = work if same and size == 0 else WorkUse(processes={1: worked(totals[-1])})
         last = history.observe(build.container(), use(0.0), ram(1), work, now_s=times[-1])
         first = max((each for each, at_s in enumerate(times) if times[-1] - at_s >= 10.0), default=0)
-        if totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0):
+        before, exceeded = exceeded, totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0)
+        if exceeded:
             since_s = times[-1]
+        elif before:
+            since_s = max(at_s for at_s, over in zip(times, overs, strict=True) if over)
 
     assert last.io_still_s == times[-1] - since_s
 
@@ -1404,6 +1547,16 @@ def test_what_began_and_ended_between_looks_that_are_far_apart_is_not_told_as_st
 
     assert told[:31] == [0.0] * 31
     assert told[31:34] == [1.0, 2.0, 3.0]
+
+
+def test_what_was_not_seen_is_no_stillness_either_once_the_burst_before_it_is_ten_seconds_ago() -> None:
+    history, told = ContainerHistory(RATES), []
+    for second in range(13):
+        seen = WorkUse(processes={1: worked(1001 if second else 0)})
+        work = evidence.AS_IT_WAS if 1 < second < 7 else seen
+        told.append(history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0 + second).io_still_s)
+
+    assert told[-3:] == [0.0, 4.0, 5.0]
 
 
 def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import nvml_calls, nvml_figures, nvml_pcie
-from exporter.sources.driver_wire import DriverError
-from exporter.sources.nvml import NvmlGpus
+from exporter.sources.driver_wire import DriverError, Question
+from exporter.sources.nvml import HUNG, NvmlGpus
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
 
 pytestmark = pytest.mark.needs_compiler
@@ -68,7 +68,15 @@ def only(found: GpuReadings) -> Gpu:
 
 
 def figures(gpu: Gpu) -> dict[int, float | None] | None:
-    return None if gpu.processes is None else {each.pid: each.utilization_ratio for each in gpu.processes}
+    """By what each process is idle or not: the most that any engine did for it."""
+    return (
+        None
+        if gpu.processes is None
+        else {
+            each.pid: each.utilization_ratio if each.busiest_ratio is None else each.busiest_ratio
+            for each in gpu.processes
+        }
+    )
 
 
 @pytest.fixture
@@ -137,6 +145,29 @@ def test_gpus_are_numbered_as_the_driver_does(gpus: NvmlGpus, driver_here: Drive
     driver_here.answer(*(Card(uuid=f"GPU-{n}") for n in "abc"))
 
     assert [(gpu.index, gpu.uuid) for gpu in gpus.read().gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+
+
+def test_which_gpu_is_asked_about_is_told_before_and_that_none_is_however_a_look_ends(driver_here: Driver) -> None:
+    told: list[int | None] = []
+    source = NvmlGpus(asks=told.append)
+    driver_here.answer(Card(), Card(uuid="GPU-1"))
+
+    source.read()
+    driver_here.answer(Card(), Card(uuid="GPU-1"), but=("error 0 * 1",))
+    with pytest.raises(DriverError):
+        source.read()
+
+    assert told == [0, 1, None, 0, None]
+
+
+def test_a_gpu_that_is_to_be_left_out_is_not_asked_about_and_said_to_hang(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=40), Card(uuid="GPU-1", utilization=40))
+
+    first, second = gpus.read(Question(without=frozenset({1}))).gpus
+
+    assert (first.uuid, first.utilization_ratio) == ("GPU-0", 0.4)
+    assert (second.uuid, second.utilization_ratio, second.unknown) == ("unidentified-1", None, HUNG)
+    assert [gpu.uuid for gpu in gpus.read(Question(only=1)).gpus] == ["GPU-1"]
 
 
 def test_processes_of_all_lists_are_there_once(gpus: NvmlGpus, driver_here: Driver) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -189,6 +189,78 @@ def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
         "event": "GPUs are read from the NVIDIA driver", "library": LIBRARY, "level": "info",
         "timestamp": program.log[0]["timestamp"],
     }  # fmt: skip
+
+
+@pytest.mark.needs_compiler
+def test_a_job_that_decodes_is_busy_by_that_and_is_told_with_its_part_of_the_gpus_own_time(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    pid = start_worker("w0").pid
+    driver.answer(resting(pid))
+    program.until(lambda at: idle_s(at, "w0") > 0)
+
+    def decode() -> None:
+        card = working(pid, percent=30)
+        driver.answer(replace(card, samples=tuple(replace(each, memory=60, decoder=90) for each in card.samples)))
+
+    own = {"container": "w0", "gpu": "GPU-0"}
+    at_work = program.until(
+        lambda at: at("container_gpu_busiest_engine_ratio", **own) == 0.9 and at("gpu_utilization_ratio") == 0.3,
+        meanwhile=decode,
+    )
+    driver.answer(resting(pid))
+    at_rest = program.until(lambda at: idle_s(at, "w0") > 0)
+
+    assert at_work("container_gpu_utilization_ratio", **own) == 0.3
+    assert (at_work("gpu_unattributed_utilization_ratio"), idle_s(at_work, "w0")) == (0, 0)
+    assert at_rest("container_gpu_busiest_engine_ratio", **own) is None
+    container_s, gpu_s = at_rest("container_gpu_busy_seconds_total", **own), at_rest("gpu_busy_seconds_total")
+    assert container_s is not None
+    assert gpu_s is not None
+    # A look whose sample was read before counts for the GPU alone.
+    assert 0 < container_s <= gpu_s
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.needs_docker
+def test_processes_that_are_told_to_do_more_than_their_gpu_are_told_with_the_excess(
+    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient
+) -> None:
+    with (
+        container(client, "gpuwarden-nvml-a", gpu="0") as ours,
+        running(house, "--docker", engine.base_url, env=driver.environment) as exporter,
+    ):
+        first, second, _ = sorted(ours)
+
+        def work() -> None:
+            card = working(first, second, percent=70)
+            one, other = card.samples
+            driver.answer(replace(card, utilization=30, samples=(one, replace(other, sm=60))))
+
+        found = exporter.until(
+            lambda at: at("container_gpu_utilization_ratio", container="gpuwarden-nvml-a") == 1.3, meanwhile=work
+        )
+
+    assert found("gpu_unattributed_utilization_ratio", gpu="GPU-0") == -1
+    assert found("gpu_unplaced_utilization_ratio", gpu="GPU-0") == 0
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.behaviour("A19")
+def test_a_gpu_that_works_and_lists_nobody_leaves_no_zero_of_who_may_do_that_work(
+    program: Exporter, driver: Driver, start_worker: StartWorker
+) -> None:
+    start_worker("w0")
+    driver.answer(Card(utilization=70, used_bytes=5 * GIB))
+    told = ("utilization_ratio", "memory_bytes", "memory_peak_bytes", "busy_seconds_total")
+
+    hidden = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 1)
+    driver.answer(Card(used_bytes=5 * GIB))
+    at_rest = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 0)
+
+    assert [hidden(f"container_gpu_{each}", container="w0") for each in told] == [None] * len(told)
+    assert (hidden("gpu_unattributed_utilization_ratio"), hidden("gpu_unattributed_memory_bytes")) == (0.7, 5 * GIB)
+    assert [at_rest(f"container_gpu_{each}", container="w0") for each in told] == [0] * len(told)
 
 
 @pytest.mark.needs_compiler
@@ -459,7 +531,7 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
         driver.answer(resting(start_worker("w0").pid))
         exporter.until(lambda at: idle_workers(at) == ["w0"])
 
-        driver.answer(Card(), but=("hang 0 nvmlDeviceGetUtilizationRates",))
+        driver.answer(Card(), but=("hang - nvmlDeviceGetCount",))
         hung = exporter.until(lambda at: at("driver_processes_killed_total") == 1)
         driver.answer(Card())
         exporter.until(lambda at: idle_workers(at) == ["w0"])
@@ -475,6 +547,63 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
     assert hung("unknown_samples_total", container="w0", what="gpu", reason="source_failed")
     told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
     assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
+
+
+@pytest.mark.needs_compiler
+def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_what_runs_on_it_is_unknown(
+    house: Path, driver: Driver, start_worker: StartWorker
+) -> None:
+    """Worker w0 is on GPU-0, w1 on GPU-1, and w2 was given both and is on the first."""
+    answer_s = 3
+    given = {"w0": "0", "w1": "1", "w2": "0,1"}
+    pids = {name: start_worker(name, env={"CUDA_VISIBLE_DEVICES": gpus}).pid for name, gpus in given.items()}
+    both = resting(pids["w0"], pids["w2"]), resting(pids["w1"], uuid="GPU-1")
+    driver.answer(*both)
+    with running(house, "--docker", "none", "--nvml-answer-s", answer_s, env=driver.environment) as exporter:
+        exporter.until(lambda at: idle_workers(at) == ["w0", "w1"] and idle_s(at, "w2") >= 0)
+
+        driver.answer(*both, but=("hang 1 nvmlDeviceGetMemoryInfo",))
+        exporter.until(lambda at: not idle_workers(at))
+        began_s = time.monotonic()
+        exporter.until(lambda at: idle_workers(at) == ["w0"])
+        gap_s = time.monotonic() - began_s
+        hung = exporter.until(lambda at: (at("container_gpu_idle_seconds", container="w0") or 0) >= 2 * answer_s)
+        driver.answer(*both)
+        back = exporter.until(lambda at: idle_workers(at) == ["w0", "w1"] and idle_s(at, "w2") >= 0, within_s=30)
+
+    assert gap_s < 2 * answer_s
+    assert idle_workers(hung) == ["w0"]
+    assert idle_s(hung, "w2") == -1
+    assert hung("gpu_utilization_ratio", gpu="GPU-0") == 0
+    assert hung("gpu_utilization_ratio", gpu="GPU-1") is None
+    assert hung("gpu_info", gpu="GPU-1", name="Test GPU") == 1
+    assert hung("gpu_lost_seconds", gpu="GPU-1") is None
+    assert hung("gpu_unknown_samples_total", gpu="GPU-1", figure="gpu", reason="hung")
+    assert hung("container_gpu_memory_bytes", container="w1") is None
+    assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-0") == GIB
+    assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-1") is None
+    assert hung("container_gpu_lost_seconds", container="w1") is None
+    assert hung("collector_success", collector="source_gpu") == 1
+    assert hung("driver_processes_killed_total") == 1
+    assert back("gpu_lost_seconds", gpu="GPU-1") == 0
+
+
+@pytest.mark.needs_compiler
+def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path, driver: Driver) -> None:
+    driver.answer(Card())
+    with running(house, "--docker", "none", "--nvml-answer-s", 6, env=driver.environment) as exporter:
+        exporter.until(lambda at: at("gpu_info") == 1)
+        driver.answer(Card(), but=("hang - nvmlDeviceGetCount",))
+        exporter.until(lambda at: at("collector_success", collector="source_gpu") == 0)
+        ages_s: list[float] = []
+
+        def is_killed(at: Scrape) -> bool:
+            ages_s.append(at("sample_age_seconds") or 0.0)
+            return at("driver_processes_killed_total") == 1
+
+        exporter.until(is_killed)
+
+    assert max(ages_s) < 1.0
 
 
 @pytest.mark.needs_compiler

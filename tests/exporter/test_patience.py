@@ -61,6 +61,25 @@ def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], w
     assert PATIENCE.window_s(build.job_file(**job), 300.0) == window_s
 
 
+@pytest.mark.parametrize(
+    ("job", "grace_s"),
+    [
+        pytest.param({"phase": Phase.LOAD}, 360.0, id="the host's, while it loads: no window that began in it counts"),
+        pytest.param({"phase": Phase.LOAD, "patience_s": 900.0}, 360.0, id="however long it says that takes"),
+        pytest.param({}, 60.0, id="less by the window once it has loaded: none ends before the grace"),
+        pytest.param({"phase": Phase.EVAL}, 40.0, id="by the window of its phase"),
+        pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 60.0, id="of a video model"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 0.0, id="nothing where the window is longer"),
+        pytest.param({"phase": Phase.IDLE}, 360.0, id="the host's while it is idle, when nothing is watched"),
+        pytest.param({"phase": Phase.LOAD, "job_class": JobClass.CPU}, None, id="none of a class without a GPU"),
+    ],
+)
+def test_the_time_after_its_start_in_which_no_window_of_a_gpu_job_begins_is(
+    job: dict[str, Any], grace_s: float | None
+) -> None:
+    assert PATIENCE.grace_s(build.job_file(**job), grace_s=360.0, window_s=300.0) == grace_s
+
+
 STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
 
 

@@ -12,7 +12,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -497,15 +497,60 @@ def listing_of(source: Pods) -> Listing | None:
     return None
 
 
-def test_an_api_or_a_kubelet_that_is_not_there_is_reported(host: Host, cluster: Cluster, tmp_path: Path) -> None:
+def test_an_api_or_a_folder_of_links_that_is_not_there_is_reported(host: Host) -> None:
     nobody = Api("http://127.0.0.1:1", node="node-1", resource=VRAM)
     for sources, because in (
         ({"api": nobody}, "Kubernetes API at http://127.0.0.1:1"),
-        ({"api": of(cluster), "pod_resources": tmp_path / "none.sock"}, "the kubelet at .*none.sock"),
         ({}, "the kubelet's logs in"),
     ):
         with asked(on(host, **sources)) as source, pytest.raises(OSError, match=because):
             source.latest()
+
+
+def test_a_node_without_the_kubelets_socket_has_its_pods_and_nothing_fails_until_the_socket_is_there(
+    host: Host, short_path: Path
+) -> None:
+    host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
+    link(host.proc.parent / "logs")
+    answer = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-2"]}))
+    source = on(host, pod_resources=short_path / "k.sock", pod_resources_wanted=False)
+
+    without = source.list_now()
+    with a_kubelet(short_path / "k.sock", lambda: answer):
+        told = source.list_now()
+    (short_path / "k.sock").unlink(missing_ok=True)
+    gone = source.list_now()
+
+    assert [gpus_of(each) for each in (without, told, gone)] == [("GPU-1",), ("GPU-2",), ("GPU-2",)]
+    assert [[part.success for part in each.beside] for each in (without, told, gone)] == [[], [True], [False]]
+
+
+@pytest.mark.parametrize("answer", ["none", "garbage"])
+def test_a_kubelet_that_does_not_answer_costs_no_pod_and_is_published_as_failing_beside_them(
+    host: Host, short_path: Path, tmp_path: Path, answer: str
+) -> None:
+    path = short_path / "k.sock"
+    host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
+    link(host.proc.parent / "logs")
+    with a_kubelet(path, lambda: b"\xff") if answer == "garbage" else nullcontext():
+        source = on(host, pod_resources=path)
+        with asked(source):
+            sampler = Sampler(
+                host="box-1", directory=tmp_path, containers={"kubernetes": source}, gpus=None, thresholds=Thresholds()
+            )
+            snapshot = sampler.sample()
+
+    told = {each.source: each for each in snapshot.sources}
+    assert [each.container.name for each in snapshot.containers] == ["ml/llm-0/server"]
+    assert snapshot.containers[0].container.gpu_request == ("GPU-1",)  # as without it
+    assert (told["kubernetes"].success, told["pod_resources"].success) == (True, False)
+    assert f"the kubelet at {path}: " in (told["pod_resources"].because or "")
+    assert told["pod_resources"].succeeded_unix_s is None
+
+
+def gpus_of(listing: Listing) -> tuple[str, ...] | None:
+    (found,) = listing.containers.values()
+    return found.gpu_request
 
 
 def test_a_listing_that_grows_old_is_no_longer_believed(host: Host, cluster: Cluster) -> None:
@@ -681,7 +726,10 @@ def test_links_alone_need_no_api_and_the_kubelets_socket_can_be_left_out() -> No
     source = pods_of(settings("--pods=logs", "--pod-resources=none"))
 
     assert (source._api, source._pod_resources) == (None, None)
-    assert pods_of(settings("--pods=logs"))._pod_resources == kubelet.SOCKET
+
+    by_itself, told = pods_of(settings("--pods=logs")), pods_of(settings(f"--pod-resources={kubelet.SOCKET}"))
+    assert (by_itself._pod_resources, by_itself._kubelet_wanted) == (kubelet.SOCKET, False)
+    assert (told._pod_resources, told._kubelet_wanted) == (kubelet.SOCKET, True)
 
 
 def test_the_program_asks_for_the_pods_of_its_node(cluster: Cluster, house: Path, short_path: Path) -> None:

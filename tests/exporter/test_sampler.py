@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +25,13 @@ from exporter.readings import (
     GpuReadings,
     GpuShare,
     Snapshot,
+    SourceHealth,
     Tenancy,
 )
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import clients, processes, simulated
 from exporter.sources.drm import AMD, DrmGpus
-from exporter.sources.listener import Listing
+from exporter.sources.listener import Listener, Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
@@ -538,6 +541,25 @@ def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted
     assert (found and found.kind) == placed
 
 
+@pytest.mark.parametrize("request_", [("0",), None], ids=["a GPU of its own", "no GPU"])
+def test_who_has_the_pid_of_an_entry_whose_process_ended_is_counted_as_unknown(
+    request_: tuple[str, ...] | None, house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.procs").write_text("1\n")
+    docker = Docker(build.container(gpu_request=request_, group=str(tmp_path)))
+    readings = build.gpus(build.gpu(0, build.process(os.getpid(), 0.5, 9)))
+    look = sampler(house, containers={"docker": docker}, gpus=lambda: readings)
+    with monkeypatch.context() as before:
+        before.setattr(cgroup, "start_ticks", lambda *_, **__: 1)
+        look.sample()
+
+    (tmp_path / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
+    found = look.sample()
+
+    assert found.unknown["worker-0", "gpu", "recycled_pid"] == 1
+    assert found.unplaced == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=9),)
+
+
 def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path) -> None:
     budgeted = Tenancy(recyclable=True, budget_bytes=2**30)
     one, other = (
@@ -586,6 +608,30 @@ def test_what_is_in_no_container_is_told_while_it_is_known_of_each_what_is_in_it
     assert look.sample().unplaced == ()
 
 
+def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver_lists_it_still(house: Path) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    gpu = build.gpu(0, build.process(process.pid, 0.0, 7), build.process(os.getpid(), 0.0, 9))
+    look = sampler(house, gpus=lambda: build.gpus(gpu), thresholds=Thresholds(vram_return_s=3.0))
+    try:
+        first = look.sample().returning_bytes
+        eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is known that nothing is")
+    finally:
+        process.kill()
+    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 7}, "it has ended, and nobody has waited for it")
+    process.wait()
+
+    assert first == {}
+    assert look.sample().returning_bytes == {"GPU-0": 7}
+    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is taken to stay")
+
+
+def test_who_cannot_be_looked_at_has_not_ended(tmp_path: Path) -> None:
+    (tmp_path / "7" / "stat").mkdir(parents=True)
+
+    assert not processes.has_ended(7, proc=tmp_path)
+    assert processes.has_ended(8, proc=tmp_path)
+
+
 def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:
     ranked = build.container(tenancy=Tenancy(budget_bytes=1, recyclable=True))
     pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", tenancy=Tenancy())
@@ -622,12 +668,84 @@ def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
     assert answered() == (None, "it hangs")
     docker.error = None
     before = time.time()
+    docker.listing = replace(docker.listing, taken_s=time.monotonic())
     at, because = answered()
     docker.error = OSError("it hangs again")
 
     assert at is not None
     assert (before <= at <= time.time(), because) == (True, None)
     assert answered() == (at, "it hangs again")
+
+
+def test_of_an_engine_it_is_told_how_long_its_list_took_and_when_that_was_taken_and_not_how_long_it_was_read(
+    house: Path,
+) -> None:
+    source = Docker()
+    taken_s = time.monotonic() - 6.5
+    source.listing = Listing(containers={}, taken_s=taken_s, duration_s=0.25)
+    look = sampler(house, containers={"docker": source})
+    now_unix_s = time.time()
+
+    first, again = (of_source(look.sample(), "docker") for _ in range(2))
+    source.listing = Listing(containers={}, taken_s=taken_s + 6, duration_s=0.5)
+    anew = of_source(look.sample(), "docker")
+
+    assert [each.success for each in (first, again, anew)] == [True] * 3
+    assert [each.duration_s for each in (first, again, anew)] == [0.25, 0.25, 0.5]
+    assert first.succeeded_unix_s == pytest.approx(now_unix_s - 6.5, abs=0.5)
+    assert again.succeeded_unix_s == first.succeeded_unix_s
+    assert anew.succeeded_unix_s == pytest.approx(now_unix_s - 0.5, abs=0.5)
+
+
+class Engine(Listener):
+    """Lists once, and then does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("engine", nothing="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
+        self.answers = threading.Event()
+        self.listed = False
+
+    def list_now(self) -> Listing:
+        if self.listed:
+            assert self.answers.wait(60)
+            raise OSError("it refuses")
+        self.listed = True
+        return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.001)
+
+
+def test_an_engine_that_does_not_answer_took_as_long_as_it_has_been_asked(house: Path) -> None:
+    source = Engine()
+    look = sampler(house, containers={"docker": source})
+    source.start()
+    try:
+        listed = of_source(look.sample(), "docker")
+        hangs = eventually(lambda: found if (found := of_source(look.sample(), "docker")).duration_s > 0.2 else None)
+        source.answers.set()
+        refused = eventually(
+            lambda: found if (found := of_source(look.sample(), "docker")).duration_s < hangs.duration_s else None
+        )
+    finally:
+        source.answers.set()
+        source.close()
+
+    assert (listed.success, listed.duration_s) == (True, 0.001)
+    assert (hangs.success, hangs.succeeded_unix_s) == (False, listed.succeeded_unix_s)
+    assert "it has not answered since" in (hangs.because or "")
+    assert "it refuses" in (refused.because or "")
+
+
+def of_source(snapshot: Snapshot, source: str) -> SourceHealth:
+    return next(each for each in snapshot.sources if each.source == source)
+
+
+def test_it_is_told_how_long_a_whole_look_took(house: Path) -> None:
+    slow = sampler(house, gpus=lambda: time.sleep(0.05) or build.gpus())  # type: ignore[func-returns-value]
+    began_s = time.monotonic()
+
+    took_s = slow.sample().took_s
+
+    assert took_s is not None
+    assert 0.05 <= took_s <= time.monotonic() - began_s
 
 
 def test_an_idle_duration_starts_anew_when_its_gpu_was_unknown_for_a_look(

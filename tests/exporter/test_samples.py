@@ -21,8 +21,9 @@ def sample(sm: int = 50, *, pid: int = 7, at_us: int = 1001, memory: int = 0, en
 
 
 def ratio(*found: Sample, entry: Listed | None = None, cursor: Cursor = READ) -> float | None:
+    """By what it is idle or not: the most that any engine did for it."""
     (process,) = samples.measured({7: entry or listed()}, found, cursor)
-    return process.utilization_ratio
+    return process.utilization_ratio if process.busiest_ratio is None else process.busiest_ratio
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,26 @@ def ratio(*found: Sample, entry: Listed | None = None, cursor: Cursor = READ) ->
 )
 def test_what_a_process_did_since_the_last_look(found: list[Sample], expected: float | None) -> None:
     assert ratio(*found) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param([], (0.0, None), id="nothing"),
+        pytest.param([sample(30, memory=60, dec=90)], (0.3, 0.9), id="another engine does more"),
+        pytest.param([sample(30, memory=30, enc=10)], (0.3, None), id="none does"),
+        pytest.param([sample(0, dec=90)], (0.0, 0.9), id="only decoding"),
+        pytest.param([sample(70, dec=10), sample(10, dec=90, at_us=1002)], (0.7, 0.9), id="the greatest of each"),
+        pytest.param([sample(30, dec=2**32 - 1)], (0.3, None), id="a GPU without a decoder"),
+        pytest.param([sample(400, dec=50)], (None, None), id="made up: unknown"),
+    ],
+)
+def test_its_share_of_the_gpus_own_time_is_told_apart_from_what_other_engines_did(
+    found: list[Sample], expected: tuple[float | None, float | None]
+) -> None:
+    (process,) = samples.measured({7: listed()}, found, READ)
+
+    assert (process.utilization_ratio, process.busiest_ratio) == expected
 
 
 @pytest.mark.parametrize(

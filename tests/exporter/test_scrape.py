@@ -227,7 +227,7 @@ def test_gpu_health_watches_jobs_that_use_a_gpu(job_class: JobClass, watched: bo
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(job_class=job_class))))
 
     assert values(text, "gpuwarden_job_health_window_seconds") == [300.0] * watched
-    assert values(text, "gpuwarden_job_health_grace_seconds") == [360.0] * watched
+    assert values(text, "gpuwarden_job_health_grace_seconds") == [60.0] * watched
 
 
 def test_a_budget_of_nothing_is_none() -> None:
@@ -346,6 +346,12 @@ def test_a_failed_source_is_published_by_name() -> None:
 
     assert values(text, "gpuwarden_collector_success", collector="source_docker") == [0.0]
     assert values(text, "gpuwarden_collector_duration_seconds", collector="source_docker") == [5.0]
+
+
+def test_how_long_the_newest_look_took_stands_beside_how_long_each_source_did() -> None:
+    text = golden.scraped(build.snapshot(took_s=0.25))
+
+    assert values(text, "gpuwarden_collector_duration_seconds", collector="sampler") == [0.25]
 
 
 def last_success(text: str, collector: str) -> list[float]:

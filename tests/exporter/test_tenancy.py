@@ -146,11 +146,12 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
         containers=(place("a", holds(30 * MIB), tenancy=BUDGET), place("b", holds(5))),
         vram_floor_bytes=9,
         vram_tie_bytes=2,
+        returning_bytes={"GPU-0": 3},
     )
 
     assert cards(snapshot, "a") == [
         CardFacts(
-            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2,
+            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2, returning_bytes=3,
             tenants=[
                 TenantFacts(
                     container="a", incarnation="a@1", used_bytes=30 * MIB, budget_bytes=10 * MIB, recyclable=True
@@ -159,6 +160,19 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
             ],
         )
     ]  # fmt: skip
+
+
+def test_of_a_card_whose_memory_on_its_way_back_is_unknown_nothing_is_told_of_it_and_nobody_goes() -> None:
+    gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0)
+    found = place("a", holds(30 * MIB), tenancy=BUDGET)
+
+    def card(**changes: Any) -> CardFacts:
+        (told,) = cards(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
+        return told
+
+    assert (card().returning_bytes, choose(card()).victim) == (0, "a@1")
+    unknown = card(returning_bytes={"GPU-1": 0})
+    assert (unknown.returning_bytes, choose(unknown).victim) == (None, None)
 
 
 def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:
@@ -348,3 +362,20 @@ def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it()
         found = history.observe(container, use, RamUse(usage_bytes=1), now_s=float(now_s))
 
     assert found.peak_bytes == {"GPU-0": 9}
+
+
+@pytest.mark.parametrize(("busy_ratio", "victim"), [(0.0, "a"), (0.7, None)], ids=["at rest", "at work for nobody"])
+def test_while_somebody_on_no_list_works_on_the_gpu_nobody_goes_for_it_may_be_another_who_is_most_over(
+    busy_ratio: float, victim: str | None
+) -> None:
+    gpu = build.gpu(0, build.process(4001, 0.0, 11 * MIB), utilization_ratio=busy_ratio, memory_free_bytes=0)
+    readings = build.gpus(replace(gpu, memory_used_bytes=5000 * MIB))
+    found = []
+    for name, pid in (("a", 4001), ("b", 4002)):
+        container = build.container(name=name, incarnation=name, gpu_request=("0",), tenancy=BUDGET)
+        use = gpu_use(container, frozenset({pid}), readings, Thresholds())
+        found.append(ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0))
+
+    card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "a") or [])[0]
+
+    assert choose(card).victim == victim

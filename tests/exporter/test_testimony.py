@@ -26,23 +26,24 @@ def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -
 
 
 @pytest.mark.parametrize(
-    ("changes", "silence_s", "window_s"),
+    ("changes", "silence_s", "window_s", "grace_s"),
     [
-        pytest.param({}, 120.0, 300.0, id="in its steps"),
-        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, id="in its evaluation"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, id="as it asks for"),
-        pytest.param({"phase": Phase.IDLE}, 0.0, None, id="while it is idle"),
+        pytest.param({"phase": Phase.LOAD}, 300.0, 300.0, 360.0, id="in its load"),
+        pytest.param({}, 120.0, 300.0, 60.0, id="in its steps"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, 40.0, id="in its evaluation"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, 0.0, id="as it asks for"),
+        pytest.param({"phase": Phase.IDLE}, 0.0, None, 360.0, id="while it is idle"),
     ],
 )
 def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
-    changes: dict[str, Any], silence_s: float, window_s: float | None
+    changes: dict[str, Any], silence_s: float, window_s: float | None, grace_s: float
 ) -> None:
     seen = build.sighting(job=build.job_file(**changes))
 
     found = testimony.about("w0", build.snapshot(seen, patience=Patience(eval_s=320.0)), now=build.ago(0))
 
     assert found is not None
-    assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, 360.0)
+    assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, grace_s)
 
 
 def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:
@@ -64,6 +65,18 @@ def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() ->
     found = [testimony.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
 
     assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
+
+
+def test_of_a_container_whose_engine_does_not_answer_nothing_is_told_by_which_it_could_be_freed() -> None:
+    seen = build.sighting()
+    places = [build.evidence(container=build.container(listed=listed), gpu_idle_s=900.0) for listed in (True, False)]
+
+    found = [testimony.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+
+    assert [(each.container, each.gpu_idle_s, each.container_workers) for each in found if each] == [
+        ("worker-0", 900.0, 1),
+        (None, None, None),
+    ]
 
 
 def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -> None:

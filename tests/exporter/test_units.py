@@ -10,14 +10,16 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from deploy import private_systemd as private
 from deploy.private_systemd import NoSystemd, private_systemd
 from exporter.evidence import Thresholds
-from exporter.readings import Container, WorkerReadings, WorkerSighting
+from exporter.readings import Container, GpuShare, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources import workers
 from exporter.sources.units import Units
 from tests.exporter import builders as build
+from tests.exporter import test_cgroups
 from tests.waiting import eventually
 
 UNIT = "w@a.service"
@@ -27,7 +29,7 @@ class Host:
     """A host whose systemd runs some services."""
 
     def __init__(self, folder: Path) -> None:
-        self.proc = folder / "proc"
+        self.proc, self.root = folder / "proc", folder / "cgroup"
         self.invocations = folder / "units"
         self.invocations.mkdir()
         self.process(1, "/init.scope")
@@ -45,7 +47,10 @@ class Host:
 
     def units(self, *patterns: str) -> Units:
         """By a systemd that cannot be asked how often it restarted them."""
-        return Units(patterns, proc=self.proc, invocations=self.invocations, systemctl=("/nonexistent/systemctl",))
+        return Units(
+            patterns, proc=self.proc, root=self.root, invocations=self.invocations,
+            systemctl=("/nonexistent/systemctl",),
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -176,6 +181,154 @@ def test_several_are_given_either_way() -> None:
         ["--systemd-unit=a@*.service", "--systemd-unit=b.service"],
     ):
         assert CliApp.run(Settings, cli_args=options).systemd_unit == ("a@*.service", "b.service")
+
+
+@pytest.fixture(params=[False, True], ids=["version 2", "version 1"])
+def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> test_cgroups.Host:
+    """A host with an ollama.service of two processes, and a systemd that knows it."""
+    found = test_cgroups.Host(tmp_path, version_1=request.param)
+    found.process(1, "init.scope")
+    found.process(41, OLLAMA, ticks=70)
+    found.process(42, OLLAMA, ticks=77, gpus="7")
+    (tmp_path / "units").mkdir()
+    invoke(tmp_path, "ollama.service", "abc")
+    return found
+
+
+OLLAMA = "system.slice/ollama.service"
+
+
+def invoke(folder: Path, unit: str, invocation: str) -> None:
+    (folder / "units" / f"invocation:{unit}").symlink_to(invocation)
+
+
+def units_of(kernel: test_cgroups.Host, folder: Path, *patterns: str) -> Units:
+    return Units(
+        patterns, proc=kernel.proc, root=kernel.root, invocations=folder / "units", systemctl=("/nonexistent",)
+    )
+
+
+def test_a_service_without_any_worker_is_a_container_with_what_its_processes_have_of_the_gpus(
+    kernel: test_cgroups.Host, tmp_path: Path
+) -> None:
+    (tmp_path / "state").mkdir()
+    gpus = build.gpus(build.gpu(0, build.process(42, 0.4, 6 * 2**30)))
+    kernel.process(42, OLLAMA, gpus="GPU-0")
+    kernel.process(41, OLLAMA, ticks=70, gpus="GPU-0")
+
+    def look(*patterns: str) -> tuple[list[tuple[str, str]], list[GpuShare], list[int | None]]:
+        units = units_of(kernel, tmp_path, *patterns)
+        sampler = Sampler(
+            host="box-1", directory=tmp_path / "state", containers={}, gpus=lambda: gpus, thresholds=Thresholds(),
+            units=units,
+        )  # fmt: skip
+        sampler._places = kernel.places()
+        snapshot = [sampler.sample() for _ in range(2)][1]
+        kinds = [(each.container.kind, each.container.incarnation) for each in snapshot.containers]
+        shares = [share for each in snapshot.containers for share in each.shares]
+        return kinds, shares, [each.memory_bytes for each in snapshot.unplaced]
+
+    kinds, (share,), unplaced = look("ollama.service")
+    assert kinds == [("systemd", "ollama.service@abc")]
+    assert (share.gpu, share.utilization_ratio, share.memory_bytes) == ("GPU-0", 0.4, 6 * 2**30)
+    assert unplaced == [0]
+    assert look() == look("other.service") == ([], [], [6 * 2**30])
+
+
+def test_a_service_without_a_worker_is_known_by_whichever_of_its_processes_started_first_and_lives(
+    kernel: test_cgroups.Host, tmp_path: Path
+) -> None:
+    units = units_of(kernel, tmp_path, "ollama.service")
+
+    def found() -> tuple[int, tuple[str, ...] | None] | None:
+        its = units.containers([]).get("ollama.service")
+        return None if its is None else (its.pid, its.gpu_request)
+
+    first = found()
+    kernel.process(43, OLLAMA, ticks=60)
+    still = found()
+    kernel.end(41)
+    kernel.end(43)
+    second = found()
+    kernel.remove(OLLAMA)
+    gone = found()
+    kernel.process(44, OLLAMA, ticks=99)
+    back = found()
+
+    assert (first, still, second, gone, back) == ((41, ("all",)), (41, ("all",)), (42, ("7",)), None, (44, ("all",)))
+
+
+def test_a_service_is_found_in_whichever_slice_it_is_and_from_when_systemd_knows_it(
+    kernel: test_cgroups.Host, tmp_path: Path
+) -> None:
+    kernel.process(51, "gpu.slice/gpu-ml.slice/w@1.service")
+    units = units_of(kernel, tmp_path, "w@*.service")
+
+    before = units.containers([])
+    invoke(tmp_path, "w@1.service", "def")
+    found = units.containers([])
+
+    assert before == {}
+    assert [(each.id, each.pid, each.incarnation) for each in found.values()] == [
+        ("w@1.service", 51, "w@1.service@def")
+    ]
+
+
+def test_a_service_that_only_runs_containers_is_none_itself(kernel: test_cgroups.Host, tmp_path: Path) -> None:
+    kernel.process(61, f"{OLLAMA}/libpod-payload-{test_cgroups.ID}")
+
+    assert units_of(kernel, tmp_path, "ollama.service").containers([]) == {}
+
+
+def test_while_nothing_changes_systemds_folder_is_not_listed(
+    kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "units"
+    os.utime(folder, ns=(0, time.time_ns() - 10**10))
+    units = units_of(kernel, tmp_path, "*.service")
+    first = units.containers([])
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+
+    again = units.containers([])
+
+    assert again == first
+    assert list(first) == ["ollama.service"]
+
+
+@pytest.mark.needs_systemd
+def test_a_real_service_without_a_worker_is_a_container_for_as_long_as_it_runs(tmp_path: Path) -> None:
+    with private_systemd(tmp_path) as systemd:
+        if isinstance(systemd, NoSystemd):
+            pytest.skip(systemd.because)
+        enter = [*systemd.enter, "systemctl"]
+        systemd.write(
+            "w.service", "[Unit]\nDefaultDependencies=no\n[Service]\nExecStart=/bin/sh -c 'sleep 600 & sleep 600'\n"
+        )
+        units = Units(
+            ("w.service",), root=its_groups(tmp_path / "cgroup"), invocations=systemd.root / "run/systemd/units",
+            systemctl=enter,
+        )  # fmt: skip
+        before = units.containers([])
+        subprocess.run([*enter, "start", "w.service"], check=True, timeout=30)
+        found = eventually(lambda: units.containers([]).get("w.service"))
+        name = Path(f"/proc/{found.pid}/comm").read_text(encoding="ascii")
+        subprocess.run([*enter, "stop", "w.service"], check=True, timeout=30)
+        eventually(lambda: not units.containers([]))
+
+    assert before == {}
+    assert (found.kind, found.name, name) == ("systemd", "w.service", "sh\n")
+
+
+def its_groups(folder: Path) -> Path:
+    """The kernel's control groups as our own systemd sees them, which is in a group of its own."""
+    name = f"{private._GROUP}{os.getpid()}"
+    hierarchies = private._hierarchies()
+    if hierarchies == [private.CGROUPS]:
+        return private.CGROUPS / name
+    folder.mkdir()
+    for hierarchy in hierarchies:
+        (folder / hierarchy.name).symlink_to(hierarchy / name)
+    return folder
 
 
 @pytest.mark.needs_systemd

@@ -185,12 +185,30 @@ def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/-/healthy", "/-/ready", "/"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
-def test_nothing_but_get_is_answered(method: str, path: str) -> None:
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_get_and_head_is_answered(method: str, path: str) -> None:
     with served(live(build.sighting())) as port:
         status, _, headers = get(port, path, method=method)
 
-    assert (status, headers["Allow"]) == (405, "GET")
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/evidence?worker=w0", "/evidence", "/-/healthy", "/-/ready", "/", "/nothing"]
+)
+def test_head_is_answered_as_get_without_the_page(path: str) -> None:
+    with served(live(build.sighting())) as port:
+        expected, page, headers = get(port, path)
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+
+    lines = head.decode().split("\r\n")
+    told = dict(line.split(": ", 1) for line in lines[1:])
+    assert int(lines[0].split()[1]) == expected
+    assert body == b""
+    assert told["Content-Type"] == headers["Content-Type"]
+    assert int(told["Content-Length"]) == pytest.approx(len(page.encode()), abs=100)  # durations differ in digits
 
 
 def stale() -> Snapshot:
@@ -344,7 +362,7 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
         container_incarnation=build.container().incarnation, container_workers=1,
         job_id=7, attempt=1, phase="step", phase_age_s=200.0, step=12,
         elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0,
-        health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
+        health_window_s=300.0, health_grace_s=60.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
         io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None,
         gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
@@ -408,7 +426,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
         probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
         cards=[CardFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
-            tie_bytes=256 * build.MIB, tenants=[TenantFacts(
+            tie_bytes=256 * build.MIB, returning_bytes=0, tenants=[TenantFacts(
                 container="worker-0", incarnation=seen.container.incarnation, used_bytes=None, budget_bytes=None,
                 recyclable=False,
             )],

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,14 @@ GPU_IS_LOST: Final = 15
 
 
 class Relay:
-    """Hands on to the stand-in what is written for the simulated driver, but for the GPUs that it has lost."""
+    """Hands on to the stand-in what is written for the simulated driver, but for the GPUs that it has lost.
+
+    `kept` is what it counts as in use of a GPU once a process has left its list: UUID and bytes by pid.
+    """
 
     def __init__(self, simulation: Path, driver: Driver) -> None:
         self.lost: frozenset[str] = frozenset()
+        self.kept: Mapping[int, tuple[str, int]] = {}
         self._simulation = simulation
         self._driver = driver
 
@@ -37,7 +41,8 @@ class Relay:
     def hand_on(self) -> None:
         gpus: list[dict[str, Any]] = json.loads(self._simulation.read_text(encoding="ascii"))["gpus"]
         lost = [f"error {gpu['index']} * {GPU_IS_LOST}" for gpu in gpus if gpu["uuid"] in self.lost]
-        self._driver.answer(*map(_card, gpus), but=tuple(lost))
+        kept = self.kept
+        self._driver.answer(*(_card(gpu, kept) for gpu in gpus), but=tuple(lost))
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -58,13 +63,14 @@ class Relay:
             thread.join(timeout=5)
 
 
-def _card(gpu: dict[str, Any]) -> Card:
+def _card(gpu: dict[str, Any], kept: Mapping[int, tuple[str, int]]) -> Card:
     processes = gpu["processes"]
     busy = {each["pid"]: round(100 * each["utilization_ratio"]) for each in processes}
     return Card(
         uuid=gpu["uuid"],
         utilization=max(busy.values(), default=0),
-        used_bytes=sum(each["memory_bytes"] for each in processes),
+        used_bytes=sum(each["memory_bytes"] for each in processes)
+        + sum(size for pid, (uuid, size) in kept.items() if uuid == gpu["uuid"] and pid not in busy),
         compute={each["pid"]: each["memory_bytes"] for each in processes},
         samples=tuple(
             Sample(pid=pid, timestamp_us=time.time_ns() // 1000, sm=percent) for pid, percent in busy.items()

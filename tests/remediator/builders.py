@@ -169,11 +169,14 @@ def tenant(
     return replace(default, **changed)
 
 
-def card(*tenants: TenantFacts, free_mib: int | None = 400, gpu: str = "GPU-0") -> CardFacts:
-    """A GPU's memory: by default 400 MiB are free of a floor of 1536, and two within 256 MiB are level."""
+def card(
+    *tenants: TenantFacts, free_mib: int | None = 400, returning_mib: int | None = 0, gpu: str = "GPU-0"
+) -> CardFacts:
+    """A GPU's memory: by default 400 MiB are free of a floor of 1536, none on its way back; two within 256 level."""
     return CardFacts(
         gpu=gpu, size_bytes=16_384 * MIB, free_bytes=None if free_mib is None else free_mib * MIB,
         floor_bytes=1536 * MIB, tie_bytes=256 * MIB, tenants=list(tenants),
+        returning_bytes=None if returning_mib is None else returning_mib * MIB,
     )  # fmt: skip
 
 

@@ -1144,6 +1144,52 @@ def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_
     assert told(ledger).count("did quarantine") == 1
 
 
+def test_a_quarantine_that_was_refused_is_not_asked_for_again_while_disarmed_and_is_once_armed(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpuwarden.database, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id, unkillable=True))
+    world.gpu_lost = True
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+
+        def refuses(_: Box) -> None:
+            if not its_own.in_transaction() and not told(ledger).count("failed quarantine"):
+                refuse_all(its_own)
+                time.sleep(pace.limits.settle_bound_s)
+
+        world.before_stop = refuses
+        works = executor(ledger, patient, world, pace=pace)
+
+        def refused() -> bool:
+            turn(works, ledger)
+            return told(ledger).count("failed quarantine") == 1
+
+        eventually(refused, "the queue refuses", within_s=30, log=lambda: str(told(ledger)))
+        refused_while_armed = ledger.totals(HOST).quarantines_refused
+        arm(ledger, armed=False)
+        its_own.rollback()
+        for _ in range(10):
+            turn(works, ledger)
+        while_disarmed = told(ledger), ledger.totals(HOST).quarantines_refused
+        arm(ledger)
+        armed_again = ledger.totals(HOST).quarantines_refused
+
+        def taken() -> bool:
+            turn(works, ledger)
+            return "did quarantine" in told(ledger)
+
+        eventually(taken, "armed again it is taken", within_s=30, log=lambda: str(told(ledger)))
+    patient.close()
+
+    assert (refused_while_armed, while_disarmed[1], armed_again) == (1, 0, 1)
+    assert "did quarantine" not in while_disarmed[0]
+    assert ledger.totals(HOST).quarantines_refused == 0
+
+
 @sqlite_only
 def test_patience_comes_to_an_end_while_the_queue_is_locked(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch

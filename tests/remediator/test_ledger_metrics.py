@@ -18,6 +18,7 @@ from remediator.ledger import Ledger
 from remediator.ledger_metrics import SERIES, STAGES, LedgerCollector
 from remediator.plan import Kind, Outcome, Stage
 from remediator.reconcile import Reconciler
+from remediator.safety import Act, Order
 from remediator.schema import LEDGER
 from remediator.totals import TOOK_S
 from remediator.watchdog import Watchdog
@@ -162,6 +163,7 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
     def refused(host: str = HOST) -> float | None:
         return figure(ledger, "quarantines_refused", host=host)
 
+    arm(ledger)
     first, second = opened(ledger), opened(ledger, worker="w2")
     for episode in (first, second):
         ledger.record(episode.episode_id, "failed", "requeue", "database is locked", now=NOW)
@@ -182,6 +184,7 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
 
 
 def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more(ledger: Ledger) -> None:
+    arm(ledger)
     episode = opened(ledger)
     assert begins(ledger, episode, BEGIN, now=NOW)
     (found,) = ledger.open_episodes()
@@ -197,6 +200,38 @@ def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more
     assert figure(ledger, "quarantines_refused") == 0
     ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 5)
     assert figure(ledger, "quarantines_refused") == 1
+
+
+def test_a_quarantine_that_was_refused_counts_no_more_once_its_remedy_is_disarmed_and_again_once_it_is_armed(
+    ledger: Ledger,
+) -> None:
+    def refused() -> float | None:
+        return figure(ledger, "quarantines_refused")
+
+    def order(act: Act, **about: Any) -> None:
+        ledger.order(Order(act=act, at=time.time(), who="ann", because="", **about))
+
+    arm(ledger)
+    for worker in ("w1", "w2"):
+        episode = opened(ledger, worker=worker)
+        ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
+    for act in (Act.PAUSE, Act.MAINTAIN):
+        order(act, until=time.time() + 3600)
+        assert refused() == 2, "what was begun goes on"
+    order(Act.DISARM, remedy="recycle_container")
+    order(Act.DISARM, host="box2")
+    assert refused() == 2, "another remedy, and another host"
+
+    order(Act.DISARM, remedy="restart_worker", host=HOST)
+    assert refused() == 0
+    order(Act.ASK, remedy="restart_worker")
+    assert refused() == 2
+    order(Act.DISARM)
+    assert refused() == 0
+
+
+def arm(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
 
 
 # --- backlog

@@ -69,6 +69,20 @@ CHOICES: dict[str, tuple[CardFacts, str | None, str]] = {
     "a burst into slack": (card(tenant(), free_mib=5000), None, "there is room: 5000 MiB free"),
     "a byte under its floor": (replace(card(tenant()), free_bytes=1536 * MIB - 1), KEY, "is most over"),
     "nothing free at all": (card(tenant(), free_mib=0), KEY, "0 MiB free on GPU-0"),
+    "there is room once what has left is back": (
+        card(tenant(), returning_mib=1136), None,
+        "there is room once 1136 MiB are back that processes held which have ended: 400 MiB free on GPU-0",
+    ),
+    "a byte too little once what has left is back": (
+        replace(card(tenant()), returning_bytes=1136 * MIB - 1), KEY, "c1 is most over its budget"
+    ),
+    "what has left is unknown": (
+        card(tenant(), returning_mib=None), None,
+        "whether memory of processes that have ended is on its way back is unknown: nothing is done: 400 MiB free",
+    ),
+    "what has left is unknown, and there is room": (
+        card(tenant(), free_mib=1536, returning_mib=None), None, "there is room: 1536 MiB free on GPU-0"
+    ),
     "free memory is unknown": (card(tenant(), free_mib=None), None, "how much memory of GPU-0 is free is unknown"),
     "no budget is no offence": (card(tenant(budget_mib=None)), None, "c1 10957 MiB without a budget"),
     "the one without a budget holds most": (
