@@ -941,8 +941,10 @@ class _StillRate:
         # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
         if not seen or total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
             self._since_s, self._exceeded = now_s, True
+            if self._over_s <= first_s:
+                self._over_s = now_s  # no look of these was over it, and all were together
         elif self._exceeded:
-            self._since_s, self._exceeded = self._over_s, False  # each look since then was within the rate itself
+            self._since_s, self._exceeded = self._over_s, False  # each look since then was within the rate
         return now_s - self._since_s
 
 

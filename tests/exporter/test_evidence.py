@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter import evidence
@@ -1420,6 +1420,7 @@ bursts_of_a_life = st.lists(
 
 @pytest.mark.parametrize("same", [False, True], ids=["read anew", "told to be as it was"])
 @given(bursts_of_a_life)
+@example(bursts=[(5.0, 500), (1.0, 90), (5.0, 500), (5.0, 0)])
 def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_known(
     same: bool, bursts: list[tuple[float, int]]
 ) -> None:
@@ -1437,6 +1438,7 @@ def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_
         before, exceeded = exceeded, totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0)
         if exceeded:
             since_s = times[-1]
+            overs[-1] |= not any(overs[first + 1 :])
         elif before:
             since_s = max(at_s for at_s, over in zip(times, overs, strict=True) if over)
 
