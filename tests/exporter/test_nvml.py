@@ -431,7 +431,7 @@ def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and
             GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB // 2),
             GpuProcess(pid=8, utilization_ratio=None, memory_bytes=None),
         ),
-        unknown="the driver measures no utilisation of an instance of a GPU",
+        unknown="the utilisation of an instance of a GPU is not read",
         attribution="none",
         mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
     )
@@ -460,7 +460,7 @@ def test_compute_instances_that_share_memory_have_their_own_processes_each(drive
     ("refused", "processes", "memory_bytes", "because"),
     [
         (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error"),
-        (f"{SIZES} 999", [7, 8], None, "the driver measures no utilisation of an instance of a GPU"),
+        (f"{SIZES} 999", [7, 8], None, "the utilisation of an instance of a GPU is not read"),
     ],
 )  # fmt: skip
 def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
