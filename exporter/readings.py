@@ -61,7 +61,8 @@ class GpuFigures:
     """A GPU's sensors and error counters. What is `None` is unknown; `unknown` has a fixed word why, by figure.
 
     `throttled` names why its clocks are held down, if anything does. ECC errors are counted since the driver was
-    loaded, and, as `lifetime`, since the GPU was made; rows are remapped for good.
+    loaded, and, as `lifetime`, since the GPU was made; rows are remapped for good. `pcie_errors` has a count of each
+    kind that the GPU and its driver tell.
     """
 
     temperature_celsius: float | None = None
@@ -79,6 +80,7 @@ class GpuFigures:
     row_remap_pending: bool | None = None
     row_remap_failed: bool | None = None
     pcie_replays: int | None = None
+    pcie_errors: Mapping[str, int] | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 

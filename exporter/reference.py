@@ -149,6 +149,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_row_remap_pending": "as `gpuwarden_gpu_remapped_rows_total`",
     "gpuwarden_gpu_row_remap_failed": "as `gpuwarden_gpu_remapped_rows_total`",
     "gpuwarden_gpu_pcie_replays_total": NOT_MEASURED,
+    "gpuwarden_gpu_pcie_errors_total": f"{NOT_MEASURED}, of that kind",
     "gpuwarden_exporter_info": "never",
     "gpuwarden_build_info": "never",
     "gpuwarden_collector_success": "the source is not configured, or the newest look is stale (but for `sampler`)",

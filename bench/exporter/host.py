@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import BenchError, until
+from exporter.sources.nvml_pcie import FIELDS
 from gpuwarden import cgroup
 from tests.nvml.driver import Card, Driver, Sample
 
@@ -42,6 +43,7 @@ _SENSORS: Final = (
     "nvmlDeviceGetEncoderUtilization 0 0 167000",
     "nvmlDeviceGetDecoderUtilization 0 0 167000",
     *(f"nvmlDeviceGetPcieThroughput {counter} 1000" for counter in range(2)),
+    *(f"nvmlDeviceGetFieldValues {field} 0" for field in FIELDS.values()),
 )
 """What a GPU of a data centre tells beside its use: it has no fan of its own, and these have no NVLink. Temperature and
 power, which never stand still, come beside them."""

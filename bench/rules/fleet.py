@@ -19,6 +19,7 @@ from exporter.evidence import Thresholds
 from exporter.readings import GpuFigures, Snapshot
 from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
+from exporter.sources.nvml_pcie import FIELDS
 from gpuwarden import clock
 
 WORKERS: Final = 8
@@ -48,6 +49,7 @@ FIGURES: Final = GpuFigures(
     row_remap_pending=False,
     row_remap_failed=False,
     pcie_replays=1,
+    pcie_errors=dict.fromkeys(FIELDS, 0),
 )
 
 _LINE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)")

@@ -253,6 +253,13 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
         source="NVML `nvmlDeviceGetPcieReplayCounter`",
     )
+    yield counter(
+        "gpuwarden_gpu_pcie_errors",
+        "Errors on the GPU's PCI Express link, by kind; an error may be of several kinds.",
+        (*_GPU, "kind"),
+        (((gpu.uuid, kind), float(count)) for gpu in gpus for kind, count in (gpu.figures.pcie_errors or {}).items()),
+        source="NVML `nvmlDeviceGetFieldValues`, `NVML_FI_DEV_PCIE_COUNT_*` and such",
+    )
 
 
 def _drivers(asked: Mapping[str, DriverHealth]) -> Iterable[Metric]:

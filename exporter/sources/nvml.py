@@ -39,7 +39,7 @@ from exporter.sources.samples import Cursor, Listed, Sample
 SOURCE: Final = "nvml"
 
 IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
-UNMEASURED_INSTANCE: Final = "the driver measures no utilisation of an instance of a GPU"
+UNREAD_INSTANCE: Final = "the utilisation of an instance of a GPU is not read"
 HUNG: Final = "calls about it do not return: it is left out, and another process asks for it now and then"
 INSTANCES_MAX: Final = 64
 """More than any GPU can be cut into."""
@@ -271,7 +271,7 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
         memory_size_bytes=None if memory is None else memory.total,
         memory_free_bytes=None if memory is None else memory.free,
         processes=None if listed is None else samples.measured(listed, None, Cursor()),
-        unknown=because or UNMEASURED_INSTANCE,
+        unknown=because or UNREAD_INSTANCE,
         attribution=UNTOLD,
         mig=mig,
     )

@@ -14,6 +14,7 @@ import pynvml
 
 from exporter.readings import THROTTLE_REASONS, GpuFigures
 from exporter.sources import nvml_calls
+from exporter.sources.nvml_pcie import LinkErrors
 
 SENSOR_LOOKS: Final = 5
 """How many looks a sensor is told for, once it was asked; all are asked again at the next one where any has failed."""
@@ -86,6 +87,7 @@ class Figures:
         self._fast_unknown: dict[str, str] = {}
         self._slow: dict[str, Any] = {}
         self._slow_unknown: dict[str, str] = {}
+        self._link = LinkErrors()
         self._looks = 0
 
     def read(self, handle: Any) -> GpuFigures:
@@ -118,6 +120,9 @@ class Figures:
     def _slow_asked(self, handle: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
         yield from self._numbers(handle, slow=True)
         yield "remapped_rows", self._asked("remapped_rows", partial(_remapped, handle))
+        yield "pcie_errors", self._asked("pcie_errors", partial(self._link.read, handle))
+        if self._link.unknown is not None:  # of some kinds, where others were told
+            yield "pcie_errors", self._link.unknown
 
     def _numbers(self, handle: Any, *, slow: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
         for each in _NUMBERS:

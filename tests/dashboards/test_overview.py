@@ -87,7 +87,7 @@ def a_snapshot() -> Snapshot:
         temperature_celsius=60.0, power_watts=300.0, power_limit_watts=700.0, sm_clock_hertz=2e9,
         memory_clock_hertz=2e9, throttled=("sw_power_cap",), ecc_corrected=1, ecc_uncorrected=0,
         ecc_lifetime_corrected=1, ecc_lifetime_uncorrected=0, remapped_rows_corrected=1, remapped_rows_uncorrected=0,
-        row_remap_pending=False, row_remap_failed=False, pcie_replays=1,
+        row_remap_pending=False, row_remap_failed=False, pcie_replays=1, pcie_errors={"fatal": 0},
     )  # fmt: skip
     gpu = Gpu(
         uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=2**34,

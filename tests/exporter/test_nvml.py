@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
-from exporter.sources import nvml_calls, nvml_figures
+from exporter.sources import nvml_calls, nvml_figures, nvml_pcie
 from exporter.sources.driver_wire import DriverError, Question
 from exporter.sources.nvml import HUNG, NvmlGpus
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
@@ -24,10 +24,15 @@ TEMPERATURE = "nvmlDeviceGetTemperature"
 ECC = "nvmlDeviceGetTotalEccErrors"
 ROWS = "nvmlDeviceGetRemappedRows"
 THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
+FIELDS = "nvmlDeviceGetFieldValues"
+FATAL = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR}"
+BAD_TLP = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_TLP}"
+LINK = tuple(f"{FIELDS} {number} {10 + place}" for place, number in enumerate(nvml_pcie.FIELDS.values()))
+LINK_ERRORS = {kind: 10 + place for place, kind in enumerate(nvml_pcie.FIELDS)}
 UNSUPPORTED = dict.fromkeys(
     ("temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_hertz", "memory_clock_hertz", "throttle",
      "ecc_corrected", "ecc_uncorrected", "ecc_lifetime_corrected", "ecc_lifetime_uncorrected", "pcie_replays",
-     "remapped_rows"),
+     "remapped_rows", "pcie_errors"),
     "not_supported",
 )  # fmt: skip
 SENSORS = (
@@ -43,6 +48,7 @@ SENSORS = (
     f"{ECC} 3 6",
     "nvmlDeviceGetPcieReplayCounter 0 9",
     f"{ROWS} 0 2 1 1 0",
+    *LINK,
 )
 """Every sensor and error counter that there is, each with a value of its own."""
 
@@ -425,7 +431,7 @@ def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and
             GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB // 2),
             GpuProcess(pid=8, utilization_ratio=None, memory_bytes=None),
         ),
-        unknown="the driver measures no utilisation of an instance of a GPU",
+        unknown="the utilisation of an instance of a GPU is not read",
         attribution="none",
         mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
     )
@@ -454,7 +460,7 @@ def test_compute_instances_that_share_memory_have_their_own_processes_each(drive
     ("refused", "processes", "memory_bytes", "because"),
     [
         (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error"),
-        (f"{SIZES} 999", [7, 8], None, "the driver measures no utilisation of an instance of a GPU"),
+        (f"{SIZES} 999", [7, 8], None, "the utilisation of an instance of a GPU is not read"),
     ],
 )  # fmt: skip
 def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
@@ -503,6 +509,7 @@ def test_sensors_and_error_counters_are_read_in_base_units(driver_here: Driver) 
         row_remap_pending=True,
         row_remap_failed=False,
         pcie_replays=9,
+        pcie_errors=LINK_ERRORS,
     )
 
 
@@ -536,6 +543,7 @@ def test_a_reason_that_a_later_driver_adds_hides_none_of_the_others(driver_here:
             id="rows",
         ),
         pytest.param("nvmlDeviceGetPcieReplayCounter", {"pcie_replays"}, {"pcie_replays"}, id="PCI Express"),
+        pytest.param(FIELDS, {"pcie_errors"}, {"pcie_errors"}, id="errors of PCI Express"),
     ],
 )
 def test_a_sensor_that_is_refused_is_unknown_with_its_reason_and_costs_nothing_else(
@@ -616,6 +624,118 @@ def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(drive
     driver_here.answer(Card(figures=(f"{ECC} 0 4",)))
 
     assert [first, *(only(source.read()).figures.ecc_corrected for _ in range(10))] == [3] * 10 + [4]
+
+
+# Errors on the PCI Express link
+
+
+def test_a_count_that_the_gpu_does_not_have_is_absent_and_the_others_are_told(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} 0",)))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == {"fatal": 0}
+    assert "pcie_errors" not in told.unknown
+
+
+def test_a_count_whose_number_an_older_driver_does_not_know_is_absent_and_no_failure(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} 3", f"{BAD_TLP} 0 3 2")))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == {"fatal": 3}
+    assert "pcie_errors" not in told.unknown
+
+
+@pytest.mark.parametrize(("code", "reason"), [(4, "no_permission"), (10, "timeout"), (21, "no_data"), (999, "failed")])
+def test_a_count_that_alone_is_refused_is_absent_and_said_to_be_unknown(
+    code: int, reason: str, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(figures=(f"{BAD_TLP} 7 3 {code}", f"{FATAL} 3")))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == {"fatal": 3}
+    assert told.unknown["pcie_errors"] == reason
+
+
+def test_counts_that_are_all_refused_are_unknown_with_their_reason(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} 3 3 4",)))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert (told.pcie_errors, told.unknown["pcie_errors"]) == (None, "no_permission")
+
+
+@pytest.mark.parametrize(
+    ("stands", "kind", "count"),
+    [
+        pytest.param(5 + (99 << 32), pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 5, id="unsigned int, garbage above it"),
+        pytest.param(5, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, 5, id="unsigned long"),
+        pytest.param(5, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, 5, id="unsigned long long"),
+        pytest.param(5, pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, 5, id="signed long long"),
+        pytest.param(5 + (99 << 32), pynvml.NVML_VALUE_TYPE_SIGNED_INT, 5, id="int, garbage above it"),
+        pytest.param("-", pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, None, id="not available"),
+        pytest.param("-", pynvml.NVML_VALUE_TYPE_SIGNED_INT, None, id="less than none"),
+        pytest.param(2**32 - 1, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, None, id="not available, made longer"),
+        pytest.param(4617315517961601024, pynvml.NVML_VALUE_TYPE_DOUBLE, None, id="a double, 5.0"),
+        pytest.param(5, 99, None, id="a type that there is not"),
+    ],
+)
+def test_a_count_is_read_as_the_type_that_it_says(
+    stands: int | str, kind: int, count: int | None, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(figures=(f"{BAD_TLP} {stands} {kind}", f"{FATAL} 0")))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == ({"fatal": 0} if count is None else {"bad_tlp": count, "fatal": 0})
+    assert told.unknown.get("pcie_errors") == ("impossible" if count is None else None)
+
+
+def test_counts_none_of_which_can_be_are_unknown(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} -",)))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert (told.pcie_errors, told.unknown["pcie_errors"]) == (None, "impossible")
+
+
+def test_counts_go_on_and_one_that_failed_is_told_once_it_is_answered(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=(f"{BAD_TLP} 7 3 10", f"{FATAL} 3")))
+    first = only(source.read()).figures
+
+    driver_here.answer(Card(figures=(f"{BAD_TLP} 7", f"{FATAL} 4")))
+    later = [only(source.read()).figures for _ in range(nvml_figures.SLOW_LOOKS)]
+
+    assert (first.pcie_errors, first.unknown["pcie_errors"]) == ({"fatal": 3}, "timeout")
+    assert {str(each.pcie_errors) for each in later[:-1]} == {"{'fatal': 3}"}
+    assert later[-1].pcie_errors == {"fatal": 4, "bad_tlp": 7}
+    assert "pcie_errors" not in later[-1].unknown
+
+
+def test_a_count_that_the_gpu_does_not_have_is_not_asked_for_again(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=(f"{FATAL} 3",)))
+    source.read()
+
+    driver_here.answer(Card(figures=(f"{FATAL} 4", f"{BAD_TLP} 7")))
+    later = [only(source.read()).figures.pcie_errors for _ in range(nvml_figures.SLOW_LOOKS)]
+
+    assert later[-1] == {"fatal": 4}
+
+
+@pytest.mark.parametrize(("code", "because"), [(15, "GPU is lost"), (16, "GPU requires restart")])
+def test_a_gpu_of_which_a_count_says_that_it_is_lost_is_lost(code: int, because: str, driver_here: Driver) -> None:
+    driver_here.answer(
+        Card(figures=(f"{FATAL} 3 3 {code}", f"{BAD_TLP} 3")), Card(uuid="GPU-1", figures=(f"{FATAL} 3",))
+    )
+
+    lost, other = NvmlGpus().read().gpus
+
+    assert (lost.lost, lost.unknown, lost.figures.pcie_errors) == (True, because, None)
+    assert other.figures.pcie_errors == {"fatal": 3}
 
 
 def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(driver_here: Driver) -> None:

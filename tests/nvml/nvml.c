@@ -21,7 +21,8 @@
  *                                                      and one is waited for with a greater one than was there before
  *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
  *                                                      clock, a field, error + 2 * counter), 0 where there is nothing
- *                                                      to choose; without this line it is not supported
+ *                                                      to choose; without this line it is not supported. Of a field
+ *                                                      its type may follow, and the code that it alone is failed with
  *
  * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. Threads
  * may call it at once; lists that grow are asked for by one thread at a time.
@@ -349,7 +350,7 @@ int nvmlDeviceGetProcessUtilization(void *device, Sample *into, u32 *count, u64 
     return *count > room || must_grow(gpu, "nvmlDeviceGetProcessUtilization") ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-/* The values of the `figure` line of this call and selector; `wide` ones have 64 bits. */
+/* The values of the `figure` line of this call and selector, as far as it has them; `wide` ones have 64 bits. */
 static int figure(void *device, const char *function, u32 selector, u32 count, void **into, int wide)
 {
     int gpu = gpu_of(device), failed = begin(gpu, function);
@@ -359,7 +360,7 @@ static int figure(void *device, const char *function, u32 selector, u32 count, v
     for (; (line = find(line, "figure ", gpu)); ) {
         if (!(rest = after(line, function)) || *rest != ' ' || number(&rest) != selector)
             continue;
-        for (u32 n = 0; n < count; n++) {
+        for (u32 n = 0; n < count && *rest == ' '; n++) {
             u64 value = number(&rest);
             if (wide)
                 *(u64 *)into[n] = value;
@@ -413,9 +414,10 @@ int nvmlDeviceGetFieldValues(void *device, int count, Field *fields)
 {
     int failed = begin(gpu_of(device), "nvmlDeviceGetFieldValues");
     for (int n = 0; n < count && !failed; n++) {
-        void *into[] = {&fields[n].value};
-        fields[n].type = UNSIGNED_LONG_LONG;
-        fields[n].failed = (u32)figure(device, "nvmlDeviceGetFieldValues", fields[n].field, 1, into, 1);
+        u64 type = UNSIGNED_LONG_LONG, code = SUCCESS;
+        void *into[] = {&fields[n].value, &type, &code};
+        int absent = figure(device, "nvmlDeviceGetFieldValues", fields[n].field, 3, into, 1);
+        fields[n].type = (u32)type, fields[n].failed = absent ? (u32)absent : (u32)code;
     }
     return failed;
 }
