@@ -1138,9 +1138,33 @@ BLIND = """\
 """
 FEWER = """\
           unless on () (
-            count(gpuwarden:host_heard:timestamp_seconds unless on (host) gpuwarden_exporter_info)
+            count(
+              gpuwarden:host_heard:timestamp_seconds
+                unless on (host)
+              gpuwarden_exporter_info
+                unless on (host) (
+                  (time() - gpuwarden:host_heard:timestamp_seconds)
+                    >= on () group_left ()
+                  (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
+                    unless on (host)
+                  up{host!=""}
+                )
+            )
               > on ()
             count(max by (host) (gpuwarden_exporter_info))
+          )
+"""
+UNNAMED = """\
+          unless on (host) (
+            gpuwarden:host_heard:timestamp_seconds
+              unless on (host)
+            up{host!=""}
+              and on ()
+            (
+              count(gpuwarden:host_heard:timestamp_seconds unless on (host) gpuwarden_exporter_info)
+                > on ()
+              count(max by (host) (gpuwarden_exporter_info))
+            )
           )
 """
 
@@ -1193,11 +1217,45 @@ NODE_MUTANTS: Final = [
         FEWER,
         ("most of the fleet may be missed", FEWER, ""),
         ("as many seen as missed are too few", "> on", ">= on"),
-        ("all that ever were count as missed", " unless on (host) gpuwarden_exporter_info", ""),
+        (
+            "all that ever were count as missed",
+            "                unless on (host)\n              gpuwarden_exporter_info\n",
+            "",
+        ),
+        (
+            "who left is missed",
+            FEWER[FEWER.index("                unless on (host) (") : FEWER.index("            )\n              > on")],
+            "",
+        ),
+        (
+            "who left is missed no more at once",
+            "                  (max(gpuwarden",
+            "                  0 * (max(gpuwarden",
+        ),
+        (
+            "who is named still is not missed",
+            '                    unless on (host)\n                  up{host!=""}\n',
+            "",
+        ),
         (
             "each exporter of a host counts as seen",
             "count(max by (host) (gpuwarden_exporter_info))",
             "count(gpuwarden_exporter_info)",
+        ),
+    ),
+    *of(
+        NODE,
+        UNNAMED,
+        ("who left is lost while most left", UNNAMED, ""),
+        (
+            "who is named is lost only where all who are silent are few",
+            '              unless on (host)\n            up{host!=""}\n',
+            "",
+        ),
+        (
+            "who left is never lost",
+            UNNAMED[UNNAMED.index("              and on ()") : UNNAMED.rindex("          )")],
+            "",
         ),
     ),
     *of(
