@@ -1115,6 +1115,11 @@ HEARD = """\
           )
           or
           last_over_time(gpuwarden:host_heard:timestamp_seconds[1h]) > time() - 3600
+          or
+          # Who is lost stays so until they are heard of, or until no target of them is named.
+          last_over_time(gpuwarden:host_lost:timestamp_seconds[1h])
+            and on (host)
+          up{host!=""}
 """
 NOBODY = """\
           max_over_time(
@@ -1138,21 +1143,22 @@ BLIND = """\
 """
 FEWER = """\
           unless on () (
-            count(
-              gpuwarden:host_heard:timestamp_seconds
-                unless on (host)
-              gpuwarden_exporter_info
-                unless on (host) (
-                  (time() - gpuwarden:host_heard:timestamp_seconds)
-                    >= on () group_left ()
-                  (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
-                    unless on (host)
-                  up{host!=""}
-                )
-            )
+            count(gpuwarden:host_missed:timestamp_seconds)
               > on ()
             count(max by (host) (gpuwarden_exporter_info))
           )
+"""
+MISSED = """\
+          gpuwarden:host_heard:timestamp_seconds > time() - 3600
+            unless on (host)
+          gpuwarden_exporter_info
+            unless on (host) (
+              (time() - gpuwarden:host_heard:timestamp_seconds)
+                >= on () group_left ()
+              (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
+                unless on (host)
+              up{host!=""}
+            )
 """
 UNNAMED = """\
           unless on (host) (
@@ -1193,7 +1199,9 @@ NODE_MUTANTS: Final = [
         ("hosts are looked up once a minute", "[2m:10s]", "[2m:1m]"),
         ("what is repeated of a host is heard of it", " > time() - 150", ""),
         ("a host is silent where a scrape was left out", "time() - 150", "time() - 105"),
-        ("the record does not hold itself", HEARD.partition("          or\n")[2], "          vector(0) > 1\n"),
+        ("a host that is lost is forgotten", HEARD.split("          or\n")[2], "          vector(0) > 1\n"),
+        ("a host that is lost stays so once it has left", '            and on (host)\n          up{host!=""}\n', ""),
+        ("the record does not hold itself", HEARD.split("          or\n")[1], "          vector(0) > 1\n"),
     ),
     *of(
         NODE,
@@ -1218,30 +1226,19 @@ NODE_MUTANTS: Final = [
         ("most of the fleet may be missed", FEWER, ""),
         ("as many seen as missed are too few", "> on", ">= on"),
         (
-            "all that ever were count as missed",
-            "                unless on (host)\n              gpuwarden_exporter_info\n",
-            "",
-        ),
-        (
-            "who left is missed",
-            FEWER[FEWER.index("                unless on (host) (") : FEWER.index("            )\n              > on")],
-            "",
-        ),
-        (
-            "who left is missed no more at once",
-            "                  (max(gpuwarden",
-            "                  0 * (max(gpuwarden",
-        ),
-        (
-            "who is named still is not missed",
-            '                    unless on (host)\n                  up{host!=""}\n',
-            "",
-        ),
-        (
             "each exporter of a host counts as seen",
             "count(max by (host) (gpuwarden_exporter_info))",
             "count(gpuwarden_exporter_info)",
         ),
+    ),
+    *of(
+        NODE,
+        MISSED,
+        ("all that ever were count as missed", "            unless on (host)\n          gpuwarden_exporter_info\n", ""),
+        ("who is lost is missed for ever", " > time() - 3600", ""),
+        ("who left is missed", MISSED[MISSED.index("            unless on (host) (") :], ""),
+        ("who left is missed no more at once", "              (max(gpuwarden", "              0 * (max(gpuwarden"),
+        ("who is named still is not missed", '                unless on (host)\n              up{host!=""}\n', ""),
     ),
     *of(
         NODE,
