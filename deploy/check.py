@@ -169,6 +169,30 @@ def runbooks_silence_their_own_alert(checkout: Path) -> list[str]:
     return problems
 
 
+def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
+    """Each page names its alert as a matcher, and where it is acted on for how long a silence holds the remedy.
+
+    Where such a page says to silence something, it begins with its own alert: all of a host or a worker is too much.
+    """
+    problems = []
+    for _, rule in _alerts(checkout):
+        page = checkout / "docs" / "runbooks" / f"{rule.alert}.md"
+        text = " ".join(page.read_text(encoding="utf-8").split()) if page.is_file() else ""
+        own = f'`alertname="{rule.alert}"`'
+        if own not in text:
+            problems.append(f"{page.name}: it does not say how to silence it; wanted: silence {own}")
+        if "remedy" not in rule.labels:
+            continue
+        if "when the silence ends" not in text:
+            problems.append(f"{page.name}: it does not say that its remedy is held until the silence ends")
+        problems += [
+            f"{page.name}: `{hint[0]}` silences more than its alert; wanted: silence {own}"
+            for hint in _HINT.finditer(text)
+            if hint["by"] and hint["by"].strip() != own
+        ]
+    return problems
+
+
 def rules_name_what_there_is(checkout: Path) -> list[str]:
     """Each series that a rule asks for is published or recorded, and each remedy is one that there is."""
     read = [(file, _read(file, _RuleFile)) for file in sorted(checkout.glob(RULES_GLOB))]
@@ -249,6 +273,7 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     acting_alerts_are_complete,
     alerts_have_runbooks,
     runbooks_silence_their_own_alert,
+    runbooks_say_how_to_silence,
     rules_name_what_there_is,
     configuration_is_accepted,
     scripts_are_sound,

@@ -1131,6 +1131,11 @@ HEARD = """\
           )
           or
           last_over_time(gpuwarden:host_heard:timestamp_seconds[1h]) > time() - 3600
+          or
+          # Who is lost stays so until they are heard of, or until no target of them is named.
+          last_over_time(gpuwarden:host_lost:timestamp_seconds[1h])
+            and on (host)
+          up{host!=""}
 """
 NOBODY = """\
           max_over_time(
@@ -1154,9 +1159,34 @@ BLIND = """\
 """
 FEWER = """\
           unless on () (
-            count(gpuwarden:host_heard:timestamp_seconds unless on (host) gpuwarden_exporter_info)
+            count(gpuwarden:host_missed:timestamp_seconds)
               > on ()
             count(max by (host) (gpuwarden_exporter_info))
+          )
+"""
+MISSED = """\
+          gpuwarden:host_heard:timestamp_seconds > time() - 3600
+            unless on (host)
+          gpuwarden_exporter_info
+            unless on (host) (
+              (time() - gpuwarden:host_heard:timestamp_seconds)
+                >= on () group_left ()
+              (max(gpuwarden_remediator_node_lost_after_seconds) + 10)
+                unless on (host)
+              up{host!=""}
+            )
+"""
+UNNAMED = """\
+          unless on (host) (
+            gpuwarden:host_heard:timestamp_seconds
+              unless on (host)
+            up{host!=""}
+              and on ()
+            (
+              count(gpuwarden:host_heard:timestamp_seconds unless on (host) gpuwarden_exporter_info)
+                > on ()
+              count(max by (host) (gpuwarden_exporter_info))
+            )
           )
 """
 
@@ -1185,7 +1215,9 @@ NODE_MUTANTS: Final = [
         ("hosts are looked up once a minute", "[2m:10s]", "[2m:1m]"),
         ("what is repeated of a host is heard of it", " > time() - 150", ""),
         ("a host is silent where a scrape was left out", "time() - 150", "time() - 105"),
-        ("the record does not hold itself", HEARD.partition("          or\n")[2], "          vector(0) > 1\n"),
+        ("a host that is lost is forgotten", HEARD.split("          or\n")[2], "          vector(0) > 1\n"),
+        ("a host that is lost stays so once it has left", '            and on (host)\n          up{host!=""}\n', ""),
+        ("the record does not hold itself", HEARD.split("          or\n")[1], "          vector(0) > 1\n"),
     ),
     *of(
         NODE,
@@ -1209,11 +1241,34 @@ NODE_MUTANTS: Final = [
         FEWER,
         ("most of the fleet may be missed", FEWER, ""),
         ("as many seen as missed are too few", "> on", ">= on"),
-        ("all that ever were count as missed", " unless on (host) gpuwarden_exporter_info", ""),
         (
             "each exporter of a host counts as seen",
             "count(max by (host) (gpuwarden_exporter_info))",
             "count(gpuwarden_exporter_info)",
+        ),
+    ),
+    *of(
+        NODE,
+        MISSED,
+        ("all that ever were count as missed", "            unless on (host)\n          gpuwarden_exporter_info\n", ""),
+        ("who is lost is missed for ever", " > time() - 3600", ""),
+        ("who left is missed", MISSED[MISSED.index("            unless on (host) (") :], ""),
+        ("who left is missed no more at once", "              (max(gpuwarden", "              0 * (max(gpuwarden"),
+        ("who is named still is not missed", '                unless on (host)\n              up{host!=""}\n', ""),
+    ),
+    *of(
+        NODE,
+        UNNAMED,
+        ("who left is lost while most left", UNNAMED, ""),
+        (
+            "who is named is lost only where all who are silent are few",
+            '              unless on (host)\n            up{host!=""}\n',
+            "",
+        ),
+        (
+            "who left is never lost",
+            UNNAMED[UNNAMED.index("              and on ()") : UNNAMED.rindex("          )")],
+            "",
         ),
     ),
     *of(

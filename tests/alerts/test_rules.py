@@ -224,6 +224,34 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
 
 
 @pytest.mark.parametrize(
+    ("says", "acting", "for_people"),
+    [
+        ("It ends by itself when the silence ends.", "it does not say how", "it does not say how"),
+        ('Silence `alertname="GpuwardenJobStalled"`.', "it does not say that its remedy is held", None),
+        ('Silence `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends.', None, None),
+        (
+            'Silence `host` and `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends.',
+            "`Silence `host`` silences more",
+            None,
+        ),
+    ],
+    ids=["not at all", "not for how long", "both", "all of a host"],
+)
+@pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
+def test_a_runbook_is_refused_that_says_of_silences(
+    says: str, acting: str | None, for_people: str | None, acts: bool, checkout: Path
+) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
+    if not acts:
+        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
+
+    problems = check.runbooks_say_how_to_silence(checkout)
+
+    wanted = acting if acts else for_people
+    assert [each.startswith(f"GpuwardenJobStalled.md: {wanted}") for each in problems] == [True] * (wanted is not None)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ("gpuwarden_job_beat_age_seconds", "gpuwarden_job_beat_seconds", "gpuwarden_job_beat_seconds is published by"),
