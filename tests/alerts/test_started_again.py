@@ -20,13 +20,13 @@ Named = set[tuple[str, ...]]
 
 def sound(job_id: int, phase: str) -> Series:
     """Worker w1 as it steps, or loads, with an attempt of its own."""
-    return wedge(1.0, job_id=job_id) | {("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1}
+    return {**wedge(1.0, job_id=job_id), ("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1}
 
 
 def wedged(job_id: int, phase: str) -> Series:
     """As it hangs in a call that spins: none of its processes rests."""
     spins = {("gpuwarden_container_work_still_seconds", 'container="c1"'): 0.0}
-    return wedge(130.0, job_id=job_id) | {("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1} | spins
+    return {**wedge(130.0, job_id=job_id), ("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1, **spins}
 
 
 def told(url: str, expression: str, *labels: str) -> Named:
