@@ -9,7 +9,7 @@ import yaml
 
 from deploy.check import CHECKOUT, RULES_GLOB
 
-_PHASES = "gpuwarden_job_phase{phase=~"
+_ASKED = re.compile(r"(timestamp\()?gpuwarden_job_phase{phase=~")
 _ALLOWED = re.compile(r"gpuwarden_job_(stall_timeout|health_window)_seconds")
 
 
@@ -30,7 +30,7 @@ def exemptions() -> dict[str, list[str]]:
                 told = [
                     _ALLOWED.sub("ALLOWED", str(node))
                     for node in nodes(promql.parse(rule["expr"]))
-                    if isinstance(node, promql.BinaryExpr) and str(node.lhs).startswith(_PHASES)
+                    if isinstance(node, promql.BinaryExpr) and _ASKED.match(str(node.lhs))
                 ]
                 if told:
                     found[rule.get("alert") or rule["record"]] = told
