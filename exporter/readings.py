@@ -155,6 +155,11 @@ class Gpu:
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
         return self.uuid, self.number, older
 
+    @property
+    def hangs(self) -> bool:
+        """Whether calls about it do not return, so that nobody asks about it."""
+        return self.figures.unknown.get("gpu") == "hung"
+
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""

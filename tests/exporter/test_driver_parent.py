@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from exporter.readings import GpuReadings
+from exporter.readings import GpuFigures, GpuReadings
 from exporter.sources import driver_parent, driver_wire, nvml_library
 from exporter.sources.driver_parent import AGE_MAX_S, Apart, hung_for_s, restart_after_s
 from exporter.sources.driver_wire import DriverError, Question, Xid
@@ -555,6 +555,52 @@ def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(start: Star
     found = eventually(lambda: without_one(source))
 
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-0", "unidentified-1"]
+
+
+SLOW = """
+import os, pathlib, sys, time
+place, folder = int(sys.argv[2]), pathlib.Path({folder!r})
+for n, question in enumerate(sys.stdin):
+    time.sleep(0.1)
+    while 'without' not in question and (folder / 'hangs').exists():
+        os.pwrite(place, bytes([2, 0, 0, 0]), 0)
+    os.pwrite(place, bytes(4), 0)
+    print((folder / ('without' if 'without' in question else 'all')).read_text() + ' ' * (n % 2), flush=True)
+"""
+"""A process that takes longer for each look than there is between two, and for ever while its second GPU hangs.
+
+No two of its lines that follow each other are the same, as of GPUs that work.
+"""
+
+
+def test_a_gpu_that_hung_and_is_well_comes_back_from_a_driver_of_which_every_look_is_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(driver_parent, "HUNG_FIRST_S", 0.0)
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
+    left_out = replace(build.gpu(1), uuid="unidentified-1", unknown=HUNG, figures=GpuFigures(unknown={"gpu": "hung"}))
+    for name, second in (("all", build.gpu(1)), ("without", left_out)):
+        (tmp_path / name).write_bytes(driver_wire.line(build.gpus(build.gpu(0), second)).strip())
+    program = "-c", SLOW.format(folder=str(tmp_path))
+    source = Apart(driver_parent.Driver(who="a driver", program=program, says_where=True), answer_s=1.5, wait_s=0.02)
+    names: set[tuple[str, ...]] = set()
+
+    def looks_until(seen: Callable[[Apart], GpuReadings | None]) -> None:
+        def look() -> bool:
+            found = seen(source)
+            names.update([tuple(gpu.uuid for gpu in source._told.gpus)] if source._told else [])
+            return found is not None
+
+        eventually(look)
+
+    looks_until(whole)
+    (tmp_path / "hangs").touch()
+    looks_until(without_one)
+    (tmp_path / "hangs").unlink()
+    looks_until(whole)
+    source.close()
+
+    assert names == {("GPU-0", "GPU-1")}
 
 
 @needs_compiler
