@@ -263,6 +263,11 @@ class GpuReadings:
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.lost is False)
 
     @cached_property
+    def hung(self) -> frozenset[str]:
+        """The UUIDs of those that are left out because calls about them do not return."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.hangs)
+
+    @cached_property
     def nodes_are_known(self) -> bool:
         """Whether a GPU with a render node is here, was read before, or may be there unread."""
         return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
