@@ -186,7 +186,8 @@ class Apart:
         if isinstance(told, _Ended):
             raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
         if isinstance(told, Failed):
-            self._forget_hung()  # another driver, or the same one loaded anew, may number its GPUs otherwise
+            if told.anew:  # it may number its GPUs otherwise
+                self._forget_hung()
             if told.over:
                 raise self._ended(child, told.because)
             raise DriverError(told.because)
@@ -333,10 +334,13 @@ class Apart:
             hung.hangs(child)
 
     def _forget_hung(self) -> None:
-        for hung in self._hung.values():
+        """Have all of them asked about, under whatever names; one that hangs at once does so once more in a row."""
+        for index, hung in self._hung.items():
             if hung.child is not None and not hung.child.end():
                 self._abandoned.append(hung.child)
-        self._hung = {}
+            hung.uuid, hung.name, hung.child = f"{UNIDENTIFIED}{index}", "", None
+            hung.well_s = time.monotonic() if hung.well_s is None else hung.well_s
+        self._told = None
 
     def _with_names(self, told: GpuReadings) -> GpuReadings:
         """The same, where the GPUs that a process was not to ask about have the names that they told another one.

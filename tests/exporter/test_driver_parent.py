@@ -610,7 +610,28 @@ def test_another_driver_knows_of_none_that_hung(hung: Apart, driver: Driver) -> 
     back = eventually(lambda: whole(hung))
 
     assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
-    assert not hung._hung
+    assert not hung._left_out()
+
+
+@needs_compiler
+def test_one_that_hung_is_left_out_all_the_same_after_a_look_that_failed(hung: Apart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=("error - nvmlDeviceGetCount 999", ONE_HANGS))
+    eventually(lambda: "Unknown Error" in str(told(hung)))
+    driver.answer(*BOTH, but=(ONE_HANGS,))
+
+    found = eventually(lambda: answered(hung))
+
+    assert [(gpu.uuid, gpu.unknown) for gpu in found.gpus] == [("GPU-0", None), ("GPU-1", HUNG)]
+    assert hung.health().killed == 1
+
+
+@needs_compiler
+def test_a_gpu_that_hangs_in_another_driver_too_is_asked_about_later_and_later(hung: Apart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=(ONE_HANGS,), session=2)
+
+    eventually(lambda: without_one(hung) and hung.health().killed == 2)
+
+    assert hung._hung[1].times == 2
 
 
 @needs_compiler
