@@ -87,6 +87,9 @@ NO_GPU: Final = "no_gpu"
 RECYCLED: Final = "recycled_pid"
 """The reason of one with a process whose pid a GPU's driver lists for another, which has ended."""
 
+HUNG: Final = "hung"
+"""The reason of one on a GPU that its driver hangs about: it is left out, and nobody looks at it."""
+
 ALL: Final = "all"
 """How a container asks for every GPU of NVIDIA's."""
 
@@ -136,7 +139,7 @@ class GpuUse(NamedTuple):
     `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
     `nameless` are what others that are missing were given by: nobody knows their UUIDs. `there` are those of its GPUs
     that are no lost ones for sure. It `may_be_elsewhere` where it may be on further ones, which nobody has named: then
-    more is unknown than what these leave open.
+    more is unknown than what these leave open. It is `left_out` where it is, or may be, on one that hangs.
     """
 
     gpus: tuple[str, ...]
@@ -146,6 +149,7 @@ class GpuUse(NamedTuple):
     nameless: tuple[str, ...] = ()
     there: tuple[str, ...] = ()
     may_be_elsewhere: bool = False
+    left_out: bool = False
 
 
 _Inputs = tuple[Container, frozenset[int] | None, GpuReadings | None, tuple[str, ...], frozenset[str]]
@@ -213,11 +217,21 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is None or not (uuids := use[0]):
+    if readings is None:
         return use
+    left_out = bool(readings.hung) and _may_be_on_hung(use, readings)
+    if not (uuids := use[0]):
+        return use._replace(left_out=True) if left_out else use
     seen = readings.there
     its = uuids if seen.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in seen)
-    return GpuUse(*use[:5], its, use[6])
+    return GpuUse(*use[:5], its, use[6], left_out)
+
+
+def _may_be_on_hung(use: GpuUse, readings: GpuReadings) -> bool:
+    """Whether a container has a GPU that hangs, or may have: while one does, its instances are not there."""
+    missing = use.unknown is not None and use.unknown.reason == "gpu_missing"
+    own = readings.by_name.keys() - readings.hung
+    return missing or use.may_be_elsewhere or not own.issuperset(use.gpus)
 
 
 def _use(
@@ -303,7 +317,7 @@ def _unread(
             found[uuid] = _NO_PIDS
         elif _may_be_on(gpu, pids, readings):
             because = f"it was on {uuid}, whose processes are not all listed"
-            found[uuid] = Unknown(reason="not_listed", because=because)
+            found[uuid] = Unknown(reason=HUNG if gpu.hangs else "not_listed", because=because)
     return found
 
 
@@ -794,22 +808,22 @@ class ContainerHistory:
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
         """For how long no GPU was measured to do anything for it: each was idle, or unknown.
 
-        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers,
-        which starts it anew once that lasts longer than a gap may: nobody looked.
+        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers, or a
+        GPU of its own hangs, which starts it anew once that lasts longer than a gap may: nobody looked.
         """
         without = gpu is not None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU
         if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
             self._seen_busy_s = None
             return None
-        if gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares:
-            return None
-        if now_s - self._asked_s > self._thresholds.gap_max_s:
-            self._seen_busy_s = None
-        self._asked_s = now_s
         idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
         for _, ratio, _, _, _, busiest in gpu.shares:
             if (busiest if busiest is not None else ratio or 0.0) > idle_ratio:
-                since_s = None
+                self._seen_busy_s = since_s = None
+        if gpu.left_out or (gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares):
+            return None
+        if now_s - self._asked_s > self._thresholds.gap_max_s:
+            since_s = None
+        self._asked_s = now_s
         self._seen_busy_s = since_s = now_s if since_s is None else since_s
         return now_s - since_s
 
@@ -1139,7 +1153,8 @@ def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:
 
 def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:
     if gpu.processes is None:
-        return Unknown(reason="not_listed", because=f"{gpu.uuid}: {gpu.unknown or 'its processes cannot be listed'}")
+        because = gpu.unknown or "its processes cannot be listed"
+        return Unknown(reason=HUNG if gpu.hangs else "not_listed", because=f"{gpu.uuid}: {because}")
     if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")

@@ -157,6 +157,11 @@ class Gpu:
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
         return self.uuid, self.number, older
 
+    @property
+    def hangs(self) -> bool:
+        """Whether calls about it do not return, so that nobody asks about it."""
+        return self.figures.unknown.get("gpu") == "hung"
+
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
@@ -258,6 +263,11 @@ class GpuReadings:
     def there(self) -> frozenset[str]:
         """The UUIDs of those that are no lost ones for sure."""
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.lost is False)
+
+    @cached_property
+    def hung(self) -> frozenset[str]:
+        """The UUIDs of those that are left out because calls about them do not return."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.hangs)
 
     @cached_property
     def nodes_are_known(self) -> bool:

@@ -84,7 +84,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_fault_still_seconds": NO_WORK_READ,
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
     "gpuwarden_container_work_still_seconds": "any of the three is absent",
-    "gpuwarden_container_unmoved_seconds": "RAM, I/O or faults are unknown, or its GPU is, with its CPU time",
+    "gpuwarden_container_unmoved_seconds": "RAM, I/O or faults are unknown, or its GPU is, with its CPU time, or hangs",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
     "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU and may be on one that does not tell, is "

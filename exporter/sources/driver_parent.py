@@ -150,6 +150,7 @@ class Apart:
         self._error: Exception | None = None
         self._abandoned: list[_Child] = []
         self._in_time = True
+        self._heard: GpuReadings | None = None
         self._told: GpuReadings | None = None
         self._hung: dict[int, _Hung] = {}
         self._because = ""
@@ -185,12 +186,15 @@ class Apart:
         if isinstance(told, _Ended):
             raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
         if isinstance(told, Failed):
-            self._forget_hung()  # another driver, or the same one loaded anew, may number its GPUs otherwise
+            if told.anew:  # it may number its GPUs otherwise
+                self._forget_hung()
             if told.over:
                 raise self._ended(child, told.because)
             raise DriverError(told.because)
         self._failures = 0
-        self._told = self._with_names(told)
+        if self._told is None or told is not self._heard:  # else it is what it was, so that all can tell
+            self._heard = told
+            self._told = self._with_names(told)
         return self._told
 
     def health(self) -> DriverHealth:
@@ -230,8 +234,11 @@ class Apart:
         if came is not None:
             self._late, self._in_time = came, True
         late = child.asked_s is not None
-        if not late and (came is None or not came.last):
-            child.ask(Question(without=frozenset(self._left_out())))
+        question = Question(without=frozenset(self._left_out()))
+        if late:
+            child.asks_next(question)
+        elif came is None or not came.last:
+            child.ask(question)
         patience_s = 0.0 if late or not self._in_time else self._patience_s()
         return _Look(child=child, late=late, until_s=time.monotonic() + patience_s)
 
@@ -327,22 +334,28 @@ class Apart:
             hung.hangs(child)
 
     def _forget_hung(self) -> None:
-        for hung in self._hung.values():
+        """Have all of them asked about, under whatever names; one that hangs at once does so once more in a row."""
+        for index, hung in self._hung.items():
             if hung.child is not None and not hung.child.end():
                 self._abandoned.append(hung.child)
-        self._hung = {}
+            hung.uuid, hung.name, hung.child = f"{UNIDENTIFIED}{index}", "", None
+            hung.well_s = time.monotonic() if hung.well_s is None else hung.well_s
+        self._told = None
 
     def _with_names(self, told: GpuReadings) -> GpuReadings:
-        """The same, where the GPUs that a process was not to ask about have the names that they told another one."""
-        if not self._left_out():
-            return told
+        """The same, where the GPUs that a process was not to ask about have the names that they told another one.
+
+        One that is well again is left out still by the answers that were asked for before.
+        """
         names = {f"{UNIDENTIFIED}{index}": hung for index, hung in self._hung.items()}
+        if not any(gpu.uuid in names for gpu in told.gpus):
+            return told
         listed = {gpu.uuid for gpu in told.gpus}
         return replace(
             told,
             gpus=tuple(
                 replace(gpu, uuid=names[gpu.uuid].uuid, name=names[gpu.uuid].name)
-                if gpu.uuid in names and names[gpu.uuid].uuid not in listed
+                if gpu.hangs and gpu.uuid in names and names[gpu.uuid].uuid not in listed
                 else gpu
                 for gpu in told.gpus
             ),
@@ -372,7 +385,7 @@ class _Child:
     """One process that asks a driver, a thread that reads what it tells, and one for its complaints.
 
     `asked_s` is when the question that is open was asked, monotonic, seconds. Where a look has `missed` the answer
-    to it the same is asked anew as soon as it comes: else a driver that is slow would be known now and then only.
+    to it the next is asked as soon as it comes: else a driver that is slow would be known now and then only.
     """
 
     def __init__(self, driver: Driver, reported: "queue.SimpleQueue[Xid]") -> None:
@@ -416,6 +429,11 @@ class _Child:
         with self._asking:
             self._question = question
             self._ask()
+
+    def asks_next(self, question: Question) -> None:
+        """What is asked instead of the same, where a look has missed the answer to the question that is open."""
+        with self._asking:
+            self._question = question
 
     def _ask(self) -> None:
         self.asked_s = time.monotonic()

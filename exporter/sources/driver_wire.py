@@ -1,7 +1,8 @@
 """What a process that asks a GPU's driver tells the exporter: one JSON object a line, each of one key. Pure.
 
     {"gpus": {…}}      the answer to a look: `GpuReadings`, field by field; a process is an array of its fields
-    {"failed": {…}}    the answer to a look that failed: `because`, and `over` where this process can do no better
+    {"failed": {…}}    the answer to a look that failed: `because`; `over` where this process can do no better; `anew`
+                       where the driver is loaded anew before there can be another answer, or was
     {"xid": {…}}       unasked: NVIDIA's driver has reported an error `code` of a `gpu`
 
 It is asked for a look by a line, one at a time: `look`, `look without 1 3`, or `look only 1` (`Question`).
@@ -34,12 +35,14 @@ TOO_MANY: Final = f"{{count}} processes are on it, more than the {PROCESSES_MAX}
 class DriverError(GpuwardenError):
     """The driver as a whole does not answer; every GPU is unknown meanwhile.
 
-    Where it is `over`, it will not answer this process any more, but may answer another.
+    Where it is `over`, it will not answer this process any more, but may answer another. Where it begins `anew`, it is
+    loaded again before it answers, or has been, and may number its GPUs otherwise then.
     """
 
-    def __init__(self, because: str, *, over: bool = False) -> None:
+    def __init__(self, because: str, *, over: bool = False, anew: bool = False) -> None:
         super().__init__(because)
         self.over = over
+        self.anew = anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +71,11 @@ def question(text: str) -> Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Why there are no readings; after one that is `over`, another process is needed."""
+    """Why there are no readings; after one that is `over`, another process is needed, and `anew` is as of the error."""
 
     because: str
     over: bool = False
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,7 @@ class Xid:
 
 def failed(error: DriverError) -> Failed:
     """How an error is told."""
-    return Failed(because=str(error), over=error.over)
+    return Failed(because=str(error), over=error.over, anew=error.anew)
 
 
 Told = GpuReadings | Failed | Xid

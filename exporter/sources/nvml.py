@@ -111,6 +111,7 @@ class NvmlGpus:
                 f"the NVIDIA driver does not answer: {said(error)}",
                 # A process keeps the library that it has loaded: the next one loads the one that fits.
                 over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+                anew=error.value in SESSION_OVER,
             ) from None
         finally:
             self._asks(None)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from exporter.readings import GpuReadings
+from exporter.readings import GpuFigures, GpuReadings
 from exporter.sources import driver_parent, driver_wire, nvml_library
 from exporter.sources.driver_parent import AGE_MAX_S, Apart, hung_for_s, restart_after_s
 from exporter.sources.driver_wire import DriverError, Question, Xid
@@ -557,6 +557,52 @@ def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(start: Star
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-0", "unidentified-1"]
 
 
+SLOW = """
+import os, pathlib, sys, time
+place, folder = int(sys.argv[2]), pathlib.Path({folder!r})
+for n, question in enumerate(sys.stdin):
+    time.sleep(0.1)
+    while 'without' not in question and (folder / 'hangs').exists():
+        os.pwrite(place, bytes([2, 0, 0, 0]), 0)
+    os.pwrite(place, bytes(4), 0)
+    print((folder / ('without' if 'without' in question else 'all')).read_text() + ' ' * (n % 2), flush=True)
+"""
+"""A process that takes longer for each look than there is between two, and for ever while its second GPU hangs.
+
+No two of its lines that follow each other are the same, as of GPUs that work.
+"""
+
+
+def test_a_gpu_that_hung_and_is_well_comes_back_from_a_driver_of_which_every_look_is_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(driver_parent, "HUNG_FIRST_S", 0.0)
+    monkeypatch.setattr(driver_parent, "RESTART_FIRST_S", 0.05)
+    left_out = replace(build.gpu(1), uuid="unidentified-1", unknown=HUNG, figures=GpuFigures(unknown={"gpu": "hung"}))
+    for name, second in (("all", build.gpu(1)), ("without", left_out)):
+        (tmp_path / name).write_bytes(driver_wire.line(build.gpus(build.gpu(0), second)).strip())
+    program = "-c", SLOW.format(folder=str(tmp_path))
+    source = Apart(driver_parent.Driver(who="a driver", program=program, says_where=True), answer_s=1.5, wait_s=0.02)
+    names: set[tuple[str, ...]] = set()
+
+    def looks_until(seen: Callable[[Apart], GpuReadings | None]) -> None:
+        def look() -> bool:
+            found = seen(source)
+            names.update([tuple(gpu.uuid for gpu in source._told.gpus)] if source._told else [])
+            return found is not None
+
+        eventually(look)
+
+    looks_until(whole)
+    (tmp_path / "hangs").touch()
+    looks_until(without_one)
+    (tmp_path / "hangs").unlink()
+    looks_until(whole)
+    source.close()
+
+    assert names == {("GPU-0", "GPU-1")}
+
+
 @needs_compiler
 def test_another_driver_knows_of_none_that_hung(hung: Apart, driver: Driver) -> None:
     driver.answer(*BOTH, session=2)
@@ -564,7 +610,28 @@ def test_another_driver_knows_of_none_that_hung(hung: Apart, driver: Driver) -> 
     back = eventually(lambda: whole(hung))
 
     assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
-    assert not hung._hung
+    assert not hung._left_out()
+
+
+@needs_compiler
+def test_one_that_hung_is_left_out_all_the_same_after_a_look_that_failed(hung: Apart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=("error - nvmlDeviceGetCount 999", ONE_HANGS))
+    eventually(lambda: "Unknown Error" in str(told(hung)))
+    driver.answer(*BOTH, but=(ONE_HANGS,))
+
+    found = eventually(lambda: answered(hung))
+
+    assert [(gpu.uuid, gpu.unknown) for gpu in found.gpus] == [("GPU-0", None), ("GPU-1", HUNG)]
+    assert hung.health().killed == 1
+
+
+@needs_compiler
+def test_a_gpu_that_hangs_in_another_driver_too_is_asked_about_later_and_later(hung: Apart, driver: Driver) -> None:
+    driver.answer(*BOTH, but=(ONE_HANGS,), session=2)
+
+    eventually(lambda: without_one(hung) and hung.health().killed == 2)
+
+    assert hung._hung[1].times == 2
 
 
 @needs_compiler

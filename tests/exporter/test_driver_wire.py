@@ -59,6 +59,7 @@ WHOLE = GpuReadings(
         GpuReadings(source="drm", gpus=(), cuts={"0000:03:00.0/current_compute_partition": "CPX", "a/virtfn": None}),
         Failed(because="Driver Not Loaded"),
         Failed(because="of two\nversions", over=True),
+        Failed(because="loaded anew", anew=True),
         Xid(gpu="GPU-0", code=79),
     ],
 )
@@ -81,6 +82,7 @@ def test_what_is_no_such_line_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize("over", [False, True])
 def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool) -> None:
     assert driver_wire.failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)
+    assert driver_wire.failed(DriverError("it is gone", anew=over)) == Failed(because="it is gone", anew=over)
 
 
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from exporter import evidence
 from exporter.evidence import (
+    HUNG,
     NO_GPU,
     PAUSES_MAX,
     REQUESTS_MAX,
@@ -1098,6 +1099,7 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
 
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
 NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
+ON_HUNG = gpus_at(None)._replace(left_out=True)
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
 ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
@@ -1152,6 +1154,11 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
         pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
+        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG)], None, None, id="nor at whom nobody looks, as its GPU hangs"),
+        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew, too"),
+        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4, gpus_at(0.0))], 0, 5, id="and for a few seconds does not"),
+        pytest.param([(0, gpus_at(0.0)), (1, gpus_at(None, 0.9)._replace(left_out=True)), (1, gpus_at(0.0))], 0, 0,
+                     id="unless another was busy meanwhile"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, 1, id="no GPU"),
         pytest.param([(0, ON_WHICH), (1, ON_WHICH)], None, None, id="no GPU, and it may be on one all the same"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, ON_WHICH), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
@@ -1164,6 +1171,52 @@ def test_what_its_gpus_prove_of_a_container(
     looks: list[tuple[float, GpuUse]], pegged_s: float | None, not_seen_busy_s: float | None
 ) -> None:
     assert proved(*looks) == (pegged_s, not_seen_busy_s)
+
+
+LEFT_OUT = build.gpu(
+    1, processes=None, utilization_ratio=None, unknown="left out", figures=GpuFigures(unknown={"gpu": HUNG}), lost=None
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "had", "reason", "left_out"),
+    [
+        pytest.param(("1",), (), HUNG, True, id="its only one"),
+        pytest.param(("0", "1"), (), HUNG, True, id="one of two"),
+        pytest.param(("all",), (), HUNG, True, id="one of all"),
+        pytest.param(("0",), ("GPU-0", "GPU-1"), HUNG, True, id="one that it was on"),
+        pytest.param(("0:1",), (), "gpu_missing", True, id="an instance, which is gone meanwhile"),
+        pytest.param(("0",), ("GPU-0", "MIG-1"), "not_listed", True, id="an instance that it was on"),
+        pytest.param(None, (), NO_GPU, True, id="none that it was given, and it may be there"),
+        pytest.param(("0",), (), None, False, id="another's"),
+    ],
+)
+def test_of_who_may_be_on_a_gpu_that_hangs_it_is_not_known_that_it_rests(
+    request_: tuple[str, ...] | None, had: tuple[str, ...], reason: str | None, *, left_out: bool
+) -> None:
+    container = build.container(gpu_request=request_)
+
+    found = gpu_use(container, OWN, build.gpus(build.gpu(0), LEFT_OUT), THRESHOLDS, had)
+    lost = gpu_use(container, OWN, build.gpus(build.gpu(0), replace(LEFT_OUT, figures=GpuFigures())), THRESHOLDS, had)
+
+    assert (found.unknown and found.unknown.reason, found.left_out) == (reason, left_out)
+    assert (lost.unknown and lost.unknown.reason) == ("not_listed" if reason == HUNG else reason)
+    assert not lost.left_out
+
+
+def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_stuck() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("1",))
+    readings = build.gpus(build.gpu(0), LEFT_OUT)
+    process = ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=0.0)
+    told = [
+        history.observe(
+            container, history.use(container, OWN, readings), ram(1), WorkUse(processes={1: process}), now_s=1000.0 + s
+        )
+        for s in range(30)
+    ]
+
+    assert {(each.gpu_not_seen_busy_s, each.unmoved_s) for each in told} == {(None, None)}
+    assert told[-1].work_still_s == 29
 
 
 NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1, node="renderD128"))

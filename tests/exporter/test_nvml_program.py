@@ -583,6 +583,9 @@ def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_what_runs_on_it_is_u
     assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-0") == GIB
     assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-1") is None
     assert hung("container_gpu_lost_seconds", container="w1") is None
+    assert hung("container_unmoved_seconds", container="w1") is None
+    assert hung("container_unmoved_seconds", container="w0") is not None
+    assert hung("unknown_samples_total", container="w1", what="gpu", reason="hung")
     assert hung("collector_success", collector="source_gpu") == 1
     assert hung("driver_processes_killed_total") == 1
     assert back("gpu_lost_seconds", gpu="GPU-1") == 0
