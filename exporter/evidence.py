@@ -823,8 +823,12 @@ class GpuHistory:
         self._busy_s: dict[str, float] = {}
         self._unknown: dict[str, Counter[tuple[str, str]]] = {}
 
-    def observe(self, readings: GpuReadings | None, *, now_s: float) -> Mapping[str, GpuTotals]:
+    def observe(
+        self, readings: GpuReadings | None, *, now_s: float, returning_unknown: Mapping[str, str] | None = None
+    ) -> Mapping[str, GpuTotals]:
         """Take in one look; returns what has been counted so far of the GPUs that are there, by UUID.
+
+        `returning_unknown` is why it is unknown what of a GPU's memory is on its way back, by UUID.
 
         A look that measured a GPU stands for the time since the look before it; one that did not, or that comes after a
         gap, adds nothing.
@@ -846,6 +850,8 @@ class GpuHistory:
                 added_s = gap_s * gpu.utilization_ratio if gpu.uuid in self._busy_s else 0.0
                 self._busy_s[gpu.uuid] = self._busy_s.get(gpu.uuid, 0.0) + added_s
             self._unknown.setdefault(gpu.uuid, Counter()).update(gpu.figures.unknown.items())
+            if returning_unknown and gpu.uuid in returning_unknown:
+                self._unknown[gpu.uuid]["memory_returning_bytes", returning_unknown[gpu.uuid]] += 1
         return {
             gpu.uuid: GpuTotals(busy_s=self._busy_s.get(gpu.uuid), unknown=dict(self._unknown[gpu.uuid]))
             for gpu in readings.gpus

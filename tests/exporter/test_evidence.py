@@ -1857,6 +1857,17 @@ def test_what_was_counted_of_a_gpu_stands_while_its_source_fails_and_others_do_n
     assert counted((0, both), (1, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
 
 
+def test_looks_at_which_it_is_unknown_what_is_on_its_way_back_are_counted_by_their_reason() -> None:
+    history, readings = GpuHistory(THRESHOLDS), build.gpus(build.gpu(0), build.gpu(1))
+
+    history.observe(readings, now_s=1.0, returning_unknown={"GPU-0": "not_yet", "GPU-1": "not_yet"})
+    history.observe(readings, now_s=2.0, returning_unknown={"GPU-0": "not_yet"})
+    found = history.observe(readings, now_s=3.0, returning_unknown={})
+
+    figure = "memory_returning_bytes", "not_yet"
+    assert {uuid: each.unknown for uuid, each in found.items()} == {"GPU-0": {figure: 2}, "GPU-1": {figure: 1}}
+
+
 def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
     refused = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "timeout"})), build.gpu(1))
     other = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "failed"})), build.gpu(1))
