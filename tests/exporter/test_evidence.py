@@ -1174,7 +1174,13 @@ NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1
     [
         pytest.param(NEIGHBOURS, False, id="each lists whoever is on it, and it is not there"),
         pytest.param(build.gpus(), False, id="there is no GPU"),
-        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None))), False, id="another is not measured"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=1.0)), True,
+                     id="what another does is not measured, so that the rest may be its own"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.05)), False,
+                     id="another is not measured, on a GPU that is idle"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=None)), True, id="the use of one is unknown"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=None, lost=True)), True,
+                     id="one is lost: until it is there again nobody knows"),
         pytest.param(None, True, id="no source answers"),
         pytest.param(replace(NEIGHBOURS, failed=("nvml",)), True, id="one of two sources fails"),
         pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA's are there, and are not read"),
@@ -1185,7 +1191,7 @@ NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1
         pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True, id="one is used by nobody on its list"),
         pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="no more than idly"),
     ],
-)
+)  # fmt: skip
 def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
     without = build.container(gpu_request=None)
 
