@@ -343,14 +343,23 @@ def _elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | 
 def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds) -> bool:
     """Whether one that was given no GPU may be on one that does not list it.
 
-    One is not read, its processes are not all listed, or it does more than those on its list do.
+    One is not read, its processes are not all listed, or it may do more than those on its list do: unknown is not idle.
+    One that can never be measured, such as a GPU in MIG mode or a lost one, leaves that open for as long as it is so.
     """
     if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
         return True
     return any(
-        _may_be_on(gpu, pids, readings) or (gpu.unattributed_ratio or 0.0) > thresholds.idle_ratio
+        _may_be_on(gpu, pids, readings) or (beyond := _beyond_at_most(gpu)) is None or beyond > thresholds.idle_ratio
         for gpu in readings.gpus
     )
+
+
+def _beyond_at_most(gpu: Gpu) -> float | None:
+    """How much a GPU does beyond the processes on its list at most; `None` where its own utilisation is unknown.
+
+    Where it is not known of one of them what it does, that may be as much as the whole GPU does.
+    """
+    return gpu.utilization_ratio if gpu.unattributed_ratio is None else gpu.unattributed_ratio
 
 
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
@@ -837,8 +846,12 @@ class GpuHistory:
         self._busy_s: dict[str, float] = {}
         self._unknown: dict[str, Counter[tuple[str, str]]] = {}
 
-    def observe(self, readings: GpuReadings | None, *, now_s: float) -> Mapping[str, GpuTotals]:
+    def observe(
+        self, readings: GpuReadings | None, *, now_s: float, returning_unknown: Mapping[str, str] | None = None
+    ) -> Mapping[str, GpuTotals]:
         """Take in one look; returns what has been counted so far of the GPUs that are there, by UUID.
+
+        `returning_unknown` is why it is unknown what of a GPU's memory is on its way back, by UUID.
 
         A look that measured a GPU stands for the time since the look before it; one that did not, or that comes after a
         gap, adds nothing.
@@ -860,6 +873,8 @@ class GpuHistory:
                 added_s = gap_s * gpu.utilization_ratio if gpu.uuid in self._busy_s else 0.0
                 self._busy_s[gpu.uuid] = self._busy_s.get(gpu.uuid, 0.0) + added_s
             self._unknown.setdefault(gpu.uuid, Counter()).update(gpu.figures.unknown.items())
+            if returning_unknown and gpu.uuid in returning_unknown:
+                self._unknown[gpu.uuid]["memory_returning_bytes", returning_unknown[gpu.uuid]] += 1
         return {
             gpu.uuid: GpuTotals(busy_s=self._busy_s.get(gpu.uuid), unknown=dict(self._unknown[gpu.uuid]))
             for gpu in readings.gpus

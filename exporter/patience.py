@@ -71,12 +71,12 @@ class Patience:
     def grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
         """How long after its start the window of GPU health begins at the soonest (A7); `None` of a job without a GPU.
 
-        The host's grace is for its load: while it loads, no window counts that began in the grace. Once it has loaded,
-        none that ended in it.
+        The host's grace is for its load and for its first step, which may compile or load for minutes: until that is
+        done, no window counts that began in the grace. After it, none that ended in it.
         """
         if not job.job_class.uses_gpu:
             return None
-        if job.phase is Phase.LOAD:
+        if job.phase is Phase.LOAD or not _has_stepped(job):
             return grace_s
         return max(0.0, grace_s - (self.window_s(job, window_s) or 0.0))
 
@@ -113,6 +113,16 @@ class Patience:
             Phase.SAVE: self.save_s,
         }
         return max(job.stall_timeout_s, own_s.get(job.phase, 0.0))
+
+
+def _has_stepped(job: "JobFile") -> bool:
+    """Whether a step is done for sure since its load: in its steps a beat that came after those began.
+
+    A step of a load, to warm up, is not told from others by their number.
+    """
+    if job.phase is not Phase.STEP:
+        return job.step > 0
+    return job.step > 0 and job.beat is not None and job.beat.boottime_s > job.phase_started.boottime_s
 
 
 def _longest_step_s(job: "JobFile", pauses: Pauses) -> float | None:

@@ -257,12 +257,15 @@ class Sampler:
             servers=servers,
             tasks=found_tasks,
             drivers={source: driver.health() for source, driver in self._drivers.items()},
-            gpu_totals=self._gpu_history.observe(found_gpus, now_s=now.boottime_s),
-            restarting=_restarting(listings, running),
-            unplaced=self._unplaced(found_gpus),
             returning_bytes=self._return_history.observe(
                 found_gpus, ended=self._ended(found_gpus), now_s=now.boottime_s
             ),
+            # After what is returning, for it counts the looks at which that was unknown.
+            gpu_totals=self._gpu_history.observe(
+                found_gpus, now_s=now.boottime_s, returning_unknown=self._return_history.unknown
+            ),
+            restarting=_restarting(listings, running),
+            unplaced=self._unplaced(found_gpus),
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
             unseen=tuple(sorted(_unseen(listings, running))),

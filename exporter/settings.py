@@ -141,7 +141,10 @@ class Settings(BaseSettings):
         description="a GPU job whose container shows no sign of life for this long is wedged, seconds",
     )
     health_grace_s: float = Field(
-        default=360.0, ge=0, le=86400, description="time from an attempt's start that is left to its load, seconds"
+        default=360.0,
+        ge=0,
+        le=86400,
+        description="time from an attempt's start that is left to its load and first step, seconds",
     )
     load_patience_s: float = Field(
         default=300.0,

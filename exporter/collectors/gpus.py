@@ -113,7 +113,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), snapshot.returning_bytes.get(gpu.uuid)) for gpu in gpus),
         source="what has left the GPU's list at a look, for as long as the memory that no listed process holds is as "
-        "much greater than before, and for `--vram-return-s` at most",
+        "much greater than before, where that is known, and for `--vram-return-s` at most",
     )
     yield gauge(
         "gpuwarden_gpu_unplaced_utilization_ratio",
@@ -151,7 +151,7 @@ def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
     )
     yield counter(
         "gpuwarden_gpu_unknown_samples",
-        "Samples in which a sensor or an error counter of the GPU was unknown, by which and why.",
+        "Samples in which a sensor, an error counter or the returning memory of the GPU was unknown, by which and why.",
         (*_GPU, "figure", "reason"),
         (
             ((uuid, figure, reason), float(count))

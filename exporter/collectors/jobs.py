@@ -208,8 +208,8 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_job_health_grace_seconds",
         "How long after the start of a GPU job's attempt the window without a sign of life begins at the soonest: what "
-        "is left to its load; once it has loaded that less the window, which then ends no sooner.",
+        "is left to its load and its first step; after that step less the window, which then ends no sooner.",
         _SLOT,
         ((row.key, snapshot.grace_s(row.job)) for row in on_gpu),
-        source="`--health-grace-s`, by the job's phase",
+        source="`--health-grace-s`, by the job's phase and whether it has stepped",
     )

@@ -1227,7 +1227,13 @@ NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1
     [
         pytest.param(NEIGHBOURS, False, id="each lists whoever is on it, and it is not there"),
         pytest.param(build.gpus(), False, id="there is no GPU"),
-        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None))), False, id="another is not measured"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=1.0)), True,
+                     id="what another does is not measured, so that the rest may be its own"),
+        pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.05)), False,
+                     id="another is not measured, on a GPU that is idle"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=None)), True, id="the use of one is unknown"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=None, lost=True)), True,
+                     id="one is lost: until it is there again nobody knows"),
         pytest.param(None, True, id="no source answers"),
         pytest.param(replace(NEIGHBOURS, failed=("nvml",)), True, id="one of two sources fails"),
         pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA's are there, and are not read"),
@@ -1238,7 +1244,7 @@ NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1
         pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True, id="one is used by nobody on its list"),
         pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="no more than idly"),
     ],
-)
+)  # fmt: skip
 def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
     without = build.container(gpu_request=None)
 
@@ -1908,6 +1914,17 @@ def test_what_was_counted_of_a_gpu_stands_while_its_source_fails_and_others_do_n
 
     assert counted((0, both), (1, both), (1, replace(first, failed=("drm",))), (1, both))["GPU-1"].busy_s == 2.0
     assert counted((0, both), (1, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
+
+
+def test_looks_at_which_it_is_unknown_what_is_on_its_way_back_are_counted_by_their_reason() -> None:
+    history, readings = GpuHistory(THRESHOLDS), build.gpus(build.gpu(0), build.gpu(1))
+
+    history.observe(readings, now_s=1.0, returning_unknown={"GPU-0": "not_yet", "GPU-1": "not_yet"})
+    history.observe(readings, now_s=2.0, returning_unknown={"GPU-0": "not_yet"})
+    found = history.observe(readings, now_s=3.0, returning_unknown={})
+
+    figure = "memory_returning_bytes", "not_yet"
+    assert {uuid: each.unknown for uuid, each in found.items()} == {"GPU-0": {figure: 2}, "GPU-1": {figure: 1}}
 
 
 def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:

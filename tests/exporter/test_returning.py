@@ -125,12 +125,59 @@ def test_one_that_is_on_two_lists_of_a_driver_holds_both() -> None:
     assert settled(holding(1000, (1, 700), (1, 100))).at(holding(1000)) == 800
 
 
-def test_it_is_unknown_for_as_long_as_the_bound_after_the_first_look_and_after_a_gap() -> None:
+def test_it_is_unknown_for_as_long_as_the_bound_after_the_first_look_and_after_a_gap_as_long() -> None:
     looks = settled(TWO)
 
-    assert looks.at(TWO, after_s=5.0) == 0
-    assert looks.at(TWO, after_s=5.5) is None
+    assert looks.at(TWO, after_s=10.0) == 0
+    assert looks.at(TWO, after_s=10.5) is None
+    assert looks.history.unknown == {"GPU-0": "not_yet"}
     assert [looks.at(TWO, after_s=5.0) for _ in range(2)] == [None, 0]
+    assert looks.history.unknown == {}
+
+
+def test_a_driver_that_is_known_now_and_then_tells_what_has_left_in_a_gap() -> None:
+    looks = settled(TWO)
+
+    assert [looks.at(TWO, after_s=6.0) for _ in range(4)] == [0] * 4
+    assert looks.at(holding(1007, (2, 200)), after_s=6.0) == 800
+    assert looks.at(holding(407, (2, 200)), after_s=6.0) == 200
+    assert looks.at(holding(407, (2, 200)), after_s=6.0) == 0
+
+
+def test_and_it_is_known_as_soon_as_ever_of_a_driver_that_was_known_so_from_the_start() -> None:
+    looks = Looks()
+
+    assert [looks.at(TWO, after_s=6.0) for _ in range(4)] == [None, None, 0, 0]
+
+
+def test_what_nobody_holds_more_after_a_gap_may_be_of_whoever_came_and_went_in_it() -> None:
+    looks = settled(TWO)
+
+    assert looks.at(holding(1307, (1, 800), (2, 200)), after_s=5.0) == 0
+    assert looks.at(holding(1407, (1, 800), (2, 200)), after_s=5.5) == 100
+    assert looks.at(holding(1407, (1, 800), (2, 200)), after_s=10.0) == 0
+    assert looks.at(holding(1507, (2, 200)), after_s=6.0) == 900
+
+
+def test_where_it_is_not_known_of_all_what_left_in_a_gap_is_unknown() -> None:
+    looks = settled(TWO)
+
+    assert looks.at(holding(1007, (1, 800), (2, None)), after_s=6.0) is None
+    assert looks.history.unknown == {"GPU-0": "not_measured"}
+    assert looks.at(TWO, after_s=5.0) is None
+    assert looks.at(TWO, after_s=5.0) == 0
+
+
+@pytest.mark.parametrize("every", [5, 9, 12])
+def test_one_of_unknown_size_does_not_hide_what_another_held_that_ends_again_and_again(every: int) -> None:
+    looks, told = Looks(), []
+    for second in range(100):
+        probe = [(1000 + second // every, 300)] if second % every < 2 else []
+        told.append(looks.at(holding(1000 + 300 * len(probe), (1, None), (2, 200), *probe)))
+
+    assert told[: int(BOUND_S)] == [None] * 10
+    assert None not in told[10:]
+    assert max(each or 0 for each in told) == 300 * -(-10 // every)
 
 
 def test_what_leaves_before_it_is_known_counts_once_it_is() -> None:
@@ -164,28 +211,62 @@ def test_it_is_unknown_while_no_source_answers() -> None:
     assert looks.at(holding(1007, (2, 200))) == 800
 
 
-def test_while_it_is_unknown_what_one_holds_nothing_is_on_its_way_before_another_leaves_and_then_it_is_unknown() -> (
-    None
-):
+def test_while_it_is_unknown_what_one_holds_what_another_held_that_left_counts_until_its_bound() -> None:
     known = settled(TWO)
 
     assert known.at(holding(1007, (1, 800), (2, None))) == 0
-    assert [known.at(holding(1007, (2, None))) for _ in range(11)] == [None] * 10 + [0]
+    assert [known.at(holding(1007, (2, None))) for _ in range(11)] == [800] * 10 + [0]
     assert known.at(holding(1007, (2, 100))) == 0
+
+
+def test_and_no_longer_where_it_is_known_again_by_then() -> None:
+    known = settled(TWO)
+    known.at(holding(1007, (2, 200)))
+
+    assert known.at(holding(1007, (2, None)), after_s=5.0) == 800
+    assert known.at(holding(1007, (2, 200)), after_s=5.0) == 0
+
+
+def test_no_more_of_it_counts_then_than_nobody_is_told_to_hold() -> None:
+    known = settled(TWO)
+    known.at(holding(1007, (1, 800), (2, None), (3, 7)))
+
+    assert known.at(holding(507, (2, None), (3, 7))) == 500
+    assert known.at(holding(1007, (2, None), (3, 7))) == 500
+
+
+def test_what_left_before_it_was_known_what_nobody_holds_is_all_due_until_it_is_seen_to_come_back() -> None:
+    known = settled(TWO)
+    known.at(holding(1007, (2, None)))
+
+    assert known.at(holding(1007, (2, 200))) == 800
+    assert known.at(holding(607, (2, 200))) == 400
 
 
 def test_of_one_that_left_with_nobody_knows_how_much_it_is_unknown_for_as_long_as_the_bound() -> None:
     looks = settled(TWO)
 
     assert looks.at(holding(1007, (1, None), (2, 200))) == 0
-    assert [looks.at(holding(1007, (2, 200))) for _ in range(11)] == [None] * 10 + [0]
+    assert looks.at(holding(1007, (2, 200))) is None
+    assert looks.history.unknown == {"GPU-0": "not_measured"}
+    assert [looks.at(holding(1007, (2, 200))) for _ in range(10)] == [None] * 9 + [0]
 
 
-def test_what_was_on_its_way_is_unknown_until_it_would_have_been_over_where_it_cannot_be_told_any_more() -> None:
+def test_what_comes_back_of_one_of_unknown_size_is_not_taken_for_what_another_held() -> None:
+    looks = settled(holding(1507, (1, 800), (2, 200)))
+    looks.at(holding(1507, (1, 800), (2, 200), (3, None)))
+    looks.at(holding(1507, (1, 800), (2, 200)))
+
+    assert looks.at(holding(1507, (2, 200)), after_s=5.0) is None
+    assert looks.at(holding(1007, (2, 200)), after_s=3.0) is None
+    assert looks.at(holding(1007, (2, 200)), after_s=2.0) == 800
+
+
+def test_what_was_on_its_way_stays_so_until_it_would_have_been_over_where_it_cannot_be_told_any_more() -> None:
     looks = settled(TWO)
 
     assert looks.at(holding(1007, (2, 200))) == 800
-    assert [looks.at(holding(1007, (2, None)), after_s=3.0) for _ in range(4)] == [None] * 3 + [0]
+    assert [looks.at(holding(1007, (2, None)), after_s=3.0) for _ in range(4)] == [800] * 3 + [0]
 
 
 def test_gpus_are_told_apart() -> None:
@@ -217,6 +298,7 @@ def test_it_is_never_more_than_what_has_left_within_the_bound_nor_than_what_nobo
         used = beyond + sum(size or 0 for size in held.values())
         told = looks.at(holding(used, *held.items()), after_s=after_s)
         left += [(looks.now_s, size or 0) for pid, size in before.items() if pid not in held]
+        left += [(looks.now_s, beyond)] * (after_s > 5.0)  # whoever came and went in a gap
         before = held
         assert told is None or 0 <= told <= min(
             beyond, sum(size for at_s, size in left if looks.now_s - at_s < BOUND_S)

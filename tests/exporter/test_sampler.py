@@ -613,7 +613,8 @@ def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver
     gpu = build.gpu(0, build.process(process.pid, 0.0, 7), build.process(os.getpid(), 0.0, 9))
     look = sampler(house, gpus=lambda: build.gpus(gpu), thresholds=Thresholds(vram_return_s=3.0))
     try:
-        first = look.sample().returning_bytes
+        beginning = look.sample()
+        first = beginning.returning_bytes
         eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is known that nothing is")
     finally:
         process.kill()
@@ -621,6 +622,7 @@ def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver
     process.wait()
 
     assert first == {}
+    assert beginning.gpu_totals["GPU-0"].unknown == {("memory_returning_bytes", "not_yet"): 1}
     assert look.sample().returning_bytes == {"GPU-0": 7}
     eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is taken to stay")
 
