@@ -578,7 +578,7 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
         ),
         pytest.param(
             ("0", "7"),
-            [build.gpu(0, utilization_ratio=0.9)],
+            [build.gpu(0, utilization_ratio=0.9, memory_used_bytes=9 * 2**30)],
             [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False, busiest_ratio=0.0)],
             id="and work that is nobody's",
         ),
@@ -955,7 +955,14 @@ def test_utilisation_adds_up_whatever_is_told_of_each(
 @pytest.mark.parametrize(
     ("gpu", "told"),
     [
-        pytest.param(build.gpu(0, utilization_ratio=0.7), (None, None), id="it may do what nobody listed does"),
+        pytest.param(
+            build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30),
+            (None, None),
+            id="it may do what nobody listed does, and hold what nobody listed holds",
+        ),
+        pytest.param(
+            build.gpu(0, utilization_ratio=0.7), (None, 0), id="it may do what nobody listed does, who holds nothing"
+        ),
         pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
         pytest.param(
             build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
@@ -988,7 +995,7 @@ def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> No
         use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
         return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
 
-    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7))
+    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30))
     shown = look(2.0, build.gpu(0))
 
     assert (hidden.peak_bytes, hidden.busy_s) == ({}, {})
