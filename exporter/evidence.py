@@ -1149,7 +1149,7 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
-    beyond = gpu.unattributed_ratio
+    beyond = gpu.hidden_ratio
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:

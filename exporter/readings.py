@@ -184,6 +184,18 @@ class Gpu:
         return round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS)
 
     @cached_property
+    def hidden_ratio(self) -> float | None:
+        """What it does that none of the processes on its list can have done: beyond the engine that did most for each.
+
+        Whether a driver counts copies and video as the GPU's own time is not known, so they may be that time; `None`
+        when either is unknown.
+        """
+        if (beyond := self.unattributed_ratio) is None:
+            return None
+        others = ((each.busiest_ratio, each.utilization_ratio or 0.0) for each in self.processes or ())
+        return round(beyond - sum(most - own for most, own in others if most is not None), RATIO_DIGITS)
+
+    @cached_property
     def listed_bytes(self) -> int | None:
         """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
         known = [process.memory_bytes for process in self.processes or ()]

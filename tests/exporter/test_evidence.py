@@ -934,6 +934,34 @@ def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own
     assert found.busy_s == {"GPU-0": pytest.approx(0.02)}
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "total", "hidden", "idle_s"),
+    [
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9, busiest_ratio=0.9), 0.08, -0.82, 1.0, id="it decodes"),
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9), 0.08, 0.08, None, id="it does nothing that could be that time"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.35, 0.05, 1.0, id="as much as idle is left"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.36, 0.06, None, id="more than that is left"),
+    ],
+)
+def test_time_of_a_gpu_that_a_neighbours_copies_and_video_may_be_is_not_taken_for_hidden_work(
+    neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None
+) -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    gpu = build.gpu(0, build.process(4001), neighbour, utilization_ratio=total)
+
+    def look(now_s: float) -> ContainerEvidence:
+        return history.observe(
+            container, gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS), RamUse(usage_bytes=1), now_s=now_s
+        )
+
+    look(1.0)
+    found = look(2.0)
+
+    assert (gpu.hidden_ratio, found.gpu_idle_s) == (hidden, idle_s)
+    assert gpu.unattributed_ratio == pytest.approx(total - (neighbour.utilization_ratio or 0.0))
+    assert found.shares[0].attributed is (idle_s is not None)
+
+
 work = st.lists(st.tuples(st.sampled_from([4001, 4002, 5001, 9999]), percents, st.none() | percents), max_size=6)
 
 
