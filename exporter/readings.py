@@ -438,8 +438,9 @@ class TaskReadings:
 class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
-    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for it; `None` where that is
-    its `utilization_ratio`.
+    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for its listed processes;
+    `None` where that is its `utilization_ratio`. It stays, be it 0, where that is not told because what the GPU does
+    cannot be told apart: nothing is known of it there but what is listed.
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
     not known that the GPU does anything, though its driver can tell. `evicted_s` is for how long the kernel has kept
     each of its processes there off the GPU since that process began, seconds, by pid.

@@ -1016,6 +1016,25 @@ def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float
     assert not (share.attributed is False and 0 in told[:1])
 
 
+@pytest.mark.parametrize(
+    ("attribution", "used_ratio", "told"),
+    [
+        pytest.param("none", 0.03, (None, 0.0, 0.0), id="a GPU at rest of which nobody tells who uses it: idle"),
+        pytest.param("none", 0.7, (None, 0.0, None), id="at work for nobody listed: unknown"),
+        pytest.param("process", 0.03, (0.0, None, 0.0), id="a measured 0 is the utilisation itself"),
+    ],
+)
+def test_what_engines_did_is_told_apart_from_a_utilisation_that_cannot_be(
+    attribution: str, used_ratio: float, told: tuple[float | None, float | None, float | None]
+) -> None:
+    gpu = build.gpu(0, build.process(4001), attribution=attribution, utilization_ratio=used_ratio)
+
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.busiest_ratio, use.utilization_ratio) == told
+
+
 def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
 
