@@ -1126,12 +1126,18 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
     if attributed is False:  # a 0 would say that it does nothing, which is what nobody knows
         ratio = ratio or None
-        if reason is not None and reason.reason == UNATTRIBUTED:  # who does that work holds memory, and is on no list
-            size = size or None
+        if not size and reason is not None and reason.reason == UNATTRIBUTED and _may_be_held(gpu, thresholds):
+            size = None  # who does that work holds memory, and is on no list
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
     return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s, None if busiest == ratio else busiest), reason
+
+
+def _may_be_held(gpu: Gpu, thresholds: Thresholds) -> bool:
+    """Whether somebody on no list may hold memory of a GPU that makes a difference: less than a tie makes none."""
+    beyond = unattributed_bytes(gpu)
+    return beyond is None or beyond > thresholds.vram_tie_bytes
 
 
 def decisive(share: GpuShare) -> float | None:
@@ -1173,7 +1179,7 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if ratio is None:
         because = gpu.unknown or "a process of the container is not measured"
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
-    beyond = gpu.unattributed_ratio
+    beyond = gpu.hidden_ratio
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.idle_ratio:

@@ -189,6 +189,18 @@ class Gpu:
         return round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS)
 
     @cached_property
+    def hidden_ratio(self) -> float | None:
+        """What it does that none of the processes on its list can have done: beyond the engine that did most for each.
+
+        Whether a driver counts copies and video as the GPU's own time is not known, so they may be that time; `None`
+        when either is unknown.
+        """
+        if (beyond := self.unattributed_ratio) is None:
+            return None
+        others = ((each.busiest_ratio, each.utilization_ratio or 0.0) for each in self.processes or ())
+        return round(beyond - sum(most - own for most, own in others if most is not None), RATIO_DIGITS)
+
+    @cached_property
     def listed_bytes(self) -> int | None:
         """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
         known = [process.memory_bytes for process in self.processes or ()]
@@ -436,8 +448,9 @@ class TaskReadings:
 class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
-    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for it; `None` where that is
-    its `utilization_ratio`.
+    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for its listed processes;
+    `None` where that is its `utilization_ratio`. It stays, be it 0, where that is not told because what the GPU does
+    cannot be told apart: nothing is known of it there but what is listed.
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
     not known that the GPU does anything, though its driver can tell. `evicted_s` is for how long the kernel has kept
     each of its processes there off the GPU since that process began, seconds, by pid.

@@ -97,7 +97,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already",
     "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
     "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured; where it "
-    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio",
+    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio, and more of "
+    "its memory than `--vram-tie-mib` is in use beyond them, or an unknown amount",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,

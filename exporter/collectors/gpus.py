@@ -93,8 +93,9 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_utilization_ratio",
-        "Share of the GPU's time used by no process on its list; over the idle ratio it vetoes idle. Less than 0 is by "
-        "how much its processes are told to do more than the GPU itself.",
+        "Share of the GPU's time used by no process on its list; it vetoes idle where it is over the idle ratio and "
+        "their copies and video cannot be that time. Less than 0 is by how much its processes are told to do more "
+        "than the GPU itself.",
         _GPU,
         (((gpu.uuid,), gpu.unattributed_ratio) for gpu in gpus),
         source="the GPU's utilisation less that of all its listed processes, at each look",

@@ -579,7 +579,7 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
         ),
         pytest.param(
             ("0", "7"),
-            [build.gpu(0, utilization_ratio=0.9)],
+            [build.gpu(0, utilization_ratio=0.9, memory_used_bytes=9 * 2**30)],
             [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False, busiest_ratio=0.0)],
             id="and work that is nobody's",
         ),
@@ -935,6 +935,34 @@ def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own
     assert found.busy_s == {"GPU-0": pytest.approx(0.02)}
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "total", "hidden", "idle_s"),
+    [
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9, busiest_ratio=0.9), 0.08, -0.82, 1.0, id="it decodes"),
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9), 0.08, 0.08, None, id="it does nothing that could be that time"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.35, 0.05, 1.0, id="as much as idle is left"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.36, 0.06, None, id="more than that is left"),
+    ],
+)
+def test_time_of_a_gpu_that_a_neighbours_copies_and_video_may_be_is_not_taken_for_hidden_work(
+    neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None
+) -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    gpu = build.gpu(0, build.process(4001), neighbour, utilization_ratio=total)
+
+    def look(now_s: float) -> ContainerEvidence:
+        return history.observe(
+            container, gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS), RamUse(usage_bytes=1), now_s=now_s
+        )
+
+    look(1.0)
+    found = look(2.0)
+
+    assert (gpu.hidden_ratio, found.gpu_idle_s) == (hidden, idle_s)
+    assert gpu.unattributed_ratio == pytest.approx(total - (neighbour.utilization_ratio or 0.0))
+    assert found.shares[0].attributed is (idle_s is not None)
+
+
 work = st.lists(st.tuples(st.sampled_from([4001, 4002, 5001, 9999]), percents, st.none() | percents), max_size=6)
 
 
@@ -956,7 +984,14 @@ def test_utilisation_adds_up_whatever_is_told_of_each(
 @pytest.mark.parametrize(
     ("gpu", "told"),
     [
-        pytest.param(build.gpu(0, utilization_ratio=0.7), (None, None), id="it may do what nobody listed does"),
+        pytest.param(
+            build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30),
+            (None, None),
+            id="it may do what nobody listed does, and hold what nobody listed holds",
+        ),
+        pytest.param(
+            build.gpu(0, utilization_ratio=0.7), (None, 0), id="it may do what nobody listed does, who holds nothing"
+        ),
         pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
         pytest.param(
             build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
@@ -982,6 +1017,25 @@ def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float
     assert not (share.attributed is False and 0 in told[:1])
 
 
+@pytest.mark.parametrize(
+    ("attribution", "used_ratio", "told"),
+    [
+        pytest.param("none", 0.03, (None, 0.0, 0.0), id="a GPU at rest of which nobody tells who uses it: idle"),
+        pytest.param("none", 0.7, (None, 0.0, None), id="at work for nobody listed: unknown"),
+        pytest.param("process", 0.03, (0.0, None, 0.0), id="a measured 0 is the utilisation itself"),
+    ],
+)
+def test_what_engines_did_is_told_apart_from_a_utilisation_that_cannot_be(
+    attribution: str, used_ratio: float, told: tuple[float | None, float | None, float | None]
+) -> None:
+    gpu = build.gpu(0, build.process(4001), attribution=attribution, utilization_ratio=used_ratio)
+
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.busiest_ratio, use.utilization_ratio) == told
+
+
 def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
 
@@ -989,7 +1043,7 @@ def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> No
         use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
         return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
 
-    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7))
+    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30))
     shown = look(2.0, build.gpu(0))
 
     assert (hidden.peak_bytes, hidden.busy_s) == ({}, {})

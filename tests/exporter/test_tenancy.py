@@ -364,12 +364,22 @@ def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it()
     assert found.peak_bytes == {"GPU-0": 9}
 
 
-@pytest.mark.parametrize(("busy_ratio", "victim"), [(0.0, "a"), (0.7, None)], ids=["at rest", "at work for nobody"])
-def test_while_somebody_on_no_list_works_on_the_gpu_nobody_goes_for_it_may_be_another_who_is_most_over(
-    busy_ratio: float, victim: str | None
+@pytest.mark.parametrize(
+    ("busy_ratio", "used_mib", "victim"),
+    [
+        pytest.param(0.0, 5000, "a", id="at rest"),
+        pytest.param(0.7, 5000, None, id="at work for nobody, who holds most of it"),
+        pytest.param(0.06, 11, "a", id="at work for nobody, and who is listed holds all of it"),
+        pytest.param(0.06, 11 + 256, "a", id="all but a tie of it"),
+        pytest.param(0.06, 11 + 257, None, id="more than a tie is nobody's"),
+        pytest.param(0.06, None, None, id="and what is in use is unknown"),
+    ],
+)
+def test_while_somebody_on_no_list_works_on_the_gpu_nobody_goes_where_it_may_be_another_who_is_most_over(
+    busy_ratio: float, used_mib: int | None, victim: str | None
 ) -> None:
     gpu = build.gpu(0, build.process(4001, 0.0, 11 * MIB), utilization_ratio=busy_ratio, memory_free_bytes=0)
-    readings = build.gpus(replace(gpu, memory_used_bytes=5000 * MIB))
+    readings = build.gpus(replace(gpu, memory_used_bytes=None if used_mib is None else used_mib * MIB))
     found = []
     for name, pid in (("a", 4001), ("b", 4002)):
         container = build.container(name=name, incarnation=name, gpu_request=("0",), tenancy=BUDGET)
