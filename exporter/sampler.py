@@ -760,7 +760,12 @@ def _place_now(last: Container | None, folder: str, listings: Listings) -> Conta
     """Where a dead worker was, as its engine has that container now."""
     if last is not None:
         listing = listings.get(last.kind)
-        return last if listing is None else listing.containers.get(last.id) or listing.down.get(last.id) or last
+        if listing is None:
+            return last
+        found = listing.containers.get(last.id) or listing.down.get(last.id)
+        if found is None and not last.listed:  # remembered while its engine was silent, which it is no more
+            found = replace(last, listed=True)
+        return found or last
     holding = _holding(listings)
     known = [listing for listing in holding if listing is not None]
     if len(known) < len(holding):
