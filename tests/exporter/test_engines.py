@@ -1,5 +1,6 @@
 """Who is asked for containers: whoever is named, and whoever is there."""
 
+import errno
 import socket
 import subprocess
 import sys
@@ -38,6 +39,9 @@ class Engine(Listener):
             raise FileNotFoundError(self._path)
         self.listings.release()
         return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.0)
+
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
 
 
 @contextmanager
@@ -88,6 +92,61 @@ def test_a_host_without_an_engine_tells_its_containers_and_no_source_fails_until
     assert without == ({}, [ID], True)
     assert there == ({"docker": True}, [ID], True)
     assert gone[0] == {"docker": False}
+
+
+def test_an_engine_that_comes_as_we_cannot_begin_to_ask_it_fails_until_we_can(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    made: Iterator[Engine | Exception] = iter(
+        [OSError(errno.EMFILE, "Too many open files"), ImportError("it is being upgraded"), engine]
+    )
+
+    def make() -> Engine:
+        found = next(made)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    sampler = on(host, engines, tmp_path)
+    try:
+        with listened(path):
+            engines.start()
+            first = sampler.sample()
+            then = seen(sampler.sample())
+    finally:
+        engines.close()
+
+    because = [each.because for each in first.sources if each.source == "docker"]
+    assert because == ["nobody listens to docker yet: ImportError: it is being upgraded"]
+    assert then[0] == {"docker": True}
+
+
+def test_an_engine_that_was_there_is_asked_though_it_went_before_we_could_begin(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    made = iter([None, engine])
+
+    def make() -> Engine:
+        found = next(made)
+        if found is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return found
+
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    try:
+        with listened(path):
+            engines.start()
+        found = seen(on(host, engines, tmp_path).sample())
+    finally:
+        engines.close()
+
+    assert found[0] == {"docker": False}
+    assert engine.is_asked()
 
 
 def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: Path) -> None:
