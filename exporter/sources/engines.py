@@ -1,6 +1,6 @@
 """Who is asked for containers: whoever the settings name, and of the others those that are found on the host."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,6 +59,7 @@ class Engines(Mapping[str, Listener | Unheard]):
         self._asked = dict(asked)
         self._sought = dict(sought or {})
         self._unheard: dict[str, Unheard] = {}
+        self._met: frozenset[str] = frozenset()
 
     def __getitem__(self, kind: str) -> Listener | Unheard:
         """Who lists those of a kind, where that is asked."""
@@ -81,6 +82,10 @@ class Engines(Mapping[str, Listener | Unheard]):
         for kind in self._sought.keys() - set(self):
             log.info("no such containers unless this comes to be there", kind=kind, mark=str(self._sought[kind].mark))
 
+    def met(self, kinds: Collection[str]) -> None:
+        """A container runs of these, so that whoever is sought of them is to be asked, there or not."""
+        self._met = frozenset(kinds)
+
     def close(self) -> None:
         """Stop asking."""
         self._sought.clear()
@@ -89,7 +94,8 @@ class Engines(Mapping[str, Listener | Unheard]):
             listener.close()
 
     def _arrived(self) -> Sequence[str]:
-        return [kind for kind, sought in self._sought.items() if kind in self._unheard or sought.is_there()]
+        certain = self._met | self._unheard.keys()
+        return [kind for kind, sought in self._sought.items() if kind in certain or sought.is_there()]
 
     def _begin(self, kind: str) -> None:
         try:
@@ -102,4 +108,4 @@ class Engines(Mapping[str, Listener | Unheard]):
         self._asked[kind] = listener
         del self._sought[kind]
         self._unheard.pop(kind, None)
-        log.info("an engine is there, and asked from now on", kind=kind)
+        log.info("an engine is there, or a container of its, and asked from now on", kind=kind)
