@@ -64,6 +64,8 @@ class Site:
     prometheus_port: int
     alertmanager_port: int
     watchdog_url: str | None = None
+    watched_docker: str | None = None
+    """What the exporter asks, where that is another than `docker`, which the remediator does."""
 
 
 def files(site: Site) -> dict[str, str]:
@@ -94,7 +96,7 @@ def files(site: Site) -> dict[str, str]:
         pace=Pace(),
     )
     webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
-    fill = vars(site)
+    fill = {**vars(site), "watched_docker": site.watched_docker or site.docker}
     return {
         "README.md": _filled("README.md", fill),
         "prometheus.yml": prometheus,
@@ -157,11 +159,13 @@ def command(argv: list[str]) -> int:
     folder = Folder(arguments.folder)
     kept, kept_url = folder.path / HOST, folder.path / WATCHDOG_URL
     docker = arguments.docker or _docker()
+    away = arguments.docker is None and docker == "none"
     site = Site(
         host=check_name(arguments.host or (_read(kept) if kept.is_file() else socket.gethostname()), what="host"),
         command=arguments.command or _own_command(),
         **{name: getattr(arguments, name) for name in ("etc", "state", "run", "podman")},
         docker=docker,
+        watched_docker="auto" if away else None,  # it may be down just now
         systemd_unit=",".join(arguments.systemd_unit),
         watchdog_url=arguments.watchdog_url or _kept_address(kept_url),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
@@ -187,8 +191,11 @@ def command(argv: list[str]) -> int:
         print(f"init: removed, as this version has it no more: {name}; remove it where you installed it too")
     if site.watchdog_url is not None:
         print(f"init: the alert that always fires goes to the address in {kept_url}, too; remove that file to end it")
-    if arguments.docker is None and docker == "none":
-        print(f"init: there is no {reachable.SYSTEM_SOCKET}, so Docker is not asked; give --docker where there is one")
+    if away:
+        print(
+            f"init: there is no {reachable.SYSTEM_SOCKET}: the exporter asks Docker once it is there, and "
+            "the remediator does not ask Docker; give --docker where there is one"
+        )
     if (shut := _shut(Path(site.command))) is not None:
         print(
             f"init: {site.command} lies below {shut}, which the user gpuwarden of the units cannot enter: install it "
@@ -220,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--docker",
         help=f"the Docker engine's socket, or 'none' (default: unix://{reachable.SYSTEM_SOCKET} where that is there, "
-        "else none)",
+        "else none for the remediator, and auto for the exporter)",
     )
     add_units(parser)
     add_watchdog(parser)

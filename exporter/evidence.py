@@ -359,7 +359,7 @@ def _beyond_at_most(gpu: Gpu) -> float | None:
 
     Where it is not known of one of them what it does, that may be as much as the whole GPU does.
     """
-    return gpu.utilization_ratio if gpu.unattributed_ratio is None else gpu.unattributed_ratio
+    return gpu.utilization_ratio if gpu.hidden_ratio is None else gpu.hidden_ratio
 
 
 def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:

@@ -120,6 +120,7 @@ def serve(settings: Settings) -> None:
         tasks=Tasks(settings.task_dir) if settings.task_dir else None,
         drivers={name: each.driver for name, each in sources.items() if each.driver is not None},
         nvidia=nvidia_host.NvidiaHost(),
+        met=engines.met,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))

@@ -6,7 +6,7 @@ Each source fails alone: what it would have told is unknown in that snapshot, an
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -108,7 +108,9 @@ class Sampler:
         tasks: Tasks | None = None,
         drivers: Mapping[str, Driver] | None = None,
         nvidia: NvidiaHost | None = None,
+        met: Callable[[Collection[str]], None] | None = None,
     ) -> None:
+        self._met = met
         self._tasks = tasks
         self._units = units or Units(())
         self._places = Places()
@@ -382,7 +384,10 @@ class Sampler:
         for gpu in () if gpus is None else gpus.gpus:
             # Whom the last look has placed is looked for no more: the others are few.
             pids.update(each.pid for each in gpu.processes or () if each.pid not in self._attributed)
-        return self._unlisted.find(pids, listings)
+        unlisted = self._unlisted.find(pids, listings)
+        if self._unlisted.met and self._met is not None:
+            self._met(self._unlisted.met)
+        return unlisted
 
     def _running(
         self,
@@ -763,7 +768,12 @@ def _place_now(last: Container | None, folder: str, listings: Listings) -> Conta
     """Where a dead worker was, as its engine has that container now."""
     if last is not None:
         listing = listings.get(last.kind)
-        return last if listing is None else listing.containers.get(last.id) or listing.down.get(last.id) or last
+        if listing is None:
+            return last
+        listed = listing.containers.get(last.id) or listing.down.get(last.id)
+        if listed is None and not last.listed:  # remembered while its engine was silent, which it is no more
+            return replace(last, listed=True)
+        return listed or last
     holding = _holding(listings)
     known = [listing for listing in holding if listing is not None]
     if len(known) < len(holding):

@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     docker: str = Field(
         default="auto",
         description="the Docker daemon's socket; 'none' asks none, 'auto' the one at /var/run/docker.sock from when it "
-        "is there",
+        "is there, or a container of Docker's is",
     )
     podman: str = Field(
         default="none",

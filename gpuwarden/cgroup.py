@@ -41,10 +41,20 @@ _SHORT_BYTES: Final = 2048
 # Not of its conmon (libpod-conmon-ID, crio-conmon-ID), which watches a container and is outside of it.
 _CONTAINER_ID = re.compile(r"(?:^|[/:]|(?<!conmon)-)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 
-_RUNTIME = re.compile(r"(cri-containerd|nerdctl|crio|libpod)[-:]$")
+_RUNTIME = re.compile(r"(?:(cri-containerd|nerdctl|crio|libpod)[-:]|(?:^|/)(docker)[-/])$")
 
-RUNTIMES: Final = {"cri-containerd": "containerd", "nerdctl": "containerd", "crio": "cri-o", "libpod": "libpod"}
-"""Who runs a container, by what the systemd driver of each calls its scopes. Docker is asked rather than guessed."""
+_USERS = re.compile(r"(?:^|/)user\.slice/")
+
+DOCKER: Final = "docker"
+
+RUNTIMES: Final = {
+    "cri-containerd": "containerd",
+    "nerdctl": "containerd",
+    "crio": "cri-o",
+    "libpod": "libpod",
+    "docker": DOCKER,
+}
+"""Who runs a container, by what the systemd driver of each calls its scopes, and Docker its parent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +105,11 @@ def _owner(said: bytes) -> tuple[str, str | None] | None:
         path = line.split(":", 2)[2]
         found = _CONTAINER_ID.search(path)
         if found:
-            named = _RUNTIME.search(path[: found.start(1)])
-            return found.group(1), RUNTIMES[named.group(1)] if named else None
+            above = path[: found.start(1)]
+            named = _RUNTIME.search(above)
+            if named is None or (named[2] and _USERS.search(above)):  # a user's own Docker is not the system's
+                return found.group(1), None
+            return found.group(1), RUNTIMES[named[1] or named[2]]
     return None
 
 

@@ -209,6 +209,8 @@ class Unlisted:
         self._owners: dict[int, _Owner] = {}
         self._first_seen_s: dict[str, float] = {}
         self._found: dict[str, _Found] = {}
+        self.met: frozenset[str] = frozenset()
+        """The engines of which a container runs, by its cgroup's name, that none of those that are asked lists."""
 
     def find(self, pids: Iterable[int], listings: Mapping[str, Listing | None]) -> list[Container]:
         """The unlisted containers of these processes, and those that were found before and still have processes.
@@ -232,6 +234,8 @@ class Unlisted:
                 found = self._container(each, *seen[each])
                 if found is not None:
                     self._found[each] = found
+                    if seen[each][1] == cgroup.DOCKER:
+                        self.met = frozenset({cgroup.DOCKER})
         return [found.container for found in self._found.values()]
 
     def _owner(self, pid: int, now_s: float) -> _Owner | None:
@@ -256,7 +260,8 @@ class Unlisted:
         except OSError:
             return None  # it ended between the two looks
         container = Container(
-            kind=runtime or "container",
+            # Of one of Docker's too no more is known than of any: its name and labels are Docker's to tell.
+            kind="container" if runtime is None or runtime == cgroup.DOCKER else runtime,
             id=full_id,
             name=full_id[:12],
             incarnation=f"{full_id}@{inode}",

@@ -21,6 +21,7 @@ from exporter.sources import processes
 from gpuwarden import cgroup
 
 INVOCATIONS: Final = Path("/run/systemd/units")
+INVOCATION: Final = "invocation:"
 
 SYSTEMCTL_S: Final = 5.0
 """How long systemd may take to tell how often it has restarted a service, seconds; no look waits for it."""
@@ -153,7 +154,9 @@ class Units:
         try:
             changed_ns = self._invocations.stat().st_mtime_ns
             if changed_ns != self._invocations_ns or time.time_ns() - changed_ns < SETTLED_NS:
-                names = (each.partition(":")[2] for each in os.listdir(self._invocations))  # noqa: PTH208 - names alone
+                kept = os.listdir(self._invocations)  # noqa: PTH208 - names alone
+                # Beside a unit's invocation it keeps how that logs, each by a link of its own.
+                names = (each.removeprefix(INVOCATION) for each in kept if each.startswith(INVOCATION))
                 self._opted_in = tuple(sorted(filter(self._is_opted_in, names)))[:UNITS_MAX]
                 self._invocations_ns = changed_ns
                 self._groups = {each: group for each, group in self._groups.items() if each in self._opted_in}
@@ -240,7 +243,7 @@ class Units:
         self._answers.put((incarnation, restarts))
 
     def _invocation(self, unit: str) -> str:
-        return str((self._invocations / f"invocation:{unit}").readlink())
+        return str((self._invocations / f"{INVOCATION}{unit}").readlink())
 
 
 def _in_slices(tops: Iterable[Path], unit: str) -> Path | None:

@@ -87,11 +87,18 @@ def test_docker_is_asked_where_its_socket_is(
         said = capsys.readouterr().out
         told = written(tmp_path / "told", "--docker", "unix:///run/d.sock")["gpuwarden/gpuwarden.env"]
 
-    wanted = f"unix://{path}" if there else "none"
-    assert f"GPUWARDEN_EXPORTER_DOCKER={wanted}\n" in found
-    assert f"GPUWARDEN_REMEDIATOR_DOCKER={wanted}\n" in found
-    assert ("Docker is not asked" in said) is not there
+    watched, acted_on = (f"unix://{path}",) * 2 if there else ("auto", "none")
+    assert f"GPUWARDEN_EXPORTER_DOCKER={watched}\n" in found
+    assert f"GPUWARDEN_REMEDIATOR_DOCKER={acted_on}\n" in found
+    assert ("the remediator does not ask Docker" in said) is not there
     assert "GPUWARDEN_EXPORTER_DOCKER=unix:///run/d.sock\n" in told
+
+
+def test_a_docker_that_is_not_to_be_asked_is_asked_by_nobody(tmp_path: Path) -> None:
+    found = written(tmp_path, "--docker", "none")["gpuwarden/gpuwarden.env"]
+
+    assert "GPUWARDEN_EXPORTER_DOCKER=none\n" in found
+    assert "GPUWARDEN_REMEDIATOR_DOCKER=none\n" in found
 
 
 def test_other_options_change_what_was_left_as_it_was_written(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ import deploy.engine
 from deploy import private_engine
 from deploy.engine import Engine, NoEngine, docker_engine
 from deploy.image import worker_image
+from exporter import testimony
 from exporter.evidence import Thresholds
-from exporter.readings import Container, ContainerEvidence, Snapshot
+from exporter.readings import Container, ContainerEvidence, Snapshot, WorkerReadings
 from exporter.sampler import Sampler
-from exporter.sources import cgroups, containers
+from exporter.sources import cgroups, containers, workers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import EngineContainers
 from exporter.sources.listener import Listing
@@ -681,12 +682,14 @@ class Told:
 
     def __init__(self, container: Container) -> None:
         self.answers = True
+        self.gone = False
         self.container = container
 
     def latest(self) -> Listing:
         if not self.answers:
             raise OSError("it hangs")
-        return Listing(containers={self.container.id: self.container}, taken_s=time.monotonic(), duration_s=0.0)
+        listed = {} if self.gone else {self.container.id: self.container}
+        return Listing(containers=listed, taken_s=time.monotonic(), duration_s=0.0)
 
 
 @pytest.fixture
@@ -755,6 +758,34 @@ def test_a_container_that_ends_while_its_engine_does_not_answer_is_gone_also_whe
 
     assert len(stood.containers) == 1
     assert sampler.sample().containers == sampler.sample().containers == ()
+
+
+def test_where_a_worker_died_while_its_engine_did_not_answer_is_told_once_that_answers(
+    host: Host, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = build.sighting(container_id=ID)
+    seen = [alive]
+    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=tuple(seen)))
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+
+    def container() -> str | None:
+        snapshot = sampler.sample()
+        facts = testimony.about(alive.worker.worker, snapshot, now=snapshot.taken)
+        return None if facts is None else facts.container_incarnation
+
+    lived = container()
+    told.answers = False
+    container()
+    host.end(41)
+    (host.top / scope()).rename(host.top / "gone")
+    seen[:] = [replace(alive, alive=False, pid=None, container_id=None)]
+    silent = container()
+    told.answers, told.gone = True, True  # it is down, and none of those that are looked at then
+
+    assert lived == told.container.incarnation
+    assert silent is None
+    assert [container(), container()] == [lived, lived]
 
 
 # --- real containers

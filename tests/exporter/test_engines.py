@@ -1,5 +1,6 @@
 """Who is asked for containers: whoever is named, and whoever is there."""
 
+import errno
 import socket
 import subprocess
 import sys
@@ -39,6 +40,9 @@ class Engine(Listener):
         self.listings.release()
         return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.0)
 
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
 
 @contextmanager
 def listened(path: Path) -> Iterator[None]:
@@ -53,11 +57,14 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path / "host")
 
 
-def on(host: Host, engines: Engines, directory: Path) -> Sampler:
+def on(host: Host, engines: Engines, directory: Path, group: str = scope()) -> Sampler:
     """A host with one GPU, and a process in a container on it."""
-    host.process(41, scope())
+    host.process(41, group)
     gpus = build.gpus(build.gpu(0, build.process(41, 0.4, 6 * build.MIB)))
-    sampler = Sampler(host="box-1", directory=directory, containers=engines, gpus=lambda: gpus, thresholds=Thresholds())
+    sampler = Sampler(
+        host="box-1", directory=directory, containers=engines, gpus=lambda: gpus, thresholds=Thresholds(),
+        met=engines.met,
+    )  # fmt: skip
     sampler._places, sampler._unlisted = host.places(), host.unlisted()
     return sampler
 
@@ -88,6 +95,99 @@ def test_a_host_without_an_engine_tells_its_containers_and_no_source_fails_until
     assert without == ({}, [ID], True)
     assert there == ({"docker": True}, [ID], True)
     assert gone[0] == {"docker": False}
+
+
+def test_an_engine_that_comes_as_we_cannot_begin_to_ask_it_fails_until_we_can(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    made: Iterator[Engine | Exception] = iter(
+        [OSError(errno.EMFILE, "Too many open files"), ImportError("it is being upgraded"), engine]
+    )
+
+    def make() -> Engine:
+        found = next(made)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    sampler = on(host, engines, tmp_path)
+    try:
+        with listened(path):
+            engines.start()
+            first = sampler.sample()
+            then = seen(sampler.sample())
+    finally:
+        engines.close()
+
+    because = [each.because for each in first.sources if each.source == "docker"]
+    assert because == ["nobody listens to docker yet: ImportError: it is being upgraded"]
+    assert then[0] == {"docker": True}
+
+
+def test_an_engine_that_was_there_is_asked_though_it_went_before_we_could_begin(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    made = iter([None, engine])
+
+    def make() -> Engine:
+        found = next(made)
+        if found is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return found
+
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    try:
+        with listened(path):
+            engines.start()
+        found = seen(on(host, engines, tmp_path).sample())
+    finally:
+        engines.close()
+
+    assert found[0] == {"docker": False}
+    assert engine.is_asked()
+
+
+@pytest.mark.parametrize(
+    ("group", "fails"),
+    [
+        pytest.param(f"system.slice/docker-{ID}.scope", True, id="Docker's"),
+        pytest.param(f"docker/{ID}", True, id="Docker's, cgroupfs"),
+        pytest.param(scope(), False, id="containerd's"),
+        pytest.param(
+            f"user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", False, id="a user's"
+        ),
+    ],
+)
+def test_where_a_container_of_dockers_runs_docker_is_asked_though_its_socket_is_away(
+    host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
+    engines.start()
+    sampler = on(host, engines, tmp_path, group)
+    try:
+        sampler.sample()
+        away = seen(sampler.sample())
+        with listened(path):
+            back = eventually(lambda: found if (found := seen(sampler.sample()))[0].get("docker") else None)
+    finally:
+        engines.close()
+
+    assert away == ({"docker": False} if fails else {}, [ID], not fails)
+    assert back == ({"docker": True}, [ID], True)
+
+
+def test_a_container_of_dockers_makes_nobody_ask_a_docker_that_is_not_to_be_asked(host: Host, tmp_path: Path) -> None:
+    sampler = on(host, Engines({}), tmp_path, f"docker/{ID}")
+    sampler.sample()
+
+    assert seen(sampler.sample()) == ({}, [ID], True)
 
 
 def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 
 from exporter.readings import GpuReadings
-from exporter.sources.recycled import Recycled
+from exporter.sources.recycled import WORKING_LOOKS, Recycled
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 
@@ -68,6 +68,54 @@ def test_once_its_entry_goes_and_comes_anew_it_is_the_new_owners(host: Host) -> 
 
     assert host.look(within=within(alpha={41})) == ()
     assert host.look(41, within=within(alpha={41})) == ()
+
+
+def reused_unseen(host: Host) -> None:
+    """Its list cannot be read while a process ends, another has its pid, and that one comes to be on the GPU."""
+    host.process(41, ticks=1)
+    host.look(41, within=within(beta={41}))
+    host.process(41, ticks=2)
+    host.look(processes=None, within=within(alpha={41}))
+
+
+def holds(host: Host, memory_bytes: int | None, *, working: float = 0.0, there: str = "alpha") -> tuple[int, ...]:
+    gpu = build.gpu(0, build.process(41, working, memory_bytes))
+    found = host.recycled.mark(build.gpus(gpu), within(**{there: {41}}))
+    assert found is not None
+    return found.gpus[0].recycled
+
+
+def test_an_entry_whose_memory_grows_is_of_who_has_its_pid_now(host: Host) -> None:
+    reused_unseen(host)
+
+    seen = [holds(host, each) for each in (GIB, GIB, None, GIB + 1, GIB + 1)]
+
+    assert seen == [(41,), (41,), (41,), (), ()]
+    assert holds(host, GIB + 1, there="moved") == ()  # nor is it marked again as it is looked up
+
+
+def test_an_entry_whose_memory_is_given_back_is_still_of_the_dead(host: Host) -> None:
+    reused_unseen(host)
+
+    assert [holds(host, each) for each in (GIB, GIB // 2, 0)] == [(41,)] * 3
+    assert holds(host, 1) == ()
+
+
+def test_an_entry_that_works_look_after_look_is_of_who_has_its_pid_now(host: Host) -> None:
+    reused_unseen(host)
+
+    once = [holds(host, GIB, working=0.5) for _ in range(WORKING_LOOKS - 1)]
+    holds(host, GIB)
+    anew = [holds(host, GIB, working=0.5) for _ in range(WORKING_LOOKS)]
+
+    assert once == [(41,)] * (WORKING_LOOKS - 1)
+    assert anew == [*once, ()]
+
+
+def test_an_entry_that_neither_works_nor_grows_stays_nobodys(host: Host) -> None:
+    reused_unseen(host)
+
+    assert {holds(host, GIB) for _ in range(3 * WORKING_LOOKS)} == {(41,)}
 
 
 def test_whose_process_moves_to_another_container_takes_its_entry_along(host: Host) -> None:

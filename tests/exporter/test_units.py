@@ -274,6 +274,19 @@ def test_a_service_is_found_in_whichever_slice_it_is_and_from_when_systemd_knows
     ]
 
 
+def test_what_else_systemd_keeps_of_a_service_does_not_count_as_another(
+    kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.sources.units.UNITS_MAX", 2)
+    for number, unit in enumerate(("w@1.service", "w@2.service")):
+        kernel.process(71 + number, f"system.slice/{unit}")
+        invoke(tmp_path, unit, "abc")
+        for what in ("log-level-max", "log-extra-fields", "log-rate-limit-burst"):
+            (tmp_path / "units" / f"{what}:{unit}").symlink_to("6")
+
+    assert sorted(units_of(kernel, tmp_path, "w@*.service").containers([])) == ["w@1.service", "w@2.service"]
+
+
 def test_a_service_that_only_runs_containers_is_none_itself(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     kernel.process(61, f"{OLLAMA}/libpod-payload-{test_cgroups.ID}")
 

@@ -100,7 +100,11 @@ def test_a_process_outside_containers_is_in_none(proc: Path, path: str) -> None:
                      id="rootless Podman"),
         pytest.param(f"/libpod_parent/libpod-{ID}", "libpod", id="Podman, cgroupfs"),
         pytest.param(f"/kubepods/burstable/pod5d0c1f4e/{ID}", None, id="a pod, cgroupfs: whoever runs it"),
-        pytest.param(f"/system.slice/docker-{ID}.scope", None, id="Docker, which is asked"),
+        pytest.param(f"/system.slice/docker-{ID}.scope", "docker", id="Docker"),
+        pytest.param(f"/docker/{ID}", "docker", id="Docker, cgroupfs"),
+        pytest.param(f"/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", None,
+                     id="a user's own Docker, which is at another socket"),
+        pytest.param(f"/not-docker/{ID}", None, id="a parent that is called otherwise than Docker's"),
         pytest.param(f"/not-libpod/{ID}", None, id="a parent that is called otherwise"),
     ],
 )  # fmt: skip
