@@ -22,7 +22,7 @@ from remediator.remedies import REMEDIES
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 RULES_GLOB: Final = "alerts/*.rules.yaml"
 TESTS_GLOB: Final = "alerts/*.test.yaml"
-RUN_TIMEOUT_S: Final = 120
+RUN_TIMEOUT_S: Final = 300
 
 # In C where PyYAML has it: the tests are thousands of lines, and several checks read them.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1786,6 +1786,7 @@ _ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate 
 _ALIKE: Final = "it is matched, by all labels, with what is of one error only"
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
+_HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
 EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"{its}: * -> /": _INFO_IS_1
@@ -1837,6 +1838,33 @@ EQUIVALENT: Final[dict[str, str]] = {
             (
                 "by (host) -> by (host, instance), at its place 2",
                 "the newest of its exporters is taken of it, which is when any of them was there",
+            ),
+        )
+    },
+    **{
+        f"node: gpuwarden:{record}: {change}": why
+        for record, change, why in (
+            *(
+                (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "there is no host without a name")
+                for each in ("heard", "missed")
+            ),
+            (
+                "host_lost:timestamp_seconds",
+                'ALERTS{alertname="GpuwardenNodeLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenNodeLost"}',
+                "it has no `for`, and so is never pending",
+            ),
+            (
+                "host_lost:timestamp_seconds",
+                f"{_HEARD} -> last_over_time({_HEARD}[5m])",
+                "an alert that fires has that of the evaluation before",
+            ),
+            *(
+                (
+                    "host_missed:timestamp_seconds",
+                    f"{_HEARD} -> last_over_time({_HEARD}[5m]){place}",
+                    "it ends when it is an hour old, and who is so is not missed",
+                )
+                for place in ("", ", at its place 2")
             ),
         )
     },
