@@ -78,14 +78,6 @@ def track(checkout: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.needs_parts
-@pytest.mark.parametrize("tests", sorted(ALERTS.glob("*.test.yaml")), ids=lambda file: file.name)
-def test_the_rules_do_what_their_tests_say(tests: Path, promtool: Path) -> None:
-    done = judging.run(promtool, "test", "rules", tests)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.needs_parts
 @pytest.mark.parametrize("rules", sorted(RULES))
 def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Path, tmp_path: Path) -> None:
     (tmp_path / rules).write_text(RULES[rules])
