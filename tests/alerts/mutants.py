@@ -1848,6 +1848,7 @@ EQUIVALENT: Final[dict[str, str]] = {
                 (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "there is no host without a name")
                 for each in ("heard", "missed")
             ),
+            ("host_missed:timestamp_seconds", "3600 -> 3599", _ON_THE_GRID),
             (
                 "host_lost:timestamp_seconds",
                 'ALERTS{alertname="GpuwardenNodeLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenNodeLost"}',
