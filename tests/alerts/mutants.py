@@ -1874,6 +1874,11 @@ EQUIVALENT: Final[dict[str, str]] = {
     "no longer than the bound, which is 490 s at most",
     "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
     "node: GpuwardenNodeLost: max -> min, at its place 3": _INFO_IS_1,
+    "node: GpuwardenNodeLost: count -> sum, at its place 4": _INFO_IS_1,
+    "node: GpuwardenNodeLost: max -> min, at its place 4": _INFO_IS_1,
+    'node: GpuwardenNodeLost: up{host!=""} -> up{}': "there is no host without a name",
+    f"node: GpuwardenNodeLost: {_HEARD} -> last_over_time({_HEARD}[5m]), at its place 2": "who is not known any "
+    "more is not lost",
     "faults: GpuwardenGpuMissing: max -> min": _INFO_IS_1,
     **{
         f"faults: {its}: {change}, at its place {place}": _ONLY_THERE
