@@ -5,6 +5,7 @@ its own collectors: no series is made up.
 """
 
 import math
+from collections import deque
 from collections.abc import Container as Names
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ HELPER: Final = 500
 """By how much the pid of whoever does a worker's work is greater than the worker's own, where that is another."""
 SCRAPED: Final = ("watched", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
+BLIND: Final = ("unwatched", "frozen", "asleep")
+"""Hosts whose exporter does not look."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A series: its name and its labels, `host` among them."""
@@ -82,7 +85,7 @@ class _Life:
         self.attempts = 0
         self.finished = self.failed = 0
         self._entered_s = self._last_s = 0
-        self._changes = dict(program.does)
+        self._changes = deque(program.does)
         self._pace = Pace()
         self._stays = Stays(0.0)
 
@@ -143,8 +146,9 @@ class _Life:
             self.ticks += round(100 * doing.cpu_cores * passed_s)
             if self.worker is not None and self.runs:
                 self._report(second - passed_s, second, now)
-        if second in self._changes:
-            self._become(self._changes[second], second, now)
+        while self._changes and self._changes[0][0] <= second:  # earlier ones were due while its machine slept
+            _, doing = self._changes.popleft()
+            self._become(doing, second, now)
 
     def _become(self, doing: Doing, second: int, now: Stamp) -> None:
         before, self.doing, self._entered_s = self.doing, doing, second
@@ -259,6 +263,7 @@ class Host:
         self.lives = [_Life(each, pid=100 + number) for number, each in enumerate(mine)]
         self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
         self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
+        self._boots = 0
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
         self._start_exporter()
 
@@ -288,9 +293,10 @@ class Host:
                 life.sleep(second)
             else:
                 life.advance(second, now)
-        if state == "unwatched":
+        if state == "unwatched" or boots != self._boots:
             self._start_exporter()
-        elif state != "asleep":
+        self._boots = boots
+        if state not in BLIND:
             self._snapshot = self._look(second, now)
 
     def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:

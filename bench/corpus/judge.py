@@ -208,7 +208,7 @@ def _fleets(scenarios: Sequence[Scenario]) -> Iterator[list[int]]:
 def _falls_silent(timeline: Timeline) -> bool:
     """Whether a host is not heard of for so long that it matters."""
     ends = [*(since_s for since_s, _ in timeline[1:]), math.inf]
-    unheard = ("unscraped", "unwatched", "asleep")
+    unheard = ("unscraped", "unwatched", "frozen", "asleep")
     return any(
         state in unheard and end_s - since_s > UNHEARD_S for (since_s, state), end_s in zip(timeline, ends, strict=True)
     )

@@ -124,9 +124,10 @@ GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unm
 processes cannot be listed; or its use not measured, as of a MIG slice; shared with somebody on no list, who uses 40 %
 of it; or holds on to the memory of whoever ends from then on."""
 
-HOST_STATES: Final = ("watched", "unscraped", "unwatched", "asleep", "clock set", "rebooted")
-"""A host: watched; its scrapes fail; its exporter is down; the machine sleeps; watched, its clock an hour ahead, or
-after a reboot."""
+HOST_STATES: Final = ("watched", "unscraped", "unwatched", "frozen", "asleep", "clock set", "rebooted")
+"""A host: watched; its scrapes fail; its exporter is down; or is stopped, and goes on with what it knew; the machine
+sleeps, and what programs were to do meanwhile they do as it wakes; watched, its clock an hour ahead, or after a reboot,
+which starts its exporter anew."""
 
 PROMETHEUS_STATES: Final = ("up", "down")
 

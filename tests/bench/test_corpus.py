@@ -289,6 +289,46 @@ def test_who_is_there_is_told_by_the_second() -> None:
     ]
 
 
+STEPPING: Final = """\
+- name: a
+  why: b
+  workers:
+    w: {0s: loads, 2m: steps%s}
+  hosts: {a: {%s}}
+  plays: 10m
+  verdict: none
+"""
+
+
+def scraped(folder: Path, timeline: str, name: str, *, then: str = "") -> list[float | str | None]:
+    """What each scrape has of the one series of that name, of a worker that steps from 2m on and does that then."""
+    (folder / "a.yaml").write_text(STEPPING % (then, timeline))
+    (found,) = host.series(*scenario.read(folder), wanted={name}).values()
+    return found
+
+
+def test_what_a_program_was_to_do_while_its_machine_slept_it_does_as_that_wakes(tmp_path: Path) -> None:
+    then = ", 5m10s: {does: steps, step_every_s: 5}, 5m40s: {does: steps, step_every_s: 10}"
+
+    steps = scraped(tmp_path, "5m: asleep, 6m: watched", "gpuwarden_job_steps", then=then)
+
+    assert [steps[minute * 4] for minute in (6, 7)] == [90, 96], "one each ten seconds from when it woke"
+
+
+@pytest.mark.parametrize(
+    ("timeline", "busy_s"),
+    [
+        pytest.param("5m: frozen, 6m: watched", 0.95 * 420, id="one that was stopped goes on by what it knew"),
+        pytest.param("5m: unwatched, 6m: watched", 0.95 * 240, id="one that was down begins anew"),
+        pytest.param("5m: asleep, 6m: rebooted", 0.95 * 240, id="and so does that of a machine that boots anew"),
+    ],
+)
+def test_an_exporter_knows_what_it_saw_in_its_own_life(timeline: str, busy_s: float, tmp_path: Path) -> None:
+    busy = scraped(tmp_path, timeline, "gpuwarden_container_gpu_busy_seconds_total")
+
+    assert busy[-1] == pytest.approx(busy_s, abs=1)
+
+
 def test_what_vanishes_while_prometheus_is_down_is_not_marked() -> None:
     jobs = host.series(named("is on its next job, which wedges, when Prometheus"), wanted={"gpuwarden_job_info"})
     watched = host.series(named("waits for a job on a GPU that is lost"), wanted={"gpuwarden_job_info"})
