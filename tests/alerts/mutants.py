@@ -1908,8 +1908,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"steps: GpuwardenJobSlowed: {change}": why
         for change, why in (
-            ("count -> sum", _INFO_IS_1),
-            ("max -> min, at its place 3", _INFO_IS_1),
+            ("max -> min, at its place 3", _ONLY_THERE),
             ("max -> min, at its place 4", _ONLY_THERE),
             ("max -> min, at its place 5", _ONLY_THERE),
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
