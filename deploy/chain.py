@@ -213,6 +213,7 @@ class Chain:
                 *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
                 *("--ram-delta-mib", str(plan.ram_delta_mib)),
                 *("--dead-after-s", str(plan.dead_after_s)),
+                *("--state-dir", str(plan.work / "exporter")),
                 *simulated,
             ],
         )

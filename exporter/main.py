@@ -17,6 +17,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from exporter.answered import AnsweredFile
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
 from exporter.patience import Patience
@@ -106,7 +107,10 @@ def serve(settings: Settings) -> None:
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
     engines = Engines(engines_of(settings), sought_by(settings))
     allow_files()
-    servers = Servers(Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s))
+    servers = Servers(
+        Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s),
+        kept=AnsweredFile(settings.state_dir) if settings.state_dir else None,
+    )
     sampler = Sampler(
         host=host,
         directory=settings.dir,

@@ -34,6 +34,7 @@ from exporter.readings import (
     DriverHealth,
     GpuReadings,
     GpuShare,
+    ServerEvidence,
     Snapshot,
     SourceHealth,
     Unknown,
@@ -233,13 +234,7 @@ class Sampler:
         if found_workers is not None:
             found_workers = self._place_the_dead(found_workers, running, listings, ended)
         dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
-        servers = None
-        if self._servers is not None and listings and None not in _holding(listings):
-            look, placed = self._servers.look, found_workers
-            servers = self._ask("servers", lambda: look(running.values(), placed, now_s=now.boottime_s), health)
-            for each in servers or ():
-                if each.unknown is not None:
-                    self._unknown[each.container.name, "probe", each.unknown.reason] += 1
+        servers = self._look_at_servers(running, found_workers, listings, health, now)
         snapshot = Snapshot(
             host=self._host,
             taken=now,
@@ -278,6 +273,25 @@ class Sampler:
         self._tell(snapshot)
         self._snapshot = snapshot
         return snapshot
+
+    def _look_at_servers(
+        self,
+        running: Mapping[str, Container],
+        found_workers: WorkerReadings | None,
+        listings: Listings,
+        health: list[SourceHealth],
+        now: Stamp,
+    ) -> tuple[ServerEvidence, ...] | None:
+        if self._servers is None or not listings or None in _holding(listings):
+            return None
+        look = self._servers.look
+        found = self._ask("servers", lambda: look(running.values(), found_workers, now_s=now.boottime_s), health)
+        if self._servers.keeps:
+            self._ask("answered", self._servers.keep, health)
+        for each in found or ():
+            if each.unknown is not None:
+                self._unknown[each.container.name, "probe", each.unknown.reason] += 1
+        return found
 
     def _ask(self, source: str, read: Callable[[], T], health: list[SourceHealth]) -> T | None:
         started_s = time.monotonic()

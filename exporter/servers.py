@@ -5,10 +5,12 @@ from typing import Final
 
 import structlog
 
+from exporter.answered import ANSWERED_MAX, AnsweredFile
 from exporter.answering import HealthWatch
 from exporter.evidence import PAUSED, workers_of
 from exporter.readings import Container, Probe, Server, ServerEvidence, Unknown, WorkerReadings
 from exporter.sources.probes import Prober
+from gpuwarden.errors import GpuwardenError
 
 log: Final = structlog.get_logger("exporter")
 
@@ -21,12 +23,26 @@ MAY_HOLD_WORKERS: Final = Unknown(
 
 
 class Servers:
-    """Keeps what was seen of each server, by its container's incarnation."""
+    """Keeps what was seen of each server, by its container's incarnation.
 
-    def __init__(self, prober: Prober) -> None:
+    Who has answered is `kept` beyond this process, where there is a place for it: what wedges while the exporter is
+    started anew would otherwise count as one that still loads, for ever.
+    """
+
+    def __init__(self, prober: Prober, kept: AnsweredFile | None = None) -> None:
         self._prober = prober
         self._watches: dict[str, HealthWatch] = {}
         self._told: dict[str, str] = {}
+        self._kept = kept
+        # In order, those that were seen last at the end: incarnations that have ended make room, and none comes back.
+        self._answered: dict[str, None] = {}
+        self._written: frozenset[str] = frozenset()
+        if kept is not None:
+            try:
+                self._answered = dict.fromkeys(kept.read())
+            except (GpuwardenError, OSError) as error:
+                log.warning("which servers have answered before is not known", because=str(error))
+            self._written = frozenset(self._answered)
 
     def close(self) -> None:
         """Ask nobody any more."""
@@ -44,9 +60,34 @@ class Servers:
             for each, server in servers
         )
         incarnations = [each.incarnation for each, _ in servers]
+        self._remember(found)
         self._watches = {each: self._watches[each] for each in incarnations if each in self._watches}
         self._tell(found)
         return found
+
+    @property
+    def keeps(self) -> bool:
+        """Whether who has answered is kept beyond this process."""
+        return self._kept is not None
+
+    def keep(self) -> None:
+        """Write down who has answered, where that has changed.
+
+        Raises:
+            OSError: it cannot be written now; it is known on, and the next call tries again.
+        """
+        if self._kept is not None and self._answered.keys() != self._written:
+            self._kept.write(self._answered)
+            self._written = frozenset(self._answered)
+
+    def _remember(self, found: Iterable[ServerEvidence]) -> None:
+        for each in found:
+            incarnation = each.container.incarnation
+            if each.answered or incarnation in self._answered:
+                self._answered.pop(incarnation, None)
+                self._answered[incarnation] = None
+        for incarnation in list(self._answered)[:-ANSWERED_MAX]:
+            del self._answered[incarnation]
 
     def _evidence(self, container: Container, server: Server, count: int | None, now_s: float) -> ServerEvidence:
         if count:
@@ -73,7 +114,7 @@ class Servers:
             container=container,
             probe=server.probe,
             workers=count,
-            answered=asking.answered,
+            answered=asking.answered or container.incarnation in self._answered,
             unanswered_s=silent_s if unknown is None else None,
             unknown=unknown,
             because=asking.because,

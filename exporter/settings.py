@@ -217,6 +217,11 @@ class Settings(BaseSettings):
         le=30,
         description="how long a server with a probe URL may take for one answer, seconds (docs/servers.md)",
     )
+    state_dir: Path | None = Field(
+        default=None,
+        description="a folder of the exporter's own, which nobody else may write, best one in memory: there it keeps "
+        "which servers have answered, for when it is started anew; nothing is kept without it (docs/servers.md)",
+    )
     never_answered_s: float = Field(
         default=1800.0,
         gt=0,

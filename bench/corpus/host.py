@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from bench.corpus.scenario import Doing, Process, Program, Scenario, at
-from exporter import apart, evidence
+from exporter import answered, apart, evidence
 from exporter.answering import Asking
 from exporter.apart import Born
 from exporter.collectors import COLLECTORS
@@ -265,6 +265,7 @@ class Host:
         self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
         self._boots = 0
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
+        self._answered_file = b""
         self._start_exporter()
 
     def _start_exporter(self) -> None:
@@ -274,6 +275,7 @@ class Host:
         self._cpu: dict[int, CpuHistory] = {}
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
+        self._answered: set[str] | None = None
         self._losses = LossHistory(gap_max_s=self._thresholds.gap_max_s)
         self._returns = ReturnHistory(bound_s=self._thresholds.vram_return_s, gap_max_s=self._thresholds.gap_max_s)
 
@@ -480,22 +482,33 @@ class Host:
         return members
 
     def _servers(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
+        if self._answered is None:  # as an exporter that is started reads its file
+            self._answered = set(self._kept(now))
         for life in self.lives:
             key = f"{life.program.container}@{life.lives}"
             if life.program.kind != "server" or key not in running:
                 continue
             asking = self._askings.get(key, Asking())
             if second % ASKED_EVERY_S == 0:
-                answered = life.doing.answers and life.doing.process is Process.WORKS
-                asking = asking.then(answered, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
+                told = life.doing.answers and life.doing.process is Process.WORKS
+                asking = asking.then(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
             self._askings[key] = asking
+            if asking.answered and key not in self._answered:
+                self._answered.add(key)
+                self._answered_file = answered.render(self._answered, now=now)
             yield ServerEvidence(
                 container=running[key],
                 probe=Probe(kind="http", silence_s=life.program.silence_s, port=80, target="/"),
                 workers=0,
-                answered=asking.answered,
+                answered=key in self._answered,
                 unanswered_s=asking.unanswered_s(now_s=now.boottime_s, fresh_s=30.0),
             )
+
+    def _kept(self, now: Stamp) -> tuple[str, ...]:
+        try:
+            return answered.parse(self._answered_file, now=now)
+        except answered.AnsweredError:
+            return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -273,18 +273,25 @@ def values(found: Sequence[float | str | None]) -> str:
     return " ".join(written)
 
 
+def accuses(labels: Mapping[str, str], *, at_s: int) -> Fired | None:
+    """Who does what to whom, by the labels of an alert that first fired at that second; `None` where nobody does."""
+    remedy = labels.get("remedy", "")
+    policy = OURS if remedy else PEOPLE if labels.get("alertname") in TELLING else labels.get("policy")
+    if policy is None:
+        return None
+    target = REMEDIES.get(remedy, "worker")
+    return Fired(
+        policy=policy, alert=labels["alertname"], remedy=remedy, trip=labels.get("trip", ""),
+        of=labels.get(target, f"nobody: no label {target}"), at_s=at_s,
+        named={name: labels[name] for name in NAMING if name in labels},
+    )  # fmt: skip
+
+
 def _fired(number: int, got: str) -> Iterator[Fired]:
     for labels, value in _SAMPLE.findall(got):
-        found = dict(_LABEL.findall(labels))
-        remedy = found.get("remedy", "")
-        policy = OURS if remedy else PEOPLE if found.get("alertname") in TELLING else found.get("policy")
-        if policy is not None:
-            target = REMEDIES.get(remedy, "worker")
-            yield Fired(
-                policy=policy, alert=found["alertname"], remedy=remedy, trip=found.get("trip", ""),
-                of=found.get(target, f"nobody: no label {target}").removeprefix(_host(number, "")),
-                at_s=int(float(value)), named={name: found[name] for name in NAMING if name in found},
-            )  # fmt: skip
+        fired = accuses(dict(_LABEL.findall(labels)), at_s=int(float(value)))
+        if fired is not None:
+            yield replace(fired, of=fired.of.removeprefix(_host(number, "")))
 
 
 def _first(fired: Iterable[Fired]) -> dict[str, Fired]:

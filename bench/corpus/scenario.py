@@ -202,7 +202,7 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One scenario, as the module says, and where it stands."""
+    """One scenario, as the module says, and where it stands; `late_s` is by how much a verdict may come later."""
 
     place: str
     name: str
@@ -217,11 +217,12 @@ class Scenario:
     evaluate_s: int
     plays_s: int
     not_yet: str | None
+    late_s: int = 0
 
     def deadline_s(self, verdict: Verdict | Told) -> int:
-        """The first evaluation of the first scrape that shows what allows the verdict, seconds."""
+        """The last second for it: the first evaluation of the first scrape that shows what allows it, and `late_s`."""
         shown_s = -(-verdict.due_s // self.scrape_s) * self.scrape_s
-        return -(-shown_s // self.evaluate_s) * self.evaluate_s
+        return -(-shown_s // self.evaluate_s) * self.evaluate_s + self.late_s
 
 
 def at(timeline: Timeline, second: int, default: str) -> str:

@@ -26,7 +26,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_server_answered",
-        "1 once the server has answered in this incarnation of its container, as far as this exporter saw.",
+        "1 once the server has answered in this incarnation of its container, as far as its exporter knows.",
         _NAME,
         (((each.container.name,), None if each.answered is None else float(each.answered)) for each, _ in asked),
         source="its answers over HTTP, or the log of Docker's health check",

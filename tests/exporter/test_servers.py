@@ -67,11 +67,17 @@ def test_a_new_incarnation_of_its_container_begins_unarmed(servers: Servers) -> 
     assert look(servers, reborn, now_s=101.0).answered is False
 
 
-def test_what_was_not_looked_at_once_begins_unarmed(servers: Servers) -> None:
+def test_what_was_not_listed_once_has_answered_and_its_silence_begins_anew(servers: Servers) -> None:
     look(servers, by_health())
-    look(servers)
+    for number, now_s in enumerate((130.0, 160.0), start=2):
+        failing = by_health(status="unhealthy", passed=False, newest=str(number), failing_streak=number)
+        before = look(servers, failing, now_s=now_s)
+    look(servers, now_s=161.0)
 
-    assert look(servers, by_health(status="unhealthy", passed=False, failing_streak=3)).answered is False
+    after = look(servers, failing, now_s=162.0)
+
+    assert (before.answered, before.unanswered_s) == (True, 30.0)
+    assert (after.answered, after.unanswered_s) == (True, None)
 
 
 def test_a_paused_server_is_unknown(servers: Servers) -> None:

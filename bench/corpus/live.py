@@ -1,0 +1,185 @@
+"""Plays scenarios to a real Prometheus, which they kill and start anew, as slowly as time passes.
+
+What promtool cannot model is what becomes of a Prometheus that is killed: what it finds in its log, what it goes on to
+tell of whoever vanished meanwhile, when its scrapes and evaluations begin again. So these are short, and allow
+seconds where others allow minutes; no rule is otherwise, for what they compare with is a series. The exporters are
+those of any scenario: each second of theirs is played, however late somebody asks.
+"""
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.corpus.host import Host
+from bench.corpus.judge import JudgeError, Played, accuses, metrics
+from bench.corpus.scenario import Scenario
+from deploy import parts
+from deploy.check import CHECKOUT, RULES_GLOB
+
+LIVE: Final = Path(__file__).with_name("live")
+"""The scenarios that are played so."""
+
+LATE_S: Final = 10
+"""How much later than promtool a real Prometheus may tell, seconds: it scrapes and evaluates when it gets to it."""
+
+UP_S: Final = 60
+"""Within which it is to answer once it is started, seconds."""
+
+
+def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) -> Played:
+    """Play one in a folder of its own, by the rules that ship where no others are given; it takes as long as it says.
+
+    Raises:
+        PartMissing: there is no Prometheus.
+        JudgeError: it does not come up, or does not answer.
+    """
+    rules = sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else list(rules)
+    targets = _Targets(scenario, metrics(rules))
+    with targets.served() as address:
+        prometheus = _Prometheus(folder, scenario, rules, address, targets.names)
+        try:
+            prometheus.start()
+            began_s = targets.begin()
+            for at_s, state in (*scenario.prometheus, (scenario.plays_s, "ends")):
+                time.sleep(max(0.0, began_s + at_s - time.time()))
+                if state == "down":
+                    prometheus.kill()
+                elif state == "up":
+                    prometheus.start()
+            firing = prometheus.firing()
+        finally:
+            prometheus.kill()
+    accused = (accuses(labels, at_s=int(first_s - began_s)) for labels, first_s in firing)
+    return Played(scenario=replace(scenario, late_s=LATE_S), fired=tuple(each for each in accused if each is not None))
+
+
+class _Targets:
+    """The exporters of a scenario's hosts, each on a page of its own, which answer 503 where a scrape fails."""
+
+    def __init__(self, scenario: Scenario, wanted: frozenset[str]) -> None:
+        names = sorted({each.host for each in scenario.programs} | set(scenario.hosts))
+        self._hosts = {name: Host(name, scenario) for name in names}
+        self._wanted = wanted
+        self._began_s: float | None = None
+        self._played_s = -1
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._hosts)
+
+    def begin(self) -> float:
+        """Let the scenario's time begin, and say when that is, Unix seconds."""
+        self._began_s = time.time()
+        return self._began_s
+
+    def page(self, name: str) -> str:
+        """What a scrape of this host gets now; nothing where it fails."""
+        if self._began_s is None:
+            return ""
+        with self._lock:
+            now_s = int(time.time() - self._began_s)
+            for second in range(self._played_s + 1, now_s + 1):
+                for host in self._hosts.values():
+                    host.play(second)
+            self._played_s = max(self._played_s, now_s)
+            found = self._hosts[name].scraped(self._played_s, self._wanted, list(self._hosts.values()))
+        return "".join(
+            f"{metric}{{{','.join(f'{label}={json.dumps(said)}' for label, said in labels)}}} {value!r}\n"
+            for (metric, labels), value in found.items()
+        )
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """Serve the pages, at this address."""
+        its = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                page = its.page(self.path.strip("/"))
+                with suppress(ConnectionError):  # a Prometheus that is killed does not wait for it
+                    self.send_response(200 if page else 503)
+                    self.end_headers()
+                    self.wfile.write(page.encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+class _Prometheus:
+    """One that is killed and started in one folder, so that it finds there what it has seen."""
+
+    def __init__(
+        self, folder: Path, scenario: Scenario, rules: Sequence[Path], address: str, hosts: Sequence[str]
+    ) -> None:
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._folder = folder
+        self._url = f"http://127.0.0.1:{port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "global": {"scrape_interval": f"{scenario.scrape_s}s", "scrape_timeout": f"{scenario.scrape_s}s",
+                       "evaluation_interval": f"{scenario.evaluate_s}s"},
+            "rule_files": [str(path) for path in rules],
+            "scrape_configs": [
+                {"job_name": host, "metrics_path": f"/{host}", "static_configs": [{"targets": [address]}]}
+                for host in hosts
+            ],
+        }  # fmt: skip
+        (folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # which is YAML
+        self._command = [
+            *(str(parts.find("prometheus")), f"--config.file={folder}/prometheus.yml"),
+            *(f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}"),
+        ]
+
+    def start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=parts.env_for_parts(), stdout=log, stderr=log)
+        until_s = time.monotonic() + UP_S
+        while not self._is_ready():
+            if time.monotonic() > until_s or self._process.poll() is not None:
+                raise JudgeError(f"Prometheus does not come up; {self._folder / 'log'} says why not")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def firing(self) -> Iterator[tuple[dict[str, str], float]]:
+        """The labels of each alert that has fired, and when it first did, Unix seconds."""
+        told = self._get("/api/v1/query", query='ALERTS{alertstate="firing"}[1h]').json()["data"]["result"]
+        return ((each["metric"], float(each["values"][0][0])) for each in told)
+
+    def _is_ready(self) -> bool:
+        with suppress(JudgeError):
+            return self._get("/-/ready").is_success
+        return False
+
+    def _get(self, path: str, **asked: str) -> httpx.Response:
+        try:
+            return httpx.get(f"{self._url}{path}", params=asked, trust_env=False, timeout=10).raise_for_status()
+        except httpx.HTTPError as error:
+            raise JudgeError(f"Prometheus does not answer: {error}") from error

@@ -1,0 +1,57 @@
+"""The corpus by a real Prometheus, which is killed and started: the rules judge it as promtool judges the same."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bench.corpus import judge, live, scenario
+from bench.corpus.judge import Played
+from bench.corpus.scenario import Scenario
+from deploy.check import CHECKOUT, RULES_GLOB
+from tests.alerts.mutants import MUTANTS
+
+pytestmark = pytest.mark.needs_parts
+
+SCENARIOS: Final = scenario.read(live.LIVE)
+BROKEN: Final = "stall: two identities are let through"
+"""A broken rule, by its name, of which a restart of Prometheus tells."""
+
+TELLS: Final = "is on its next job, which wedges at once"
+"""How the name of the scenario begins that tells."""
+
+
+def broken(folder: Path) -> list[Path]:
+    """The rules that ship, but for the broken one."""
+    (mutant,) = [each for each in MUTANTS if each.name == BROKEN]
+    folder.mkdir()
+    file = folder / mutant.rules
+    file.write_text(mutant.text(), encoding="utf-8")
+    return [file, *(path for path in sorted(CHECKOUT.glob(RULES_GLOB)) if path.name != mutant.rules)]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Played]:
+    """Each by a Prometheus of its own, one of them by the broken rule as well: all at the same time."""
+    folder = tmp_path_factory.mktemp("live")
+    (tells,) = [each for each in SCENARIOS if each.name.startswith(TELLS)]
+    with ThreadPoolExecutor(len(SCENARIOS) + 1) as pool:
+        told = pool.submit(live.play, tells, folder / "broken", broken(folder / "rules"))
+        found = pool.map(lambda number: live.play(SCENARIOS[number], folder / str(number)), range(len(SCENARIOS)))
+        return {BROKEN: told.result(), **{each.scenario.name: each for each in found}}
+
+
+@pytest.mark.parametrize("wanted", SCENARIOS, ids=lambda each: each.name)
+def test_a_real_prometheus_tells_what_is_right(wanted: Scenario, played: Mapping[str, Played]) -> None:
+    assert played[wanted.name].wrong() == []
+    assert wanted.verdicts, "nobody was left alone where nobody is ever accused"
+
+
+def test_promtool_tells_the_same() -> None:
+    assert [each.wrong() for each in judge.play(SCENARIOS)] == [[]] * len(SCENARIOS)
+
+
+def test_a_broken_rule_is_told(played: Mapping[str, Played]) -> None:
+    assert played[BROKEN].wrong() == ["nothing acts on w, which is due at 30s"]
