@@ -208,7 +208,7 @@ def of_outcome(rules: str, labels: str, trip: str) -> list[Mutant]:
             "Attempt {{ $labels.attempt }} of",
             ("its description names no attempt", " {{ $labels.attempt }}", ""),
         ),
-        *of(rules, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+        *of(rules, "          runbook_url:", ("its runbook goes by another name", "runbook_url", "runbook")),
     ]
 
 
@@ -983,8 +983,8 @@ SERVER_MUTANTS: Final = [
         ("it names another trip", "server", "drill"),
         ("it names no remedy", "          remedy: restart_container\n", ""),
     ),
-    *of(SERVER, '          runbook: "docs/runbooks/GpuwardenServerUnanswering.md"',
-        ("its runbook goes by another name", "runbook:", "runbook_url:")),
+    *of(SERVER, '          runbook_url: "http://127.0.0.1:9836/docs/runbooks/GpuwardenServerUnanswering.md"',
+        ("its runbook goes by another name", "runbook_url:", "runbook:")),
     *of(SERVER, ", incarnation {{ $labels.incarnation }},", ("its description names no incarnation",
         ", incarnation {{ $labels.incarnation }},", "")),
     *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Silent")),
@@ -1027,7 +1027,7 @@ CHAIN_MUTANTS: Final = of(
     ("it goes by another name", "Watchdog\n", "Alive\n"),
     ("it names a severity that somebody is called for", "severity: none", "severity: critical"),
     ("it names a remedy", "severity: none\n", "severity: none\n          remedy: restart_worker\n"),
-    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+    ("its runbook goes by another name", "runbook_url:", "runbook:"),
     ("it has no summary", "summary:", "title:"),
 )
 
@@ -1288,7 +1288,7 @@ NODE_MUTANTS: Final = [
         ("it names another remedy", "lose_node", "restart_worker"),
         ("it names another trip", "trip: node_lost", "trip: drill"),
     ),
-    *of(NODE, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+    *of(NODE, "          runbook_url:", ("its runbook goes by another name", "runbook_url", "runbook")),
 ]
 
 # The rules about memory that is shared, their parts letter for letter.
@@ -1393,7 +1393,7 @@ VRAM_MUTANTS: Final = [
         ("it names another remedy", "recycle_container", "restart_container"),
         ("it names another trip", "trip: vram", "trip: server"),
         ("its summary has raw bytes", " | humanize1024 }}B more", " }}B more"),
-        ("its runbook goes by another name", "runbook:", "runbook_url:"),
+        ("its runbook goes by another name", "runbook_url:", "runbook:"),
     ),
     *of(
         VRAM,
@@ -1445,7 +1445,7 @@ ATTRIBUTION_MUTANTS: Final = of(
     ("GPUs are not told apart", "(host, container, gpu)", "(host, container)"),
     ("it names another severity", "severity: warning", "severity: critical"),
     ("it has a remedy", "warning\n", "warning\n          remedy: restart_container\n"),
-    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+    ("its runbook goes by another name", "runbook_url:", "runbook:"),
 )
 # The rule about items that fail.
 
@@ -1519,7 +1519,7 @@ WRANGLING_MUTANTS: Final = [
         ("it names another remedy", "wrangle", "restart_worker"),
         ("it names another trip", "trip: items", "trip: drill"),
     ),
-    *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+    *of(WRANGLING, "          runbook_url:", ("its runbook goes by another name", "runbook_url", "runbook")),
 ]  # fmt: skip
 
 # The rule about jobs of which a GPU is lost. It is nearly made of the parts of the others.
@@ -1769,7 +1769,7 @@ FAULTS_MUTANTS: Final = [
             _alert(name),
             (f"{name} goes by another name", f"- alert: Gpuwarden{name}\n", f"- alert: Gpuwarden{name}s\n"),
             (f"{name} has another severity", f"severity: {severity}", "severity: none"),
-            (f"{name} has no runbook", "runbook:", "page:"),
+            (f"{name} has no runbook", "runbook_url:", "page:"),
         )
     ],
 ]  # fmt: skip
