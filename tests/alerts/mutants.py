@@ -1045,7 +1045,22 @@ AGE_OF: Final = f"""\
           max by (host) ({OVERDUE_AFTER})
 """
 REFUSED_OF: Final = "max by (host) (gpuwarden_remediator_quarantines_refused) > 0\n        for: 1m\n"
-PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
+PAGE_OF: Final = """\
+          min by (host) (
+            {__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}
+              or
+            {__name__=~"up|gpuwarden_remediator_ledger_up"}
+              and on (host, job, instance)
+            gpuwarden:remediator_target:info
+          ) == 0
+"""
+TARGET_OF: Final = """\
+          group by (host, job, instance) (gpuwarden_remediator_ledger_up)
+          or
+          last_over_time(gpuwarden:remediator_target:info[1h])
+            and on (host, job, instance)
+          up
+"""
 
 REMEDIATOR_MUTANTS: Final = [
     *of(
@@ -1081,9 +1096,25 @@ REMEDIATOR_MUTANTS: Final = [
         ("the page: one that is there is told", "== 0", "== 1"),
         ("the page: hosts are not told apart", "by (host) ", ""),
         ("the page: a ledger that can be read excuses it", "min", "max"),
-        ("the page: the ledger is not asked for", "|gpuwarden_remediator_ledger_up", ""),
-        ("the page: only the ledger is asked for", "up|", ""),
+        ("the page: the ledger is not asked for", '"up|gpuwarden_remediator_ledger_up"}', '"up"}'),
+        ("the page: only the ledger is asked for", '"up|gpuwarden_remediator_ledger_up", job',
+         '"gpuwarden_remediator_ledger_up", job'),
+        ("the page: only the ledger is asked for, of another job", '"up|gpuwarden_remediator_ledger_up"}',
+         '"gpuwarden_remediator_ledger_up"}'),
         ("the page: every target counts", ', job="gpuwarden-remediator"', ""),
+        ("the page: a job of another name does not count", "or\n", "unless\n"),
+        ("the page: each target of a job counts that has one", "(host, job, instance)", "(host, job)"),
+        ("the page: each job of a target counts that has one", "(host, job, instance)", "(host, instance)"),
+        ("the page: another host's target counts", "(host, job, instance)", "(job, instance)"),
+    ),
+    *of(
+        REMEDIATOR,
+        TARGET_OF,
+        ("whose target: only while it answers", "or\n", "unless\n"),
+        ("whose target: it is forgotten early", "1h", "50m"),
+        ("whose target: it is known for longer", "1h", "2h"),
+        ("whose target: who left is not forgotten", "            and on (host, job, instance)\n          up\n", ""),
+        ("whose target: any that there is", "(gpuwarden_remediator_ledger_up)", "(up)"),
     ),
     *of(
         REMEDIATOR,
@@ -1114,7 +1145,7 @@ REMEDIATOR_MUTANTS: Final = [
     ),
     *of(
         REMEDIATOR,
-        f"{PAGE_OF}\n        for: 1m\n",
+        f"{PAGE_OF}        for: 1m\n",
         ("the page: at once", "        for: 1m\n", ""),
         ("the page: a little early", "1m", "45s"),
         ("the page: a little late", "1m", "75s"),
@@ -1816,6 +1847,13 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("GpuwardenVramVictim", "gpuwarden:vram_looked:timestamp_seconds", ("",)),
         )
         for place in (f", at its place {each}" if each else "" for each in places)
+    },
+    **{
+        f"{file}: {rule}: {record} -> last_over_time({record}[5m])": "where it ends, the target is named no more"
+        for file, rule, record in (
+            ("telemetry", "GpuwardenExporterDown", "gpuwarden:exporter_target:info"),
+            ("remediator", "GpuwardenRemediatorDown", "gpuwarden:remediator_target:info"),
+        )
     },
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
     'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
