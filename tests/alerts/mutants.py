@@ -1047,12 +1047,12 @@ AGE_OF: Final = f"""\
 REFUSED_OF: Final = "max by (host) (gpuwarden_remediator_quarantines_refused) > 0\n        for: 1m\n"
 PAGE_OF: Final = """\
           min by (host) (
-            {__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}
+            up{job="gpuwarden-remediator"} == 0
               or
-            {__name__=~"up|gpuwarden_remediator_ledger_up"}
+            {__name__=~"up|gpuwarden_remediator_ledger_up"} == 0
               and on (host, job, instance)
             gpuwarden:remediator_target:info
-          ) == 0
+          )
 """
 TARGET_OF: Final = """\
           group by (host, job, instance) (gpuwarden_remediator_ledger_up)
@@ -1093,15 +1093,15 @@ REMEDIATOR_MUTANTS: Final = [
     *of(
         REMEDIATOR,
         PAGE_OF,
-        ("the page: one that is there is told", "== 0", "== 1"),
+        ("the page: one that is there is told", 'remediator"} == 0', 'remediator"} == 1'),
+        ("the page: one that is there is told, of another job", '_up"} == 0', '_up"} == 1'),
         ("the page: hosts are not told apart", "by (host) ", ""),
-        ("the page: a ledger that can be read excuses it", "min", "max"),
         ("the page: the ledger is not asked for", '"up|gpuwarden_remediator_ledger_up"}', '"up"}'),
-        ("the page: only the ledger is asked for", '"up|gpuwarden_remediator_ledger_up", job',
-         '"gpuwarden_remediator_ledger_up", job'),
+        ("the page: one that never answered is not told", 'up{job="gpuwarden-remediator"} == 0',
+         'gpuwarden_remediator_ledger_up{job="gpuwarden-remediator"} == 0'),
         ("the page: only the ledger is asked for, of another job", '"up|gpuwarden_remediator_ledger_up"}',
          '"gpuwarden_remediator_ledger_up"}'),
-        ("the page: every target counts", ', job="gpuwarden-remediator"', ""),
+        ("the page: every target counts", '{job="gpuwarden-remediator"}', ""),
         ("the page: a job of another name does not count", "or\n", "unless\n"),
         ("the page: each target of a job counts that has one", "(host, job, instance)", "(host, job)"),
         ("the page: each job of a target counts that has one", "(host, job, instance)", "(host, instance)"),
@@ -1855,6 +1855,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("remediator", "GpuwardenRemediatorDown", "gpuwarden:remediator_target:info"),
         )
     },
+    "remediator: GpuwardenRemediatorDown: min -> max": "what is left is 0 each",
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
     'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
     "vram: gpuwarden:vram_named:timestamp_seconds: 300 -> 299": "these tests evaluate every 15 s: the second falls "
