@@ -5,6 +5,7 @@ killed. Layout of the work folder:
 
 - `run/` is $GPUWARDEN_DIR, unless the plan names another one; `queue/` holds the job queue, `ledger/` the ledger;
 - `prometheus/` and `alertmanager/` are theirs, as configured by `prometheus.yml` and `alertmanager.yml`;
+- `rules/` are the plan's, with the address of our remediator in what they link;
 - `parts.json` says which processes were started last: the boot they belong to, and by part the pid with its start time;
 - `token` (0600) is what Alertmanager shows the remediator; `log/<part>.log` is what each part says.
 
@@ -35,6 +36,7 @@ import httpx
 from deploy import parts, shipped
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden import cgroup, clock
+from gpuwarden.pages import RUNBOOKS
 from gpuwarden.settings import services
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -340,13 +342,16 @@ class Chain:
 
     def _start_prometheus(self) -> None:
         config = self.plan.work / "prometheus.yml"
+        (rules := self.plan.work / "rules").mkdir(exist_ok=True)
+        for file in self.plan.rules:
+            replace(rules / file.name, shipped.linked(file, f"{self.remediator_url}/{RUNBOOKS}"), mode=0o644)
         text = prometheus_config(
             host=self.plan.host,
             exporter=self.exporter_url.removeprefix("http://"),
             remediator=self.remediator_url.removeprefix("http://"),
             alertmanager=self.alertmanager_url.removeprefix("http://"),
             prometheus=self.prometheus_url.removeprefix("http://"),
-            rules=list(self.plan.rules),
+            rules=[rules / file.name for file in self.plan.rules],
             pace=self.plan.pace,
         )
         replace(config, text, mode=0o644)

@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from deploy import config, parts
+from deploy import config, parts, shipped
 from gpuwarden.job import Trip
+from gpuwarden.pages import RUNBOOKS
 from remediator.remedies import REMEDIES
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -303,14 +304,14 @@ def _lacks(rule: _Rule) -> list[str]:
 
 def _tells(rule: _Rule, checkout: Path) -> list[str]:
     """What a person who is told misses."""
-    annotations = ("summary", "description", "runbook")
+    annotations = ("summary", "description", "runbook_url")
     problems = [] if rule.labels.get("severity") else ["label severity is missing or empty"]
     problems += [f"annotation {name} is missing or empty" for name in annotations if not rule.annotations.get(name)]
-    wanted = f"docs/runbooks/{rule.alert}.md"
-    if (runbook := rule.annotations.get("runbook")) and runbook != wanted:
-        problems.append(f"its runbook is {runbook}; wanted: {wanted}")
-    if not (checkout / wanted).is_file():
-        problems.append(f"{wanted} is not there; write it")
+    wanted = f"{shipped.RUNBOOKS_URL}{rule.alert}.md"
+    if (runbook := rule.annotations.get("runbook_url")) and runbook != wanted:
+        problems.append(f"its runbook_url is {runbook}; wanted: {wanted}")
+    if not (checkout / (page := f"{RUNBOOKS}{rule.alert}.md")).is_file():
+        problems.append(f"{page} is not there; write it")
     return problems
 
 

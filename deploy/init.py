@@ -2,7 +2,8 @@
 
 `files` says what is written, `Folder` writes it. `.written.json` in DIR holds the SHA-256 of each file as it was
 written, so that a later run tells a file of its own from one that a person changed. Token, host key and the address in
-`.watchdog-url` (0600, for whoever knows it can answer in our place) are kept; without that file there is none.
+`.watchdog-url` (0600, for whoever knows it can answer in our place) are kept; without that file there is none. Likewise
+`.runbooks-url`, where the alerts link their runbooks.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -23,23 +24,27 @@ from deploy import place, reachable, shipped
 from deploy.chain import PORTS, add_units, add_watchdog, keep_token, replace, web_address
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.pages import RUNBOOKS, pages
 from gpuwarden.statefile import check_name
 
 UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
 TOKEN: Final = "gpuwarden/token"  # noqa: S105 - a path
 HOST: Final = "gpuwarden/host"
 WATCHDOG_URL: Final = ".watchdog-url"
+KEPT_RUNBOOKS_URL: Final = ".runbooks-url"
 _PRIVATE: Final = frozenset({"alertmanager.yml"})
 """What is for its owner's eyes alone: it may hold that address."""
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
 """Paths that mean the same in a unit, a tmpfiles line, a URL and YAML."""
+_PLAIN_ADDRESS: Final = re.compile(r"[A-Za-z0-9:/._~%@+=&?\[\]-]+")
 _PLAIN_UNITS: Final = re.compile(r"[A-Za-z0-9:_.@*?\[!\],-]+")
 
 _DESCRIPTION: Final = """\
 Write into DIR the files for running gpuwarden beside a Prometheus, an Alertmanager and a systemd of your own: scrape
-jobs and rules, a route and a receiver, three hardened units, tmpfiles.d and sysusers.d, settings, host key, token, and
-a README.md that says what is copied where, in which order. Nothing is installed; nothing outside DIR is touched.
+jobs, rules and their runbooks, a route and a receiver, three hardened units, tmpfiles.d and sysusers.d, settings, host
+key, token, and a README.md that says what is copied where, in which order. Nothing is installed; nothing outside DIR is
+touched.
 """
 
 
@@ -64,6 +69,8 @@ class Site:
     prometheus_port: int
     alertmanager_port: int
     watchdog_url: str | None = None
+    runbooks_url: str | None = None
+    """Below which address the alerts link their runbooks, where that is not the remediator's on loopback."""
     watched_docker: str | None = None
     """What the exporter asks, where that is another than `docker`, which the remediator does."""
 
@@ -96,7 +103,8 @@ def files(site: Site) -> dict[str, str]:
         pace=Pace(),
     )
     webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
-    fill = {**vars(site), "watched_docker": site.watched_docker or site.docker}
+    runbooks = site.runbooks_url or f"http://127.0.0.1:{site.remediator_port}/{RUNBOOKS}"
+    fill = {**vars(site), "watched_docker": site.watched_docker or site.docker, "runbooks": runbooks.rstrip("/")}
     return {
         "README.md": _filled("README.md", fill),
         "prometheus.yml": prometheus,
@@ -104,8 +112,9 @@ def files(site: Site) -> dict[str, str]:
             webhook=webhook, token_file=etc / "token", pace=Pace(), outside=site.watchdog_url
         ),
         "gpuwarden/gpuwarden.env": _filled("gpuwarden.env", fill),
-        **{f"gpuwarden/rules/{path.name}": path.read_text(encoding="utf-8") for path in shipped.rules()},
+        **{f"gpuwarden/rules/{path.name}": shipped.linked(path, runbooks) for path in shipped.rules()},
         **{f"gpuwarden/dashboards/{path.name}": path.read_text(encoding="utf-8") for path in shipped.dashboards()},
+        **{f"gpuwarden/docs/{name}": path.read_text(encoding="utf-8") for name, path in pages().items()},
         **{f"systemd/{unit}.service": _filled(f"{unit}.service", fill) for unit in UNITS},
         "sysusers.d/gpuwarden.conf": _filled("sysusers.conf", fill),
         "tmpfiles.d/gpuwarden.conf": _filled("tmpfiles.conf", fill),
@@ -157,7 +166,7 @@ def command(argv: list[str]) -> int:
     """`gpuwarden init`."""
     arguments = _parser().parse_args(argv)
     folder = Folder(arguments.folder)
-    kept, kept_url = folder.path / HOST, folder.path / WATCHDOG_URL
+    kept, kept_url, kept_runbooks = (folder.path / name for name in (HOST, WATCHDOG_URL, KEPT_RUNBOOKS_URL))
     docker = arguments.docker or _docker()
     away = arguments.docker is None and docker == "none"
     site = Site(
@@ -167,7 +176,8 @@ def command(argv: list[str]) -> int:
         docker=docker,
         watched_docker="auto" if away else None,  # it may be down just now
         systemd_unit=",".join(arguments.systemd_unit),
-        watchdog_url=arguments.watchdog_url or _kept_address(kept_url),
+        watchdog_url=arguments.watchdog_url or _kept_address(kept_url, web_address),
+        runbooks_url=arguments.runbooks_url or _kept_address(kept_runbooks, _pages_address),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
     wanted = files(site)
@@ -183,6 +193,8 @@ def command(argv: list[str]) -> int:
         keep_token(folder.path / TOKEN)
         if site.watchdog_url is not None:
             replace(kept_url, site.watchdog_url + "\n", mode=0o600)
+        if site.runbooks_url is not None:
+            replace(kept_runbooks, site.runbooks_url + "\n", mode=0o644)
     except OSError as error:
         raise InitError(f"{error.filename or folder.path} cannot be written ({error.strerror})") from error
     for name in changed:
@@ -191,6 +203,8 @@ def command(argv: list[str]) -> int:
         print(f"init: removed, as this version has it no more: {name}; remove it where you installed it too")
     if site.watchdog_url is not None:
         print(f"init: the alert that always fires goes to the address in {kept_url}, too; remove that file to end it")
+    if site.runbooks_url is None:
+        print("init: the alerts link their runbooks on this host alone; --runbooks-url says where else they open")
     if away:
         print(
             f"init: there is no {reachable.SYSTEM_SOCKET}: the exporter asks Docker once it is there, and "
@@ -231,6 +245,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_units(parser)
     add_watchdog(parser)
+    parser.add_argument(
+        "--runbooks-url",
+        type=_pages_address,
+        help="below which address the alerts link their runbooks, for whoever is called to open: the remediator's "
+        "/docs/runbooks, as others reach it, or a web server's with a copy of gpuwarden/docs; it is kept in DIR "
+        "(default: the remediator's on loopback)",
+    )
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
     return parser
@@ -241,13 +262,20 @@ def _docker() -> str:
     return f"unix://{reachable.SYSTEM_SOCKET}" if reachable.SYSTEM_SOCKET.is_socket() else "none"
 
 
-def _kept_address(file: Path) -> str | None:
+def _pages_address(given: str) -> str:
+    """An address of the web that means the same in YAML and in Prometheus's templates."""
+    if _PLAIN_ADDRESS.fullmatch(given):
+        return web_address(given)
+    raise argparse.ArgumentTypeError(f"{given!r} will not do: letters, digits and :/._~%@+=&?[]- are wanted")
+
+
+def _kept_address(file: Path, address: Callable[[str], str]) -> str | None:
     if not file.is_file():
         return None
     try:
-        return web_address(_read(file))
+        return address(_read(file))
     except argparse.ArgumentTypeError as error:
-        raise InitError(f"{file}: {error}; mend it, or remove it to send nothing there") from None
+        raise InitError(f"{file}: {error}; mend it, or or remove it to do without") from None
 
 
 def _own_command() -> str:

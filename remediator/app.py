@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from gpuwarden import __version__
 from gpuwarden.database import DatabaseError, NoAnswerError
 from remediator import alert as alerts
-from remediator import api
+from remediator import api, runbooks
 from remediator.credentials import Credentials
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
@@ -158,6 +158,7 @@ def create_app(
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     _probes(app, ledger)
+    runbooks.add(app)
     _describe(app)
     return app
 

@@ -208,7 +208,7 @@ def of_outcome(rules: str, labels: str, trip: str) -> list[Mutant]:
             "Attempt {{ $labels.attempt }} of",
             ("its description names no attempt", " {{ $labels.attempt }}", ""),
         ),
-        *of(rules, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+        *of(rules, "          runbook_url:", ("its runbook goes by another name", "runbook_url", "runbook")),
     ]
 
 
@@ -983,8 +983,8 @@ SERVER_MUTANTS: Final = [
         ("it names another trip", "server", "drill"),
         ("it names no remedy", "          remedy: restart_container\n", ""),
     ),
-    *of(SERVER, '          runbook: "docs/runbooks/GpuwardenServerUnanswering.md"',
-        ("its runbook goes by another name", "runbook:", "runbook_url:")),
+    *of(SERVER, '          runbook_url: "http://127.0.0.1:9836/docs/runbooks/GpuwardenServerUnanswering.md"',
+        ("its runbook goes by another name", "runbook_url:", "runbook:")),
     *of(SERVER, ", incarnation {{ $labels.incarnation }},", ("its description names no incarnation",
         ", incarnation {{ $labels.incarnation }},", "")),
     *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Silent")),
@@ -1027,7 +1027,7 @@ CHAIN_MUTANTS: Final = of(
     ("it goes by another name", "Watchdog\n", "Alive\n"),
     ("it names a severity that somebody is called for", "severity: none", "severity: critical"),
     ("it names a remedy", "severity: none\n", "severity: none\n          remedy: restart_worker\n"),
-    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+    ("its runbook goes by another name", "runbook_url:", "runbook:"),
     ("it has no summary", "summary:", "title:"),
 )
 
@@ -1045,7 +1045,22 @@ AGE_OF: Final = f"""\
           max by (host) ({OVERDUE_AFTER})
 """
 REFUSED_OF: Final = "max by (host) (gpuwarden_remediator_quarantines_refused) > 0\n        for: 1m\n"
-PAGE_OF: Final = 'min by (host) ({__name__=~"up|gpuwarden_remediator_ledger_up", job="gpuwarden-remediator"}) == 0'
+PAGE_OF: Final = """\
+          min by (host) (
+            up{job="gpuwarden-remediator"} == 0
+              or
+            {__name__=~"up|gpuwarden_remediator_ledger_up"} == 0
+              and on (host, job, instance)
+            gpuwarden:remediator_target:info
+          )
+"""
+TARGET_OF: Final = """\
+          group by (host, job, instance) (gpuwarden_remediator_ledger_up)
+          or
+          last_over_time(gpuwarden:remediator_target:info[1h])
+            and on (host, job, instance)
+          up
+"""
 
 REMEDIATOR_MUTANTS: Final = [
     *of(
@@ -1078,12 +1093,28 @@ REMEDIATOR_MUTANTS: Final = [
     *of(
         REMEDIATOR,
         PAGE_OF,
-        ("the page: one that is there is told", "== 0", "== 1"),
+        ("the page: one that is there is told", 'remediator"} == 0', 'remediator"} == 1'),
+        ("the page: one that is there is told, of another job", '_up"} == 0', '_up"} == 1'),
         ("the page: hosts are not told apart", "by (host) ", ""),
-        ("the page: a ledger that can be read excuses it", "min", "max"),
-        ("the page: the ledger is not asked for", "|gpuwarden_remediator_ledger_up", ""),
-        ("the page: only the ledger is asked for", "up|", ""),
-        ("the page: every target counts", ', job="gpuwarden-remediator"', ""),
+        ("the page: the ledger is not asked for", '"up|gpuwarden_remediator_ledger_up"}', '"up"}'),
+        ("the page: one that never answered is not told", 'up{job="gpuwarden-remediator"} == 0',
+         'gpuwarden_remediator_ledger_up{job="gpuwarden-remediator"} == 0'),
+        ("the page: only the ledger is asked for, of another job", '"up|gpuwarden_remediator_ledger_up"}',
+         '"gpuwarden_remediator_ledger_up"}'),
+        ("the page: every target counts", '{job="gpuwarden-remediator"}', ""),
+        ("the page: a job of another name does not count", "or\n", "unless\n"),
+        ("the page: each target of a job counts that has one", "(host, job, instance)", "(host, job)"),
+        ("the page: each job of a target counts that has one", "(host, job, instance)", "(host, instance)"),
+        ("the page: another host's target counts", "(host, job, instance)", "(job, instance)"),
+    ),
+    *of(
+        REMEDIATOR,
+        TARGET_OF,
+        ("whose target: only while it answers", "or\n", "unless\n"),
+        ("whose target: it is forgotten early", "1h", "50m"),
+        ("whose target: it is known for longer", "1h", "2h"),
+        ("whose target: who left is not forgotten", "            and on (host, job, instance)\n          up\n", ""),
+        ("whose target: any that there is", "(gpuwarden_remediator_ledger_up)", "(up)"),
     ),
     *of(
         REMEDIATOR,
@@ -1114,7 +1145,7 @@ REMEDIATOR_MUTANTS: Final = [
     ),
     *of(
         REMEDIATOR,
-        f"{PAGE_OF}\n        for: 1m\n",
+        f"{PAGE_OF}        for: 1m\n",
         ("the page: at once", "        for: 1m\n", ""),
         ("the page: a little early", "1m", "45s"),
         ("the page: a little late", "1m", "75s"),
@@ -1288,7 +1319,7 @@ NODE_MUTANTS: Final = [
         ("it names another remedy", "lose_node", "restart_worker"),
         ("it names another trip", "trip: node_lost", "trip: drill"),
     ),
-    *of(NODE, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+    *of(NODE, "          runbook_url:", ("its runbook goes by another name", "runbook_url", "runbook")),
 ]
 
 # The rules about memory that is shared, their parts letter for letter.
@@ -1393,7 +1424,7 @@ VRAM_MUTANTS: Final = [
         ("it names another remedy", "recycle_container", "restart_container"),
         ("it names another trip", "trip: vram", "trip: server"),
         ("its summary has raw bytes", " | humanize1024 }}B more", " }}B more"),
-        ("its runbook goes by another name", "runbook:", "runbook_url:"),
+        ("its runbook goes by another name", "runbook_url:", "runbook:"),
     ),
     *of(
         VRAM,
@@ -1445,7 +1476,7 @@ ATTRIBUTION_MUTANTS: Final = of(
     ("GPUs are not told apart", "(host, container, gpu)", "(host, container)"),
     ("it names another severity", "severity: warning", "severity: critical"),
     ("it has a remedy", "warning\n", "warning\n          remedy: restart_container\n"),
-    ("its runbook goes by another name", "runbook:", "runbook_url:"),
+    ("its runbook goes by another name", "runbook_url:", "runbook:"),
 )
 # The rule about items that fail.
 
@@ -1519,7 +1550,7 @@ WRANGLING_MUTANTS: Final = [
         ("it names another remedy", "wrangle", "restart_worker"),
         ("it names another trip", "trip: items", "trip: drill"),
     ),
-    *of(WRANGLING, "          runbook:", ("its runbook goes by another name", "runbook", "runbook_url")),
+    *of(WRANGLING, "          runbook_url:", ("its runbook goes by another name", "runbook_url", "runbook")),
 ]  # fmt: skip
 
 # The rule about jobs of which a GPU is lost. It is nearly made of the parts of the others.
@@ -1769,7 +1800,7 @@ FAULTS_MUTANTS: Final = [
             _alert(name),
             (f"{name} goes by another name", f"- alert: Gpuwarden{name}\n", f"- alert: Gpuwarden{name}s\n"),
             (f"{name} has another severity", f"severity: {severity}", "severity: none"),
-            (f"{name} has no runbook", "runbook:", "page:"),
+            (f"{name} has no runbook", "runbook_url:", "page:"),
         )
     ],
 ]  # fmt: skip
@@ -1817,6 +1848,14 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
         for place in (f", at its place {each}" if each else "" for each in places)
     },
+    **{
+        f"{file}: {rule}: {record} -> last_over_time({record}[5m])": "where it ends, the target is named no more"
+        for file, rule, record in (
+            ("telemetry", "GpuwardenExporterDown", "gpuwarden:exporter_target:info"),
+            ("remediator", "GpuwardenRemediatorDown", "gpuwarden:remediator_target:info"),
+        )
+    },
+    "remediator: GpuwardenRemediatorDown: min -> max": "what is left is 0 each",
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
     'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
     "vram: gpuwarden:vram_named:timestamp_seconds: 300 -> 299": "these tests evaluate every 15 s: the second falls "

@@ -161,8 +161,8 @@ def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, ch
         pytest.param("severity: critical", "team: a", "label severity is missing", id="has no severity"),
         pytest.param("summary:", "title:", "annotation summary is missing", id="has no summary"),
         pytest.param("description:", "text:", "annotation description is missing", id="has no description"),
-        pytest.param("runbook:", "runbook_url:", "annotation runbook is missing", id="has no runbook"),
-        pytest.param("JobStalled.md", "Stall.md", "its runbook is docs/runbooks/GpuwardenStall.md",
+        pytest.param("runbook_url:", "runbook:", "annotation runbook_url is missing", id="has no runbook"),
+        pytest.param("JobStalled.md", "Stall.md", "its runbook_url is http://127.0.0.1:9836/docs/runbooks/GpuwardenStall.md",
                      id="links another alert's runbook"),
     ],
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """`gpuwarden init`: what it writes, what it keeps, and what it will not overwrite."""
 
+import os
 import re
 import shutil
 import socket
@@ -40,7 +41,7 @@ def test_every_file_is_named_in_the_readme_or_lies_in_a_folder_that_is(tmp_path:
 
 def test_nothing_is_left_to_fill_in() -> None:
     for name, text in files(SITE).items():
-        if not name.startswith(("gpuwarden/rules/", "gpuwarden/dashboards/")):
+        if not name.startswith(("gpuwarden/rules/", "gpuwarden/dashboards/", "gpuwarden/docs/")):
             assert not re.search(r"\$\w", text), name
 
 
@@ -65,6 +66,44 @@ def test_a_second_run_keeps_where_the_watchdog_goes_until_it_is_told_otherwise(
     assert "https://example.com/2" in written(tmp_path, "--watchdog-url", "https://example.com/2")["alertmanager.yml"]
     (tmp_path / ".watchdog-url").unlink()
     assert "outside" not in written(tmp_path)["alertmanager.yml"]
+
+
+def test_the_alerts_link_where_the_runbooks_are_said_to_be_and_stay_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, page = "gpuwarden/rules/stall.rules.yaml", "GpuwardenJobStalled.md"
+
+    here = written(tmp_path, "--host", "box1", "--remediator-port", "77")
+    assert f'runbook_url: "http://127.0.0.1:77/docs/runbooks/{page}"\n' in here[name]
+    assert "on this host alone" in capsys.readouterr().out
+
+    for slash in ("", "/"):
+        told = written(tmp_path, "--runbooks-url", f"https://wiki.example.com/gpu{slash}")
+        assert f'runbook_url: "https://wiki.example.com/gpu/{page}"\n' in told[name]
+        assert f"https://wiki.example.com/gpu/{page}\n" in told["README.md"]
+        assert "127.0.0.1" not in "".join(text for file, text in told.items() if file.startswith("gpuwarden/rules/"))
+        assert written(tmp_path) == told
+    assert "on this host alone" not in capsys.readouterr().out
+
+
+def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -> None:
+    found = written(tmp_path)
+
+    runbooks = [name for name in found if name.startswith("gpuwarden/docs/runbooks/")]
+    assert len(runbooks) == "".join(found[name] for name in found if "/rules/" in name).count("- alert: ")
+    for name in runbooks:
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", found[name]):
+            assert os.path.normpath(f"gpuwarden/docs/runbooks/{link}") in found, (name, link)
+
+
+@pytest.mark.parametrize("url", ['https://a/"x', "https://a/{{b}}", "https://a/b\\", "wiki/gpu", "ftp://a/b"])
+def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        init.command([str(tmp_path), "--runbooks-url", url])
+
+    (tmp_path / ".runbooks-url").write_text(f"{url}\n")
+    with pytest.raises(InitError, match=r"\.runbooks-url: .*(will not do|is no address)"):
+        init.command([str(tmp_path)])
 
 
 def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:

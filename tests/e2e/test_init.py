@@ -13,7 +13,7 @@ import pytest
 
 from deploy import init, parts
 from tests.asking import PLAIN
-from tests.e2e.running import WEDGE, ask, free_ports
+from tests.e2e.running import WEDGE, ask, free_ports, runbooks_that_do_not_open
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
@@ -56,6 +56,7 @@ def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
         assert rules is not None
         loaded = {Path(group["file"]).name for group in rules.json()["data"]["groups"]}
         assert loaded == {each.name for each in (folder / "gpuwarden" / "rules").iterdir()}
+        assert runbooks_that_do_not_open(rules.json()["data"]["groups"]) == []
         eventually(lambda: asks("alertmanager", "/-/ready"), "Alertmanager answers", log=logs)
         eventually(wedge_arrives, "an alert reaches the ledger", log=logs)
 

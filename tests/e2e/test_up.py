@@ -21,7 +21,7 @@ from deploy.engine import Engine, docker_engine
 from deploy.private_engine import Places
 from deploy.reachable import NoEngine, reachable_engine
 from deploy.up import command
-from tests.e2e.running import READY, Run, ask, free_ports, runs, up
+from tests.e2e.running import READY, Run, ask, free_ports, runbooks_that_do_not_open, runs, up
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
@@ -195,7 +195,10 @@ def test_an_installed_package_holds_all_it_needs(tmp_path: Path) -> None:
     with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], cwd=tmp_path, env=env) as run:
         run.ready()
         rules = json.loads(run.get("prometheus", "/api/v1/rules"))["data"]["groups"]
-        assert {Path(group["file"]).parent for group in rules} == {site / "deploy" / "alerts"}
+        assert {Path(group["file"]).parent for group in rules} == {run.data / "rules"}
+        shipped = {file.name for file in (site / "deploy" / "alerts").iterdir()}
+        assert {Path(group["file"]).name for group in rules} == shipped
+        assert runbooks_that_do_not_open(rules) == []
         assert run.stop() == 0
 
     bare = {**env, "PATH": str(tmp_path), "LD_LIBRARY_PATH": ""}
