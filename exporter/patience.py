@@ -85,23 +85,42 @@ class Patience:
 
         `pauses` are those of its container: the time of one is no part of the step or stay that it fell into.
 
-        `None` while that is not told, or cannot be said: it is not policed for stalls, has not taken enough steps to
-        know their time, is in a phase that owes no steps and neither has said how long that may take nor been there
-        often enough to know, or is one rank of a gang: at a barrier a healthy rank waits for another, and spins as long
-        as that one evaluates or writes a checkpoint.
+        `None` while that is not told, or cannot be said, as in `_stuck_after_s`, and of one rank of a gang: at a
+        barrier a healthy rank waits for another, and spins as long as that one evaluates or writes a checkpoint.
         """
-        silence_s = self.silence_s(job)
-        owed = job.phase is Phase.STEP or job.patience_s is not None
-        told = self.stuck_steps and silence_s and job.ranks <= 1
-        longest_s = _longest_step_s(job, pauses) if owed else _longest_stay_s(job, pauses)
-        if not told or longest_s is None:
-            return None
-        return max(self.stuck_floor_s, self.stuck_steps * longest_s, silence_s)
+        return self._stuck_after_s(job, pauses) if job.ranks <= 1 else None
 
     def stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """For how long one that is stuck must have shown no other sign of life; `None` as `stuck_after_s`."""
         after_s = self.stuck_after_s(job, pauses)
-        return None if after_s is None else max(after_s - STILL_LATE_S, after_s / 2)
+        return None if after_s is None else _still_s(after_s)
+
+    def gang_stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
+        """After how long without a beat a rank is stuck if every other rank of its gang is too (A14b).
+
+        The limit of a job that is alone. `None` as of such a one, of one that is no rank of a gang, and of one that
+        does not say of which.
+        """
+        return self._stuck_after_s(job, pauses) if is_rank(job) else None
+
+    def gang_stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
+        """For how long such a rank must have shown no other sign of life; `None` as `gang_stuck_after_s`."""
+        after_s = self.gang_stuck_after_s(job, pauses)
+        return None if after_s is None else _still_s(after_s)
+
+    def _stuck_after_s(self, job: "JobFile", pauses: Pauses) -> float | None:
+        """`None` while it is not told, or cannot be said.
+
+        So it is of a job that is not policed for stalls, that has not taken enough steps to know their time, or is in a
+        phase that owes no steps and neither has said how long that may take nor been there often enough to know.
+        """
+        silence_s = self.silence_s(job)
+        owed = job.phase is Phase.STEP or job.patience_s is not None
+        told = self.stuck_steps and silence_s
+        longest_s = _longest_step_s(job, pauses) if owed else _longest_stay_s(job, pauses)
+        if not told or longest_s is None:
+            return None
+        return max(self.stuck_floor_s, self.stuck_steps * longest_s, silence_s)
 
     def _allowed_s(self, job: "JobFile") -> float:
         if job.patience_s is not None:
@@ -113,6 +132,15 @@ class Patience:
             Phase.SAVE: self.save_s,
         }
         return max(job.stall_timeout_s, own_s.get(job.phase, 0.0))
+
+
+def is_rank(job: "JobFile") -> bool:
+    """Whether it is a rank of a gang, and says of which: one that an older worker runs does not."""
+    return job.ranks > 1 and job.gang is not None
+
+
+def _still_s(after_s: float) -> float:
+    return max(after_s - STILL_LATE_S, after_s / 2)
 
 
 def _has_stepped(job: "JobFile") -> bool:

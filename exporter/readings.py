@@ -531,6 +531,13 @@ class ContainerEvidence(NamedTuple):
         known_s = [each for each in (self.gpu_pegged_s, at_rest_s) if each is not None]
         return min(max(known_s), self.ram_still_s, self.io_still_s, self.fault_still_s) if known_s else None
 
+    @property
+    def spinning_s(self) -> float | None:
+        """For how long its GPU has been pegged without a pause and nothing else of it has moved; `None` is unknown."""
+        signs_s = (self.gpu_pegged_s, self.ram_still_s, self.io_still_s, self.fault_still_s)
+        known_s = [each for each in signs_s if each is not None]
+        return min(known_s) if len(known_s) == len(signs_s) else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerEvidence:

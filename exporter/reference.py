@@ -23,6 +23,7 @@ from gpuwarden.settings import table, write_pages
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 NO_JOB: Final = "the worker runs no job"
+NO_RANK: Final = f"{NO_JOB}, or no rank of a gang, or is older than the exporter"
 UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
@@ -68,6 +69,11 @@ ABSENT: Final[Mapping[str, str]] = {
     f"rank of a gang, has done fewer than {STEPS_MIN} steps, or, in another phase than `step` for which it asked no "
     f"patience, has been there fewer than {STAYS_MIN} times before, however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "as `gpuwarden_job_stuck_after_seconds`",
+    "gpuwarden_gang_rank_info": NO_RANK,
+    "gpuwarden_gang_ranks": NO_RANK,
+    "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}, it is not armed yet, {DEAD}, or its GPU, RAM, I/O or "
+    "faults are unknown",
+    "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}, or else as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
     "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
     "gpuwarden_job_health_grace_seconds": "as `gpuwarden_job_health_window_seconds`",

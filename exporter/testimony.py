@@ -55,6 +55,8 @@ def _facts(
         stall_timeout_s=patience.silence_s(job) if job else None,
         stuck_after_s=patience.stuck_after_s(job, pauses) if job else None,
         stuck_still_s=patience.stuck_still_s(job, pauses) if job else None,
+        gang_stuck_after_s=patience.gang_stuck_after_s(job, pauses) if job else None,
+        gang_stuck_still_s=patience.gang_stuck_still_s(job, pauses) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
         health_window_s=patience.window_s(job, snapshot.health_window_s) if job else None,
         health_grace_s=snapshot.grace_s(job) if job else None,

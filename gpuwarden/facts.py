@@ -97,6 +97,9 @@ class WorkerFacts(ContainerFacts):
     # then have shown no other sign of life; null where that is not said, and by an exporter of before these fields.
     stuck_after_s: float | None = None
     stuck_still_s: float | None = None
+    # The same of one rank of a gang, which is stuck only if every other rank is too: no host alone can tell that.
+    gang_stuck_after_s: float | None = None
+    gang_stuck_still_s: float | None = None
     beat_age_s: float | None
     # How long its container may stay without a sign of life, and how long after its start that begins at the soonest,
     # for its load; null for a job without a GPU, the former also while it says that it is idle. Like the silence

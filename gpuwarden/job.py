@@ -306,6 +306,7 @@ class Trip(StrEnum):
     BUDGET = "budget"
     HEALTH = "health"
     DEAD_WORKER = "dead_worker"
+    GANG = "gang"
     SERVER = "server"
     NODE_LOST = "node_lost"
     VRAM = "vram"
@@ -320,4 +321,4 @@ class Trip(StrEnum):
 EXIT_DISOWNED: Final = 77
 """The exit code of a worker that found it no longer owns its job and stopped itself (A11)."""
 
-_EXIT_CODES: Final[Mapping[Trip, int]] = {Trip.BUDGET: 75, Trip.STALL: 76, Trip.HEALTH: 78}
+_EXIT_CODES: Final[Mapping[Trip, int]] = {Trip.BUDGET: 75, Trip.STALL: 76, Trip.GANG: 76, Trip.HEALTH: 78}

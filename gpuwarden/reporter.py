@@ -155,8 +155,13 @@ class Reporter:
         stall_timeout_s: float,
         steps_total: int | None = None,
         ranks: int = 1,
+        gang: str | None = None,
+        rank: int = 0,
     ) -> None:
-        """A new attempt begins, in phase `load` and not yet armed; `ranks` is how many its gang has."""
+        """A new attempt begins, in phase `load` and not yet armed.
+
+        `ranks` is how many its gang has, `gang` what they have in common, and `rank` which of them it is, from 0.
+        """
         now = clock.stamp()
         self._steps, self._pace, self._ahead_s = 0, Pace(), _boottime_ahead_s()
         self._stays = Stays(time.monotonic())
@@ -180,6 +185,8 @@ class Reporter:
             items_done=0,
             items_failed=0,
             ranks=ranks,
+            gang=gang,
+            rank=rank,
         )
         with self._changing:
             self._job = job

@@ -42,6 +42,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
 from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, Result, check_result, is_gpu
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
+from gpuwarden.statefile import TEXT_MAX
 from gpuwarden.stores import default_store
 from gpuwarden.tasks import Queue
 from gpuwarden.text import kept
@@ -256,6 +257,9 @@ class Worker:
             stall_timeout_s=job.stall_timeout_s,
             steps_total=job.steps_total,
             ranks=job.ranks,
+            # Another queue's gang may have the same number. As short as a field may be: the number comes first.
+            gang=None if job.gang is None else f"{job.gang}/{job.run_id}"[:TEXT_MAX],
+            rank=job.rank,
         )
         over = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)

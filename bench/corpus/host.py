@@ -194,7 +194,7 @@ class _Life:
                 job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
                 stall_timeout_s=program.patience_s, started=started, phase=Phase.LOAD, phase_started=started,
                 beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
-                items_failed=0, ranks=program.ranks,
+                items_failed=0, ranks=program.ranks, gang=program.gang, rank=program.rank,
             )  # fmt: skip
         if doing.phase is not None and doing.phase != self.job.phase:
             armed = self.job.beat is not None or doing.phase is Phase.STEP

@@ -28,7 +28,8 @@ PEOPLE: Final = "people"
 """Whose policy an alert is that only tells them of a wedge: it acts on nobody."""
 TIMEOUT_S: Final = 300
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-HOST_LABELS: Final = ("host", "worker_host")
+HOST_LABELS: Final = ("host", "worker_host", "gang")
+"""The labels whose values are those of one scenario among all that are played beside each other."""
 SAMPLES_MAX: Final = 8_000
 UNHEARD_S: Final = 60
 NAMING: Final = ("job_id", "attempt", "incarnation")
@@ -36,7 +37,7 @@ NAMING: Final = ("job_id", "attempt", "incarnation")
 NAMELESS: Final = "wrangle"
 """The remedy for which it says neither: it is for whoever works on a run's items."""
 
-JOBS: Final = (Trip.STALL, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
+JOBS: Final = (Trip.STALL, Trip.GANG, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
 """What goes wrong with jobs, rather than with servers, tenants or hosts."""
 
 _METRIC = re.compile(r"\bgpuwarden_[a-z0-9_]+\b")

@@ -165,6 +165,8 @@ class Program:
     stall_timeout_s: float | None = None
     ran_s: int = 0
     ranks: int = 1
+    gang: str | None = None
+    rank: int = 0
     run: str = ""
     works_in: str = ""
     budget_mib: int | None = None
@@ -415,6 +417,8 @@ _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "stall_timeout_s": (("worker",), float),
     "ran_s": (("worker",), int),
     "ranks": (("worker",), int),
+    "gang": (("worker",), str),
+    "rank": (("worker",), int),
     "run": (("worker",), str),
     "works_in": (("worker",), _helper),
     "budget_mib": (("tenant",), int),

@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from exporter import evidence
 from exporter.collectors.family import gauge
-from exporter.patience import Pauses
+from exporter.patience import STILL_LATE_S, Pauses, is_rank
 from exporter.readings import ContainerEvidence, Snapshot
 from gpuwarden.statefile import JobFile
 
@@ -47,6 +47,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield from _progress(rows)
     yield from _silence(rows, snapshot)
     yield from _limits(rows, snapshot)
+    yield from _ranks([row for row in rows if is_rank(row.job)], snapshot)
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
@@ -213,3 +214,57 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         ((row.key, snapshot.grace_s(row.job)) for row in on_gpu),
         source="`--health-grace-s`, by the job's phase and whether it has stepped",
     )
+
+
+def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
+    """Series of their own for what is judged of a whole gang: a fleet without any pays nothing for it."""
+    yield gauge(
+        "gpuwarden_gang_rank_info",
+        "The rank of a gang that a worker runs, and its attempt; always 1.",
+        (*_SLOT, "gang", "rank", "job_id", "attempt", "incarnation"),
+        (
+            (
+                (
+                    *row.key,
+                    row.job.gang or "",
+                    str(row.job.rank),
+                    str(row.job.job_id),
+                    str(row.job.attempt),
+                    row.job.incarnation,
+                ),
+                1.0,
+            )
+            for row in ranks
+        ),
+        source="job file",
+    )
+    yield gauge(
+        "gpuwarden_gang_ranks",
+        "How many ranks the gang has of which the worker runs one.",
+        (*_SLOT, "gang"),
+        (((*row.key, row.job.gang or ""), float(row.job.ranks)) for row in ranks),
+        source="job file",
+    )
+    yield gauge(
+        "gpuwarden_gang_rank_spinning_seconds",
+        "How long a rank has been without a beat, its GPU pegged and nothing else of it moving, 20 s of which may be "
+        "from before that was seen, for rates of work show late.",
+        _SLOT,
+        ((row.key, _spinning_s(row)) for row in ranks if row.policed),
+        source="job file, and its container's GPU, RAM, I/O and page faults",
+    )
+    yield gauge(
+        "gpuwarden_gang_rank_stuck_after_seconds",
+        "How long a rank must have been spinning to be stuck, if every other rank of its gang is too: as "
+        "`gpuwarden_job_stuck_after_seconds` of a job that is alone.",
+        _SLOT,
+        ((row.key, snapshot.patience.gang_stuck_after_s(row.job, row.pauses)) for row in ranks if row.policed),
+        source="job file; `--stuck-floor-s`, `--stuck-steps`",
+    )
+
+
+def _spinning_s(row: _Row) -> float | None:
+    spinning_s = row.place.spinning_s if row.place else None
+    if row.beat_age_s is None or spinning_s is None:
+        return None
+    return min(row.beat_age_s, spinning_s + STILL_LATE_S) if spinning_s else 0.0

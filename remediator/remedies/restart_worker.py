@@ -126,6 +126,29 @@ def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
     return stuck, because if stuck else f"{figures}; {because}"
 
 
+def _gang_stuck(evidence: WorkerFacts) -> tuple[bool, str]:
+    """Its own part in what its whole gang is accused of: that the other ranks spin too, no host knows alone (A14b).
+
+    So it is asked for by the alert about the gang only: a rank that spins is as healthy as the one that it waits for.
+    """
+    after_s, beat_age_s, pegged_s = evidence.gang_stuck_after_s, evidence.beat_age_s, evidence.gpu_pegged_s
+    if after_s is None:
+        return False, "the worker runs no rank of a gang, or after how long that is stuck is not said"
+    if beat_age_s is None:
+        return False, f"the rank is not armed (phase {evidence.phase})"
+    still_s = evidence.gang_stuck_still_s
+    signs = (still_s, pegged_s, evidence.ram_still_s, evidence.io_still_s, evidence.fault_still_s)
+    known = [each for each in signs if each is not None]
+    if still_s is None or len(known) < len(signs):
+        return False, "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
+    least_s = min(known[1:])
+    figures = (
+        f"a rank that spins: no step for {beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page faults "
+        f"still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+    )
+    return beat_age_s >= after_s and least_s >= still_s, figures
+
+
 def _stuck(evidence: WorkerFacts) -> tuple[bool, str]:
     """Without a beat for long enough, and its container without any other sign of life that counts then.
 
@@ -285,6 +308,7 @@ def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
 
 _CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], tuple[bool, str]]]] = {
     Trip.STALL: _stalled,
+    Trip.GANG: _gang_stuck,
     Trip.BUDGET: _over_budget,
     Trip.HEALTH: _unhealthy,
     Trip.DEAD_WORKER: _worker_dead,
@@ -299,7 +323,11 @@ def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, str]:
     reported = [facts.episode.trip, *sorted(facts.episode.trips - {facts.episode.trip})]
     doubts = []
     for trip in reported:
-        wedged, figures = confirm(evidence, trip)
+        if trip is Trip.GANG and trip not in facts.episode.trips:
+            # Local evidence is of this rank alone. Without the alert it may wait for one that works again.
+            wedged, figures = False, "nothing says any more that the other ranks of its gang spin too"
+        else:
+            wedged, figures = confirm(evidence, trip)
         if wedged:
             return trip, figures
         doubts.append(figures if len(reported) == 1 else f"{trip}: {figures}")

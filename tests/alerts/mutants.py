@@ -26,7 +26,8 @@ TELEMETRY: Final = "telemetry.rules.yaml"
 EVALUATION: Final = "evaluation.rules.yaml"
 STEPS: Final = "steps.rules.yaml"
 SHARED: Final = "shared.rules.yaml"
-BY_WORD: Final = (TELEMETRY, EVALUATION, STEPS, SHARED)
+GANG: Final = "gang.rules.yaml"
+BY_WORD: Final = (TELEMETRY, EVALUATION, STEPS, SHARED, GANG)
 """The files whose mutants are the generated ones alone."""
 RULES: Final = {
     name: (ALERTS / name).read_text()
@@ -47,6 +48,11 @@ FIRST: Final = {
         "fires when one limit after the other",
         "does not fire when one of two exporters is in doubt",
         "fires for namesakes on other hosts",
+    ),
+    GANG: (
+        "fires on one host, and with three ranks",
+        "does not fire where a rank is missing",
+        "fires when two exporters watch one host",
     ),
     WORKER: (
         "fires when a second exporter cannot tell",
@@ -1832,6 +1838,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             "vram: GpuwardenVramVictim",
             "gpu: GpuwardenJobGpuLost",
             "stuck: GpuwardenJobStuck",
+            "gang: GpuwardenGangStuck",
         )
     },
     **{
@@ -1932,6 +1939,21 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"faults: GpuwardenGpuEccUncorrected: {_UNCORRECTED} -> {_OF_EITHER}, at its place {place}": _ALIKE
         for place in (6, 7, 11, 12)
+    },
+    **{
+        f"gang: GpuwardenGangStuck: {change}": why
+        for change, why in (
+            ("by (gang) -> by (gang, instance)", _NO_INSTANCE),
+            ("count -> sum", "a group is worth 1"),
+            (
+                'gpuwarden_gang_rank_info{rank="0"} -> last_over_time(gpuwarden_gang_rank_info{rank="0"}[5m])',
+                "whom it picks is there now: it only says that 0 is the rank",
+            ),
+            (
+                "gpuwarden_gang_rank_spinning_seconds -> last_over_time(gpuwarden_gang_rank_spinning_seconds[5m])",
+                "who is not known to spin now is not let through by the last leg",
+            ),
+        )
     },
     "wrangling: GpuwardenItemsFailing: max -> min": _SINGLE,
     "wrangling: GpuwardenItemsFailing: by (host, worker, run) -> by (host, worker, run, instance)": _NO_INSTANCE,

@@ -79,6 +79,14 @@ WEDGES: Final[Mapping[str, Wedge]] = {
             ("gpuwarden_job_stuck_still_seconds", SLOT, LIMIT_S),
         ),
     ),
+    "GpuwardenGangStuck": Wedge(
+        grow=(("gpuwarden_gang_rank_spinning_seconds", SLOT),),
+        stay=(
+            ("gpuwarden_gang_rank_info", SLOT + ', gang="7", rank="0", job_id="7", attempt="1", incarnation="i"', 1),
+            ("gpuwarden_gang_ranks", SLOT + ', gang="7"', 1),
+            ("gpuwarden_gang_rank_stuck_after_seconds", SLOT, LIMIT_S),
+        ),
+    ),
     "GpuwardenJobGpuLost": Wedge(
         grow=(
             ("gpuwarden_job_phase_age_seconds", SLOT),

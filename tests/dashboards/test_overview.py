@@ -110,6 +110,10 @@ def a_snapshot() -> Snapshot:
         oom_kills=1,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
+    rank = WorkerSighting(
+        worker=replace(worker, worker="w3"), job=replace(job, worker="w3", ranks=2, gang="1/run"), alive=True, pid=42,
+        container_id="c" * 64,
+    )  # fmt: skip
     gone = WorkerSighting(
         worker=replace(worker, worker="w2", pid=43), job=None, alive=False, pid=None, container_id=None
     )
@@ -124,7 +128,7 @@ def a_snapshot() -> Snapshot:
         gpus=GpuReadings(source="simulated", gpus=(gpu, part)),
         drivers={"gpu": DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 31): 1})},
         gpu_totals={"GPU-0": GpuTotals(busy_s=1.0, unknown={("power_watts", "timeout"): 1})},
-        workers=WorkerReadings(workers=(sighting, gone), errors={"not_json": 1}, duplicates=1),
+        workers=WorkerReadings(workers=(sighting, rank, gone), errors={"not_json": 1}, duplicates=1),
         containers=(evidence,),
         servers=(server, wrong),
         sources=(SourceHealth(source="workers", success=True, duration_s=0.01, succeeded_unix_s=1.0),),

@@ -83,6 +83,14 @@ SNAPSHOT = build.snapshot(
                 pid=4002,
                 container_id=OTHER_ID,
             ),
+            # A rank of a gang, in its steps.
+            build.sighting(
+                worker=build.worker_file(worker="w4", incarnation="inc-w4"),
+                job=build.job_file(
+                    job_id=12, worker="w4", incarnation="inc-w4", step=24, ranks=2, gang="11/gang-0a1b", rank=1
+                ),
+                pid=4004,
+            ),
             # Died with its job, and its container with it.
             build.sighting(
                 worker=build.worker_file(worker="w2", incarnation="inc-w2"),

@@ -247,6 +247,44 @@ def test_a_step_is_never_taken_to_be_shorter_than_it_was_without_its_pauses(
     assert max(worked_s) <= found_s <= (pace.max_s or 0.0)
 
 
+RANK: dict[str, Any] = {"ranks": 2, "gang": "7/night", "rank": 1}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(STEPPED, id="in its steps"),
+        pytest.param(STEPPED | {"step_max_s": 60.0}, id="by its longest step"),
+        pytest.param(STEPPED | {"phase": Phase.EVAL, "patience_s": 900.0}, id="where it says how long its phase is"),
+        pytest.param(STAYED, id="where it has been there often enough"),
+    ],
+)
+def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job: dict[str, Any]) -> None:
+    alone, rank = build.job_file(**job), build.job_file(**(job | RANK))
+
+    assert PATIENCE.stuck_after_s(alone) is not None
+    assert PATIENCE.gang_stuck_after_s(rank) == PATIENCE.stuck_after_s(alone)
+    assert PATIENCE.gang_stuck_still_s(rank) == PATIENCE.stuck_still_s(alone)
+    assert (PATIENCE.stuck_after_s(rank), PATIENCE.stuck_still_s(rank)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(STEPPED, id="as a job that is alone"),
+        pytest.param(STEPPED | {"ranks": 2}, id="where it does not say of which gang it is"),
+        pytest.param(STEPPED | RANK | {"step": STEPS_MIN - 1}, id="with too few steps behind it"),
+        pytest.param(STEPPED | RANK | {"phase": Phase.SAVE}, id="in a phase that owes no steps, its first time there"),
+        pytest.param(STEPPED | RANK | {"phase": Phase.IDLE}, id="while it is idle"),
+        pytest.param(STEPPED | RANK | {"stall_timeout_s": 0.0}, id="where silence is not policed"),
+    ],
+)
+def test_no_rank_is_stuck_with_its_gang(job: dict[str, Any]) -> None:
+    found = build.job_file(**job)
+
+    assert (PATIENCE.gang_stuck_after_s(found), PATIENCE.gang_stuck_still_s(found)) == (None, None)
+
+
 def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:
     job, patience = build.job_file(**STEPPED), Patience(stuck_steps=0.0)
 

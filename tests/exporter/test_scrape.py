@@ -192,6 +192,78 @@ def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() 
     assert [values(each, "gpuwarden_job_stuck_still_seconds") for each in texts] == [[6080.0], [580.0]]
 
 
+GANG_SERIES = (
+    "gpuwarden_gang_rank_info",
+    "gpuwarden_gang_ranks",
+    "gpuwarden_gang_rank_spinning_seconds",
+    "gpuwarden_gang_rank_stuck_after_seconds",
+)
+RANK: dict[str, Any] = {"ranks": 4, "gang": "7/night", "rank": 2, "step": 100, "beat": build.ago(700)}
+SPINS: dict[str, Any] = {
+    "gpu_pegged_s": 690.0,
+    "ram_still_s": 695.0,
+    "io_still_s": 685.0,
+    "fault_still_s": 695.0,
+    "cpu_still_s": 0.0,
+}
+
+
+def of_a_rank(place: dict[str, Any], alive: bool | None = True, **job: Any) -> dict[str, list[float]]:
+    """What is told of a rank that spins, but for these."""
+    seen = build.sighting(job=build.job_file(**(RANK | job)), alive=alive)
+    text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**(SPINS | place)),)))
+    return {name.removeprefix("gpuwarden_gang_"): values(text, name) for name in GANG_SERIES}
+
+
+def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_may_be() -> None:
+    assert of_a_rank({}) == {
+        "rank_info": [1.0],
+        "ranks": [4.0],
+        "rank_spinning_seconds": [700.0],
+        "rank_stuck_after_seconds": [600.0],
+    }
+    text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(**RANK))))
+    assert len(values(text, "gpuwarden_gang_rank_info", gang="7/night", rank="2", job_id="7", attempt="1")) == 1
+    assert values(text, "gpuwarden_gang_ranks", gang="7/night") == [4.0]
+    assert values(text, "gpuwarden_job_stuck_after_seconds") == []
+
+
+@pytest.mark.parametrize(
+    ("place", "job", "spinning_s"),
+    [
+        pytest.param({"io_still_s": 300.0}, {}, [320.0], id="as long as the least, and as late as that may show"),
+        pytest.param({"ram_still_s": 300.0}, {}, [320.0], id="RAM"),
+        pytest.param({"fault_still_s": 300.0}, {}, [320.0], id="page faults"),
+        pytest.param({"gpu_pegged_s": 300.0}, {}, [320.0], id="its GPU"),
+        pytest.param({}, {"beat": build.ago(100)}, [100.0], id="no longer than since its beat"),
+        pytest.param({"gpu_pegged_s": 0.0}, {}, [0.0], id="not at all while its GPU is not pegged"),
+        pytest.param({"gpu_pegged_s": 0.0, "gpu_not_seen_busy_s": 900.0}, {}, [0.0], id="nor while that idles"),
+        pytest.param({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 900.0}, {}, [], id="unknown where its GPU is"),
+        pytest.param({"ram_still_s": None}, {}, [], id="or its RAM"),
+        pytest.param({"io_still_s": None}, {}, [], id="or its I/O"),
+        pytest.param({"fault_still_s": None}, {}, [], id="or its page faults"),
+        pytest.param({}, {"beat": None}, [], id="or it has never beaten"),
+    ],
+)
+def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], spinning_s: list[float]) -> None:
+    told = of_a_rank(place, **job)
+
+    assert told["rank_spinning_seconds"] == spinning_s
+    assert (told["rank_info"], told["ranks"]) == ([1.0], [4.0]), "it is known all the same"
+
+
+def test_a_rank_of_a_dead_worker_spins_no_more_and_has_no_limit_but_is_known() -> None:
+    told = of_a_rank({}, alive=False)
+
+    assert (told["rank_spinning_seconds"], told["rank_stuck_after_seconds"]) == ([], [])
+    assert told["rank_info"] == [1.0]
+
+
+@pytest.mark.parametrize("job", [{"ranks": 1, "gang": None}, {"gang": None}], ids=["alone", "an older worker's"])
+def test_of_a_job_that_is_of_no_gang_nothing_is_told_as_of_a_rank(job: dict[str, Any]) -> None:
+    assert set(map(tuple, of_a_rank({}, **job).values())) == {()}
+
+
 def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is_not() -> None:
     silent = build.sighting(job=build.job_file(beat=build.ago(130)))
 

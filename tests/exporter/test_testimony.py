@@ -56,6 +56,17 @@ def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gp
     assert found is not None
     assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
     assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
+    assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (None, None)
+
+
+def test_of_a_rank_it_tells_when_it_is_stuck_with_its_gang_and_not_when_it_is_alone() -> None:
+    seen = build.sighting(job=build.job_file(step=100, ranks=2, gang="7/night"))
+
+    found = testimony.about("w0", build.snapshot(seen), now=build.ago(0))
+
+    assert found is not None
+    assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (600.0, 580.0)
+    assert (found.stuck_after_s, found.stuck_still_s) == (None, None)
 
 
 def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() -> None:

@@ -73,7 +73,7 @@ jobs = st.builds(
     phase=st.sampled_from(Phase), phase_started=stamps, beat=st.none() | stamps, step=counts,
     steps_total=st.none() | counts, step_mean_s=st.none() | durations, step_max_s=st.none() | durations,
     items_done=counts, items_failed=counts, patience_s=st.none() | durations.filter(bool), ranks=counts,
-    longest=long_steps, stays=long_steps,
+    gang=st.none() | texts, rank=counts, longest=long_steps, stays=long_steps,
 )  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

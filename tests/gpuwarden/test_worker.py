@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.postgres import Postgres
+from gpuwarden import statefile
 from gpuwarden import worker as worker_module
 from gpuwarden.cli import main
 from gpuwarden.database import DatabaseError, NoAnswerError
@@ -999,17 +1000,47 @@ def test_the_arming_beat_is_sent_between_the_load_and_the_work(store: JobStore, 
     assert beats[1] is not None
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_job_file_says_how_many_ranks_its_gang_has(store: JobStore, reporter: Reporter, ranks: int) -> None:
-    store.submit(Submission(queue="gpu", ranks=ranks), now=0)
-    told: list[int] = []
+def told_of_gang(store: JobStore, reporter: Reporter) -> tuple[str | None, int, int]:
+    """What the job file says of the gang while the next job runs: which, which rank, and of how many."""
+    told: list[statefile.JobFile] = []
 
     def body(_job: Job, _report: Reporter) -> Callable[[], None]:
-        return lambda: told.append(json.loads((reporter.folder / "w1.job.json").read_text())["ranks"])
+        return lambda: told.append(statefile.parse_job((reporter.folder / "w1.job.json").read_text()))
 
     run_worker(store, reporter, body)
 
-    assert told == [ranks]
+    (job,) = told
+    return job.gang, job.rank, job.ranks
+
+
+def test_the_job_file_says_which_rank_of_which_gang_it_is_and_of_how_many(store: JobStore, reporter: Reporter) -> None:
+    gang = store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
+
+    assert told_of_gang(store, reporter) == (f"{gang}/night", 0, 2)
+
+
+def test_the_second_rank_names_the_same_gang(store: JobStore, reporter: Reporter) -> None:
+    gang = store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
+    store.claim("gpu", host="box2", worker="w2", incarnation="i2", now=0)
+
+    assert told_of_gang(store, reporter) == (f"{gang}/night", 1, 2)
+
+
+def test_a_gang_of_the_longest_run_there_may_be_is_named_by_its_number_all_the_same(
+    store: JobStore, reporter: Reporter
+) -> None:
+    gang = store.submit(Submission(queue="gpu", ranks=2, run_id="r" * statefile.TEXT_MAX), now=0)
+
+    named, _, _ = told_of_gang(store, reporter)
+
+    assert named is not None
+    assert named.startswith(f"{gang}/rrr")
+
+
+def test_a_job_of_one_rank_is_of_no_gang(store: JobStore, reporter: Reporter) -> None:
+    store.submit(Submission(queue="gpu", run_id="night"), now=0)
+
+    assert told_of_gang(store, reporter) == (None, 0, 1)
 
 
 def test_a_body_is_found_by_module_and_function() -> None:

@@ -265,6 +265,77 @@ def test_what_confirms_that_a_job_is_busy_but_stuck(seen: dict[str, Any], stuck:
     assert says in because
 
 
+SPINS = {
+    **PEGGED,
+    "stuck_after_s": None,
+    "stuck_still_s": None,
+    "gang_stuck_after_s": 600.0,
+    "gang_stuck_still_s": 580.0,
+}
+
+CONFIRM_GANG: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "its GPU is pegged": (
+        {},
+        True,
+        "no step for 600.0 s of 600.0 s, GPU pegged and RAM, I/O, page faults still 580.0 s of 580.0 s",
+    ),
+    "by what is set": ({"gang_stuck_after_s": 601.0}, False, "no step for 600.0 s of 601.0 s"),
+    "by what is set for its stillness": ({"gang_stuck_still_s": 581.0}, False, "still 580.0 s of 581.0 s"),
+    "a step in time": ({"beat_age_s": 599.9}, False, "no step for 599.9 s of 600.0 s"),
+    "it is not armed": ({"beat_age_s": None}, False, "not armed"),
+    "it is alone": ({"gang_stuck_after_s": None, "stuck_after_s": 600.0}, False, "no rank of a gang"),
+    "an exporter that tells half": ({"gang_stuck_still_s": None}, False, "is unknown"),
+    "the GPU pauses": ({"gpu_pegged_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "the RAM moves": ({"ram_still_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "it reads": ({"io_still_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "it touches memory": ({"fault_still_s": 579.9}, False, "still 579.9 s of 580.0 s"),
+    "its GPU is unknown": ({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 900.0}, False, "is unknown"),
+    "RAM unknown": ({"ram_still_s": None}, False, "is unknown"),
+    "I/O unknown": ({"io_still_s": None}, False, "is unknown"),
+    "faults unknown": ({"fault_still_s": None}, False, "is unknown"),
+    "its process holds no lock": ({"alive": False, "dead_s": 900.0}, False, "does not hold its lock"),
+}
+
+
+@pytest.mark.parametrize(("seen", "stuck", "says"), CONFIRM_GANG.values(), ids=CONFIRM_GANG)
+def test_what_confirms_that_a_rank_spins_as_its_gang_is_said_to(seen: dict[str, Any], stuck: bool, says: str) -> None:
+    confirmed, because = confirm(evidence(**{**SPINS, **seen}), Trip.GANG)
+
+    assert confirmed is stuck
+    assert says in because
+
+
+def test_a_rank_that_spins_is_no_stall_of_its_own() -> None:
+    confirmed, _ = confirm(evidence(**SPINS), Trip.STALL)
+
+    assert confirmed is False
+
+
+@pytest.mark.parametrize(
+    ("trips", "begins"),
+    [
+        pytest.param(frozenset({Trip.GANG}), True, id="while the gang is said to be stuck"),
+        pytest.param(frozenset(), False, id="not once nobody says so any more"),
+        pytest.param(frozenset({Trip.STALL}), False, id="nor for what else is said of it"),
+    ],
+)
+def test_a_rank_is_freed_for_its_gang(trips: frozenset[Trip], begins: bool) -> None:
+    """That the other ranks spin too, local evidence cannot tell."""
+    step = decide(facts(episode=episode(trip=Trip.GANG, trips=trips), evidence=evidence(**SPINS)))
+
+    assert isinstance(step, Begin) is begins
+    assert begins or (isinstance(step, Wait) and "the other ranks of its gang" in step.because)
+
+
+@pytest.mark.parametrize(("trips", "stops"), [(frozenset({Trip.GANG}), True), (frozenset(), False)], ids=["on", "over"])
+def test_a_rank_that_was_fenced_is_stopped_while_its_gang_is_stuck(trips: frozenset[Trip], stops: bool) -> None:
+    owed = episode(free(Stage.PLANNED), settle(Stage.FENCED), trip=Trip.GANG, trips=trips)
+
+    step = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS)))
+
+    assert isinstance(step, Stop) is stops
+
+
 CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
     "idle and still for the window, after the grace": (
         {},
