@@ -6,12 +6,16 @@ starts anew counts nothing twice. One that comes later has had all of it since.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from exporter.readings import GpuShare
 
 PIDS_MAX: Final = 4096
 """Processes that are remembered of one container on one GPU: those that were told of longest ago are forgotten."""
+
+
+_NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class Evictions:
@@ -29,7 +33,7 @@ class Evictions:
         """
         told = [share for share in shares if share.evicted_s is not None]
         if not told:  # as of all of NVIDIA's
-            return self._total_s.copy()
+            return self._total_s.copy() if self._total_s else _NOTHING
         unknown = {share.gpu for share in told if not self._count(share)}
         return {gpu: total_s for gpu, total_s in self._total_s.items() if gpu not in unknown}
 

@@ -258,11 +258,11 @@ def _use(
     uuids = asked.uuids if assigned is asked.gpus else tuple(gpu.uuid for gpu in assigned)
     # Else each GPU that it was on is here, and is its own.
     before = had if had != uuids else ()
-    not_here = [uuid for uuid in before if uuid not in readings.by_name]
+    not_here = [uuid for uuid in before if uuid not in readings.by_name] if before else []
     gone = [uuid for uuid in not_here if uuid in readings.dropped] if not_here else []
     missing = tuple(dict.fromkeys([*asked.missing, *gone])) if gone else asked.missing
     unread = _unread(before, assigned, pids, readings) if before else {}
-    uuids = (*uuids, *unread)
+    uuids = (*uuids, *unread) if unread else uuids
     shares, reasons = ((), []) if pids is None else _parts(assigned, pids, thresholds, wanted)
     elsewhere = _elsewhere(pids, readings) if ALL in wanted and container.kind in OUTSIDE else None
     if missing:
@@ -629,7 +629,8 @@ class ContainerHistory:
         `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have. `frozen_s` is when
         the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
         """
-        self._pause(frozen_s)
+        if frozen_s is not None or self._frozen_s is not None:
+            self._pause(frozen_s)
         if gpu.gpus and gpu.gpus != self.gpus:  # else the very same stay, by which `use` knows them
             self.gpus = gpu.gpus
         if not self.there.issuperset(gpu.there):
@@ -1154,17 +1155,19 @@ def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None, f
     if gpu.processes is None:
         return None, None, None
     ratio: float | None = 0.0
-    busiest = 0.0
+    beyond = 0.0
     size: int | None = 0
     by_pid = gpu.by_pid
     for pid in pids:
         for _, used, held, _, most in by_pid.get(pid, ()):
             ratio = None if ratio is None or used is None else ratio + used
-            busiest += (most if most is not None else used) or 0.0
+            if most is not None:
+                beyond += most - (used or 0.0)
             size = None if size is None or held is None else size + held
     if ratio is None:
         return None, size, None
-    return round(ratio, RATIO_DIGITS), size, min(1.0, round(busiest, RATIO_DIGITS))
+    ratio = round(ratio, RATIO_DIGITS)
+    return ratio, size, min(1.0, round(ratio + beyond, RATIO_DIGITS) if beyond else ratio)
 
 
 def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:

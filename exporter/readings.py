@@ -175,8 +175,8 @@ class Gpu:
     @cached_property
     def listed_ratio(self) -> float | None:
         """What the processes on its list do of it, together; `None` where that is unknown of any of them."""
-        known = [process.utilization_ratio for process in self.processes or ()]
-        return None if self.processes is None or None in known else sum(ratio or 0.0 for ratio in known)
+        known = [process[1] for process in self.processes or ()]
+        return None if self.processes is None or None in known else float(sum(filter(None, known)))
 
     @cached_property
     def unattributed_ratio(self) -> float | None:
@@ -197,8 +197,9 @@ class Gpu:
         """
         if (beyond := self.unattributed_ratio) is None:
             return None
-        others = ((each.busiest_ratio, each.utilization_ratio or 0.0) for each in self.processes or ())
-        return round(beyond - sum(most - own for most, own in others if most is not None), RATIO_DIGITS)
+        more = [each for each in self.processes or () if each[4] is not None]  # of hundreds each second mostly nobody
+        others = ((each.busiest_ratio or 0.0) - (each.utilization_ratio or 0.0) for each in more)
+        return round(beyond - sum(others), RATIO_DIGITS) if more else beyond
 
     @cached_property
     def listed_bytes(self) -> int | None:

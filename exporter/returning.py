@@ -87,11 +87,11 @@ class _Card:
         self, used_bytes: int, held: Mapping[int, int | None], *, now_s: float, until_s: float, after_gap: bool
     ) -> int | None:
         """What is due by this look; `None` is unknown."""
-        gone = [size for pid, size in self.held.items() if pid not in held]
+        gone = [self.held[pid] for pid in self.held.keys() - held.keys()]
         self.at_s, self.held = now_s, held
-        sizes = [size for size in held.values() if size is not None]
+        sizes = [*filter(None, held.values())]
         rest_bytes = used_bytes - sum(sizes)
-        all_told = len(sizes) == len(held)
+        all_told = None not in held.values()
         before_bytes, self.rest_bytes = self.rest_bytes, rest_bytes if all_told else None
         if None in gone or (after_gap and (before_bytes is None or not all_told)):
             self.unknown_until_s, self.why = until_s, NOT_MEASURED
@@ -136,9 +136,12 @@ class _Card:
 
 def _held(gpu: Gpu, ended: AbstractSet[int]) -> dict[int, int | None]:
     """What each process on its list holds that has not ended; `None` is unknown."""
-    found: dict[int, int | None] = {}
-    for pid, _, size, *_ in gpu.processes or ():
-        if pid not in ended and pid not in gpu.recycled:
-            before = found.get(pid, 0)
-            found[pid] = None if before is None or size is None else before + size
+    gone = ended | set(gpu.recycled) if gpu.recycled else ended
+    listed = [(process[0], process[2]) for process in gpu.processes or () if process[0] not in gone]
+    found = dict(listed)
+    if len(found) == len(listed):
+        return found
+    for pid in found:  # one of them is there twice
+        sizes = [size for each, size in listed if each == pid]
+        found[pid] = None if None in sizes else sum(size or 0 for size in sizes)
     return found

@@ -214,12 +214,11 @@ class Sampler:
         }
         self._rested = {each: rested for each, rested in self._rested.items() if each in running}
         self._places.keep(running)
-        self._attributed = set()
         self._told_apart = set()
         sharing = _sharing(found_workers)
         # All of them before any is charged: what a driver lists may be of a process that has ended.
         looks = {each: self._places.look(container) for each, container in running.items()}
-        found_gpus = self._recycled.mark(found_gpus, {each: pids for each, (pids, _) in looks.items()})
+        found_gpus = self._recycled.mark(found_gpus, self._placed(looks))
         looked = [
             self._look_at(container, looks[each], found_gpus, now, sharing.get(container.id, ()))
             for each, container in running.items()
@@ -395,9 +394,8 @@ class Sampler:
             for each in (() if found is None else found.workers)
             if each.pid is not None and each.container_id is not None and each.container_id not in listed
         }
-        for gpu in () if gpus is None else gpus.gpus:
-            # Whom the last look has placed is looked for no more: the others are few.
-            pids.update(each.pid for each in gpu.processes or () if each.pid not in self._attributed)
+        if gpus is not None:  # whom the last look has placed is looked for no more: the others are few
+            pids |= gpus.by_pid.keys() - self._attributed
         unlisted = self._unlisted.find(pids, listings)
         if self._unlisted.met and self._met is not None:
             self._met(self._unlisted.met)
@@ -443,6 +441,13 @@ class Sampler:
         for key in [key for key in self._unknown if key[0] not in names]:
             del self._unknown[key]
 
+    def _placed(self, looks: Mapping[str, tuple[frozenset[int] | None, RamUse]]) -> dict[str, frozenset[int] | None]:
+        """Note who is in a container, and whether that is known of all; returns who is in each, by incarnation."""
+        within = {each: pids for each, (pids, _) in looks.items()}
+        self._attributed = set().union(*filter(None, within.values()))
+        self._all_placed = self._all_placed and None not in within.values()
+        return within
+
     def _look_at(
         self,
         container: Container,
@@ -456,8 +461,6 @@ class Sampler:
         Unlike the container's, nothing of theirs is known while it is not known which processes there are.
         """
         pids, ram = look
-        self._attributed.update(pids or ())
-        self._all_placed = self._all_placed and pids is not None
         history = self._histories.get(container.incarnation)
         if history is None:
             history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
@@ -466,7 +469,7 @@ class Sampler:
         wanted = (
             pids is None
             or history.wants_work(use, now_s=now_s)
-            or any(each.history.wants_work(each.use, now_s=now_s) for each in members)
+            or (bool(members) and any(each.history.wants_work(each.use, now_s=now_s) for each in members))
         )
         work = self._work_of(container, pids, now_s) if wanted else evidence.AS_IT_WAS
         frozen_s = self._places.frozen_s(container) if container.paused else None
@@ -528,8 +531,8 @@ class Sampler:
 
     def _ended(self, gpus: GpuReadings | None) -> frozenset[int]:
         """Of the processes on the GPUs' lists those that have ended; whoever is in a container has not."""
-        listed = {pid for gpu in (() if gpus is None else gpus.gpus) for pid in gpu.by_pid}
-        return frozenset(pid for pid in listed - self._attributed if processes.has_ended(pid))
+        listed = frozenset[int]() if gpus is None else gpus.by_pid.keys() - self._attributed
+        return frozenset(pid for pid in listed if processes.has_ended(pid))
 
     def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
         """What a container's processes have done; as it was read before where none of them has run since.

@@ -87,7 +87,7 @@ class Places:
             return None
         try:
             if pids := kept.group.processes():
-                return pids, _ram(kept.memory)
+                return pids, kept.ram()
         except OSError:  # it is gone, and another may be in its place
             pass
         del self._kept[incarnation]
@@ -148,20 +148,38 @@ class Places:
         self._first = {each: first for each, first in self._first.items() if each in incarnations}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Kept:
     """The files of one container, open; no `memory` and no `cpu` where nothing accounts for it."""
 
     group: cgroup.Group
     memory: cgroup.MemoryFiles | None
     cpu: cgroup.File | None
+    _told: tuple[cgroup.Memory, RamUse] | None = None
+
+    def ram(self) -> RamUse:
+        """What its memory is now; of files that say the same as before it is the very same.
+
+        Raises:
+            OSError: the cgroup is gone.
+            ValueError: its files hold something else than numbers.
+        """
+        if self.memory is None:
+            return _ram(None)
+        memory = self.memory.read()
+        if self._told is None or self._told[0] is not memory:
+            self._told = memory, _use(memory)
+        return self._told[1]
 
 
 def _ram(files: cgroup.MemoryFiles | None) -> RamUse:
     if files is None:
         because = "no memory controller accounts for the container"
         return RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
-    memory = files.read()
+    return _use(files.read())
+
+
+def _use(memory: cgroup.Memory) -> RamUse:
     return RamUse(
         usage_bytes=memory.usage_bytes,
         anon_bytes=memory.anon_bytes,

@@ -1,6 +1,7 @@
 """What a process that asks a GPU's driver tells the exporter: one JSON object a line, each of one key. Pure.
 
-    {"gpus": {…}}      the answer to a look: `GpuReadings`, field by field; a process is an array of its fields
+    {"gpus": {…}}      the answer to a look: `GpuReadings`, field by field; the processes of a GPU are an array for each
+                       of their fields, with a figure of each process; `null` is a field that none of them has
     {"failed": {…}}    the answer to a look that failed: `because`; `over` where this process can do no better; `anew`
                        where the driver is loaded anew before there can be another answer, or was
     {"xid": {…}}       unasked: NVIDIA's driver has reported an error `code` of a `gpu`
@@ -117,7 +118,26 @@ def line(told: Told) -> bytes:
 
 def _by_field(part: Any) -> dict[str, Any]:
     """What is told of it: its fields, and not what has been worked out of them meanwhile and is kept beside them."""
-    return {name: getattr(part, name) for name in part.__dataclass_fields__}
+    found = {name: getattr(part, name) for name in part.__dataclass_fields__}
+    if isinstance(part, Gpu):
+        found["processes"] = _columns(part.processes)
+    return found
+
+
+def _columns(processes: tuple[GpuProcess, ...] | None) -> list[tuple[Any, ...] | None] | None:
+    """A list of hundreds of processes has a few arrays so, instead of hundreds: at each look all of it is told."""
+    if processes is None:
+        return None
+    columns = zip(*processes, strict=True)
+    return [None if each.count(None) == len(processes) else each for each in columns]
+
+
+def _processes(columns: list[Any] | None) -> tuple[GpuProcess, ...] | None:
+    if not columns:
+        return None if columns is None else ()
+    pids, *figures = columns
+    none = (None,) * len(pids)
+    return tuple(map(GpuProcess._make, zip(pids, *(none if each is None else each for each in figures), strict=True)))
 
 
 def parse(text: bytes) -> Told:
@@ -143,7 +163,7 @@ def parse(text: bytes) -> Told:
 
 def _gpu(
     *,
-    processes: list[list[Any]] | None,
+    processes: list[Any] | None,
     figures: dict[str, Any],
     mig: dict[str, Any] | None,
     also: list[str],
@@ -155,6 +175,6 @@ def _gpu(
         also=tuple(also),
         recycled=tuple(recycled),
         mig=None if mig is None else MigInstance(**mig),
-        processes=None if processes is None else tuple(map(GpuProcess._make, processes)),
+        processes=_processes(processes),
         figures=GpuFigures(**figures),
     )

@@ -73,16 +73,10 @@ def merged(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
 
 def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cursor: Cursor) -> tuple[GpuProcess, ...]:
     """Each listed process with its figures; `samples` is `None` where the driver told none for a reason of its own."""
-    new: dict[int, list[Sample]] = {}
-    for each in samples or ():
-        if _is_new(each, cursor):
-            new.setdefault(each.pid, []).append(each)
-    return tuple(
-        [
-            _process(entry, None if samples is None else _ratios(entry, new.get(pid), cursor))
-            for pid, entry in listed.items()
-        ]
-    )
+    if samples is None:
+        return tuple([GpuProcess(pid, None, entry.memory_bytes) for pid, entry in listed.items()])
+    done = _done(samples, cursor.seen_us or 0)
+    return tuple([_process(entry, pid in done, done.get(pid), cursor) for pid, entry in listed.items()])
 
 
 def read_on(
@@ -95,39 +89,42 @@ def read_on(
             return Cursor()
         return Cursor(seen_us=cursor.seen_us or 0, silent_looks=silent_looks)
     # Only what is trusted moves on: a made-up timestamp would hide all that comes before it.
-    trusted = (each.timestamp_us for each in samples if each.pid in listed and _is_new(each, cursor) and _is_real(each))
+    seen_us = cursor.seen_us or 0
+    trusted = [
+        each.timestamp_us
+        for each in samples
+        if each.timestamp_us > seen_us and each.sm_percent <= PERCENT_MAX and each.pid in listed
+    ]
     return Cursor(seen_us=max(trusted, default=cursor.seen_us))
 
 
-def _process(entry: Listed, ratios: tuple[float, float] | None) -> GpuProcess:
-    if ratios is None:
+def _done(samples: Sequence[Sample], seen_us: int) -> dict[int, tuple[int, int] | None]:
+    """By pid, the greatest share of the multiprocessors' time and of any engine's, percent, of the new samples.
+
+    `None` for who has none but such as no GPU can have given. A process that only copies, encodes or decodes runs no
+    kernel, and works; of an engine that a GPU lacks it tells what is no share. A full host has hundreds each second.
+    """
+    found: dict[int, tuple[int, int] | None] = {}
+    for pid, timestamp_us, own, memory, encoder, decoder in samples:
+        if timestamp_us <= seen_us:
+            continue
+        if own > PERCENT_MAX:
+            found.setdefault(pid, None)
+            continue
+        busiest = own
+        for percent in (memory, encoder, decoder):
+            if busiest < percent <= PERCENT_MAX:
+                busiest = percent
+        before = found.get(pid)
+        found[pid] = (own, busiest) if before is None else (max(own, before[0]), max(busiest, before[1]))
+    return found
+
+
+def _process(entry: Listed, sampled: bool, done: tuple[int, int] | None, cursor: Cursor) -> GpuProcess:
+    if not sampled:
+        return GpuProcess(entry.pid, None if entry.mps else 0.0, entry.memory_bytes)
+    if done is None or cursor.seen_us is None:
         return GpuProcess(entry.pid, None, entry.memory_bytes)
-    own, busiest = ratios
-    return GpuProcess(entry.pid, own, entry.memory_bytes, busiest_ratio=busiest if busiest > own else None)
-
-
-def _ratios(entry: Listed, own: Sequence[Sample] | None, cursor: Cursor) -> tuple[float, float] | None:
-    """Its share of the multiprocessors' time, and the greatest of any engine's."""
-    if not own:
-        return None if entry.mps else (0.0, 0.0)
-    real = [each for each in own if _is_real(each)]
-    if not real or cursor.seen_us is None:
-        return None
-    return (
-        max(each.sm_percent for each in real) / PERCENT_MAX,
-        max(_busiest_percent(each) for each in real) / PERCENT_MAX,
-    )
-
-
-def _is_new(sample: Sample, cursor: Cursor) -> bool:
-    return sample.timestamp_us > (cursor.seen_us or 0)
-
-
-def _is_real(sample: Sample) -> bool:
-    return sample.sm_percent <= PERCENT_MAX
-
-
-def _busiest_percent(sample: Sample) -> int:
-    """A process that only copies, encodes or decodes runs no kernel, and works. A GPU that lacks an engine says so."""
-    engines = (sample.memory_percent, sample.encoder_percent, sample.decoder_percent)
-    return max(sample.sm_percent, *(percent for percent in engines if percent <= PERCENT_MAX))
+    own, busiest = done
+    beyond = busiest / PERCENT_MAX if busiest > own else None
+    return GpuProcess(entry.pid, own / PERCENT_MAX, entry.memory_bytes, None, beyond)

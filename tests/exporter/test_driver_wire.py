@@ -1,5 +1,8 @@
 """Lines between a process that asks a driver and the exporter."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
@@ -70,9 +73,20 @@ def test_what_is_told_arrives_as_it_was_in_one_line(told: Told) -> None:
     assert line.index(b"\n") == len(line) - 1
 
 
+def test_of_a_field_that_no_process_has_a_line_says_nothing_of_each() -> None:
+    processes = [(7, None, 40 * GIB, None, None), (8, None, GIB, None, None)]
+    gpu = replace(WHOLE.gpus[0], processes=tuple(map(GpuProcess._make, processes)))
+
+    line = driver_wire.line(replace(WHOLE, gpus=(gpu,)))
+
+    assert json.loads(line)["gpus"]["gpus"][0]["processes"] == [[7, 8], None, [40 * GIB, GIB], None, None]
+    assert driver_wire.parse(line) == replace(WHOLE, gpus=(gpu,))
+
+
 @pytest.mark.parametrize(
     "line", [b"", b"NVRM: hello", b"[]", b"{}", b'{"gpus":{}}', b'{"gpus":{"source":"nvml","gpus":[{}]}}', b'{"a":1}',
-             b'{"failed":{"why":"so"}}', driver_wire.line(WHOLE)[:-9]]
+             b'{"failed":{"why":"so"}}', driver_wire.line(WHOLE)[:-9],
+             *(driver_wire.line(WHOLE).replace(b"[[7],", each) for each in (b"[null,", b"[[7,8],", b"[[7],null,"))]
 )  # fmt: skip
 def test_what_is_no_such_line_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match="no line of the process that asks the driver"):

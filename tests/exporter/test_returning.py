@@ -125,6 +125,14 @@ def test_one_that_is_on_two_lists_of_a_driver_holds_both() -> None:
     assert settled(holding(1000, (1, 700), (1, 100))).at(holding(1000)) == 800
 
 
+def test_of_one_that_is_on_two_lists_and_tells_one_size_alone_what_left_is_unknown() -> None:
+    both, told = settled(holding(8, (1, 3), (1, 2))), settled(holding(8, (1, 3), (1, 2)))
+    both.at(holding(8, (1, 3), (1, None)))
+
+    assert both.at(holding(8)) is None
+    assert told.at(holding(8)) == 5
+
+
 def test_it_is_unknown_for_as_long_as_the_bound_after_the_first_look_and_after_a_gap_as_long() -> None:
     looks = settled(TWO)
 
