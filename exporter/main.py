@@ -26,7 +26,8 @@ from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
 from exporter.sources import drm, kubelet, nvidia_host, nvml_library, simulated
-from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.driver_parent import Apart
+from exporter.sources.driver_process import Driver
 from exporter.sources.engines import Engines, Sought
 from exporter.sources.listener import Listener
 from exporter.sources.pods import LOGS, Api, Pods

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from exporter.sources import clients, drm
-from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.driver_parent import Apart
+from exporter.sources.driver_process import Driver
 from exporter.sources.driver_wire import PROCESSES_MAX, TOO_MANY, DriverError
 from exporter.sources.drm import AMD, INTEL, DrmGpus
 from tests.exporter import gpu_tree
