@@ -269,6 +269,9 @@ def _drm_source(settings: Settings) -> _GpuSource:
         return _GpuSource(read=None, tell=lambda: None)
     tell = partial(log.info, "GPUs are read from the kernel", drivers=sorted(found))
     driver = Apart(
-        Driver(who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers))), answer_s=settings.kernel_answer_s
+        Driver(
+            who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers)), says_where=True, gpu=drm.GPU_OF_NUMBER
+        ),
+        answer_s=settings.kernel_answer_s,
     )
     return _GpuSource(read=driver.read, tell=tell, driver=driver)

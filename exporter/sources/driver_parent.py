@@ -231,7 +231,7 @@ class Apart:
         self._killed += 1
         self._in_time = False
         index = child.asks_about()
-        about = "" if index is None else f" about GPU {index}"
+        about = "" if index is None else f" about {self._driver.gpu.format(index)}"
         left_out = "" if index is None else ", and that GPU is left out until it answers a process of its own"
         error = self._ended(
             child,
@@ -246,7 +246,7 @@ class Apart:
         """Have the others asked about at once: what hung is known, and each GPU can do so only once in a while."""
         hung = self._hung.get(index) or _Hung(uuid=f"{UNIDENTIFIED}{index}", name="")
         for gpu in () if self._told is None else self._told.gpus:
-            if gpu.index == index and gpu.mig is None:
+            if gpu.place == index and gpu.mig is None:
                 hung.uuid, hung.name = gpu.uuid, gpu.name
         self._hung[index] = hung
         hung.hangs(child)
@@ -297,15 +297,15 @@ class Apart:
 
         One that is well again is left out still by the answers that were asked for before.
         """
-        names = {f"{UNIDENTIFIED}{index}": hung for index, hung in self._hung.items()}
-        if not any(gpu.uuid in names for gpu in told.gpus):
+        names = {name: hung for index, hung in self._hung.items() for name in (f"{UNIDENTIFIED}{index}", hung.uuid)}
+        if not any(gpu.hangs and gpu.uuid in names for gpu in told.gpus):
             return told
         listed = {gpu.uuid for gpu in told.gpus}
         return replace(
             told,
             gpus=tuple(
                 replace(gpu, uuid=names[gpu.uuid].uuid, name=names[gpu.uuid].name)
-                if gpu.hangs and gpu.uuid in names and names[gpu.uuid].uuid not in listed
+                if gpu.hangs and gpu.uuid in names and names[gpu.uuid].uuid not in listed - {gpu.uuid}
                 else gpu
                 for gpu in told.gpus
             ),

@@ -37,13 +37,14 @@ class Driver:
     """Who is asked, in words for people, and how Python is told what to run for it: before, and after, our own pid.
 
     A process that `says_where` keeps in a file which GPU it asks about (`driver_wire.PLACE`), and can leave some out.
-    After our pid it is told the number of that open file.
+    After our pid it is told the number of that open file. `gpu` is what people call the GPU of a number.
     """
 
     who: str
     program: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     says_where: bool = False
+    gpu: str = "GPU {}"
 
 
 class Ended:

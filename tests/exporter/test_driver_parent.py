@@ -19,8 +19,8 @@ from exporter.readings import GpuFigures, GpuReadings
 from exporter.sources import driver_parent, driver_process, driver_wire, nvml_library
 from exporter.sources.driver_parent import Apart, hung_for_s, restart_after_s
 from exporter.sources.driver_process import AGE_MAX_S
-from exporter.sources.driver_wire import DriverError, Question, Xid
-from exporter.sources.nvml import HUNG, NvmlGpus
+from exporter.sources.driver_wire import HUNG, DriverError, Question, Xid
+from exporter.sources.nvml import NvmlGpus
 from tests.exporter import builders as build
 from tests.exporter.apart import Start, answered, asking, refused, starting
 from tests.nvml.driver import Card, Driver, Sample

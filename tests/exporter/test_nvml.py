@@ -7,8 +7,8 @@ import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import nvml_calls, nvml_figures
-from exporter.sources.driver_wire import DriverError, Question
-from exporter.sources.nvml import HUNG, NvmlGpus
+from exporter.sources.driver_wire import HUNG, DriverError, Question
+from exporter.sources.nvml import NvmlGpus
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
 
 pytestmark = pytest.mark.needs_compiler
