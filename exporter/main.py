@@ -27,7 +27,8 @@ from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
 from exporter.settings import Settings
 from exporter.sources import drm, kubelet, nvidia_host, nvml_library, simulated
-from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.driver_parent import Apart
+from exporter.sources.driver_process import Driver
 from exporter.sources.engines import Engines, Sought
 from exporter.sources.listener import Listener
 from exporter.sources.pods import LOGS, Api, Pods
@@ -272,6 +273,9 @@ def _drm_source(settings: Settings) -> _GpuSource:
         return _GpuSource(read=None, tell=lambda: None)
     tell = partial(log.info, "GPUs are read from the kernel", drivers=sorted(found))
     driver = Apart(
-        Driver(who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers))), answer_s=settings.kernel_answer_s
+        Driver(
+            who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers)), says_where=True, gpu=drm.GPU_OF_NUMBER
+        ),
+        answer_s=settings.kernel_answer_s,
     )
     return _GpuSource(read=driver.read, tell=tell, driver=driver)

@@ -147,6 +147,11 @@ class Gpu:
         """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
 
+    @property
+    def place(self) -> int:
+        """By which number its driver is asked about it: its index, or the minor number of its render node."""
+        return self.index if self.node is None else int(self.node.removeprefix("renderD"))
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""

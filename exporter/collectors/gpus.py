@@ -256,10 +256,10 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
     )
     yield counter(
         "gpuwarden_gpu_pcie_errors",
-        "Errors on the GPU's PCI Express link, by kind; an error may be of several kinds.",
+        "Errors on the GPU's PCI Express link, by kind: how bad each was.",
         (*_GPU, "kind"),
         (((gpu.uuid, kind), float(count)) for gpu in gpus for kind, count in (gpu.figures.pcie_errors or {}).items()),
-        source="NVML `nvmlDeviceGetFieldValues`, `NVML_FI_DEV_PCIE_COUNT_*` and such",
+        source="NVML `nvmlDeviceGetFieldValues`, `NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS` and such",
     )
 
 

@@ -18,11 +18,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from exporter.sources import fdinfo
+from exporter.sources.driver_wire import Question
 from exporter.sources.fdinfo import Client, Meter
-from exporter.sources.kfd import content
+from exporter.sources.kfd import Asks, content
 
 PROC: Final = Path("/proc")
 RELIST_LOOKS: Final = 5
@@ -66,10 +68,12 @@ _Key = tuple[str, int]
 
 
 class Clients:
-    """Follows every client of every GPU of the DRM; one thread at a time."""
+    """Follows every client of every GPU of the DRM; one thread at a time. `asks` as of `kfd.Kfd`."""
 
-    def __init__(self, *, proc: Path = PROC) -> None:
+    def __init__(self, *, proc: Path = PROC, asks: Asks = lambda _: None) -> None:
         self._proc = proc
+        self._asks = asks
+        self._left_out: set[str] = set()
         self._looks = 0
         self._looked_s: float | None = None
         self._files: dict[int, dict[str, str]] = {}
@@ -79,8 +83,21 @@ class Clients:
         self._meters: dict[_Key, Meter] = {}
         self._owners: dict[_Key, int] = {}
 
-    def look(self, now_s: float, *, asleep: frozenset[str] = frozenset()) -> Holders:
-        """Read every client. `asleep` are GPUs, by their node's name, that asking would wake: they did nothing.
+    def look(
+        self,
+        now_s: float,
+        *,
+        asleep: frozenset[str] = frozenset(),
+        places: Mapping[str, int] = MappingProxyType({}),
+        question: Question | None = None,
+    ) -> Holders:
+        """Read every client of the GPUs that are asked about; those of others are in no answer.
+
+        Args:
+            now_s: the time, monotonic seconds.
+            asleep: GPUs, by their node's name, that asking would wake: they did nothing.
+            places: the number of each GPU by the names of its nodes.
+            question: which are asked about, by these numbers.
 
         Raises:
             OSError: processes cannot be listed.
@@ -91,8 +108,15 @@ class Clients:
         said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
         found: dict[str, dict[int, Held]] = {}
         late: set[int] = set()
+        question = question or Question()
+        asked = {node: place for node, place in places.items() if question.is_about(place)}
+        unasked, back = set[str](), set[str]()
         until_s = time.monotonic() + LOOK_S
         for pid, number, node in self._each():
+            place = asked.get(node)
+            if place is None and (node in places or question.only is not None):
+                unasked.add(node)
+                continue
             if node in asleep:
                 found.setdefault(node, {})[pid] = Held(local_bytes=None)
                 continue
@@ -100,20 +124,15 @@ class Clients:
                 late.add(pid)
                 found.setdefault(node, {})[pid] = Held(shares=None, local_bytes=None)
                 continue
-            try:
-                text = content(f"{self._proc}/{pid}/fdinfo/{number}")
-                before, client = self._said.get((pid, number), (b"", None))
-                if text != before:
-                    client = fdinfo.parse(text.decode("utf-8", "replace"))
-                if client is None and self._node(pid, number) is None:
-                    continue  # another file has that number by now
-            except (FileNotFoundError, ProcessLookupError):  # closed, or gone with its process
+            self._asks(place)
+            read = self._read(pid, number)
+            if read is None:
                 continue
-            except OSError:
-                self._unlisted.add(pid)
-                continue
-            said[pid, number] = text, client
+            said[pid, number] = read
+            client = read[1]
             gpu = node if client is None or client.pci is None else client.pci
+            if node in self._left_out:
+                back.add(gpu)
             held = found.setdefault(gpu, {}).setdefault(pid, Held())
             if client is None:
                 held.shares, held.local_bytes = None, None
@@ -121,10 +140,28 @@ class Clients:
             key = gpu, client.number
             told[key] = client
             holders.setdefault(key, []).append(pid)
+        self._asks(None)
         self._said = said
-        self._count(found, told, holders, now_s, late)
+        self._left_out = unasked
+        self._count(found, told, holders, now_s, late, back)
         self._looked_s = now_s
         return Holders(by_gpu=found, unlisted=frozenset(self._unlisted | late))
+
+    def _read(self, pid: int, number: str) -> tuple[bytes, Client | None] | None:
+        """What a file says, and whom that tells of; `None` where it is none of a GPU any more, or cannot be read."""
+        try:
+            text = content(f"{self._proc}/{pid}/fdinfo/{number}")
+            before, client = self._said.get((pid, number), (b"", None))
+            if text != before:
+                client = fdinfo.parse(text.decode("utf-8", "replace"))
+            if client is None and self._node(pid, number) is None:
+                return None  # another file has that number by now
+        except (FileNotFoundError, ProcessLookupError):  # closed, or gone with its process
+            return None
+        except OSError:
+            self._unlisted.add(pid)
+            return None
+        return text, client
 
     def _each(self) -> Iterator[tuple[int, str, str]]:
         """Every file that is a GPU: the process, the file's number there, and its node."""
@@ -137,10 +174,12 @@ class Clients:
         holders: dict[_Key, list[int]],
         now_s: float,
         late: set[int],
+        back: set[str],
     ) -> None:
         """Each client once: for the process that held it first, and of several at once the one with the lowest pid.
 
-        What is known of those who were too `late` for this look stays as it is, for the next one.
+        What is known of those who were too `late` for this look stays as it is, for the next one. GPUs that are `back`
+        were left out by the one before: when their clients did what they did nobody saw.
         """
         owners = {key: pid for key, pid in self._owners.items() if pid in late}
         meters = {key: meter for key, meter in self._meters.items() if key in owners}
@@ -154,7 +193,8 @@ class Clients:
                 held.shares = None
                 continue
             before = self._meters.get(key)
-            shares = fdinfo.busy(before, client.engines, now_s=now_s, looked_s=self._looked_s)
+            looked_s = None if key[0] in back else self._looked_s
+            shares = fdinfo.busy(before, client.engines, now_s=now_s, looked_s=looked_s)
             meters[key] = fdinfo.read_on(before, client.engines, now_s=now_s)
             if shares is None:
                 held.shares = None

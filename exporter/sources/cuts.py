@@ -22,7 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from exporter.sources.kfd import Topology, content
+from exporter.readings import NODE
+from exporter.sources.driver_wire import Question
+from exporter.sources.kfd import Asks, Topology, content
 
 XCP: Final = re.compile(r"amdgpu_xcp[._][0-9]+")
 """The name of a partition's device; with a dot on the first kernels that had any."""
@@ -57,32 +59,40 @@ def is_partitioned(address: str, cuts: Mapping[str, str | None]) -> bool:
 
 
 class Cuts:
-    """Looks at the GPUs of these drivers."""
+    """Looks at the GPUs of these drivers; `asks` as of `kfd.Kfd`."""
 
-    def __init__(self, drivers: frozenset[str], *, sys: Path) -> None:
+    def __init__(self, drivers: frozenset[str], *, sys: Path, asks: Asks = lambda _: None) -> None:
         self._drivers = drivers
+        self._asks = asks
         self._folders = [sys / "bus/pci/drivers" / driver for driver in sorted(drivers)]
 
-    def look(self) -> Mapping[str, str | None]:
-        """How each is cut, in words, by what tells it; `None` where that cannot be told just now.
+    def look(self, question: Question | None = None) -> Mapping[str, str | None]:
+        """How each is cut, in words, by what tells it; `None` where that cannot be told just now, or is not asked.
 
         That is its mode, or the addresses of its virtual functions, less those that another driver has, such as one
         that gives them to virtual machines. A GPU that is not there, or does not answer, is not in it.
         """
+        asked = question or Question()
         found: dict[str, str | None] = {}
         for folder in self._folders:
             for name in _names(folder):
                 card = folder / name
-                told = {
-                    **({_PARTITION: _mode(card)} if (card / _PARTITION).exists() else {}),
-                    **({_FUNCTIONS: self._functions(card)} if (card / "sriov_totalvfs").exists() else {}),
-                }
-                if not told:
-                    continue
-                answers = None if _is_asleep(card) else _answers(card)
-                if answers is not False:
-                    found.update((f"{name}/{what}", cut if answers else None) for what, cut in told.items())
+                place = _place(card)
+                if asked.is_about(place):
+                    self._asks(place)
+                    told = self._told(card)
+                    self._asks(None)
+                else:
+                    told = dict.fromkeys(_kinds(card))
+                found.update((f"{name}/{what}", cut) for what, cut in told.items())
         return found
+
+    def _told(self, card: Path) -> Mapping[str, str | None]:
+        told = {what: _mode(card) if what == _PARTITION else self._functions(card) for what in _kinds(card)}
+        answers = (None if _is_asleep(card) else _answers(card)) if told else None
+        if answers is False:
+            return {}
+        return told if answers else dict.fromkeys(told)
 
     def _functions(self, card: Path) -> str | None:
         try:
@@ -106,6 +116,21 @@ def settled(
         else None
         for by, cut in after.items()
     }
+
+
+def _kinds(card: Path) -> list[str]:
+    """In which ways it can be cut. No driver is called: the files are there, or not."""
+    files = {_PARTITION: _PARTITION, _FUNCTIONS: "sriov_totalvfs"}
+    return [what for what, file in files.items() if (card / file).exists()]
+
+
+def _place(card: Path) -> int | None:
+    """The minor number of its own render node; `None` where it has none."""
+    try:
+        names = [each.name for each in (card / "drm").iterdir() if NODE.fullmatch(each.name)]
+    except OSError:
+        return None
+    return min((int(name.removeprefix("renderD")) for name in names), default=None)
 
 
 def _names(folder: Path) -> list[str]:

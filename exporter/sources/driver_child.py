@@ -7,6 +7,7 @@ the thread that started it: then also in the middle of a call, unless the kernel
 
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -54,6 +55,17 @@ def serve(parent: int, driver: Callable[[Tell], Read]) -> int:
             if isinstance(told, Failed) and told.over:
                 return 0
     return 0
+
+
+def keeps_place(place: int) -> Callable[[int | None], None]:
+    """What keeps in an open file the number of the GPU that is asked about just now, or that none is (`PLACE`)."""
+    os.ftruncate(place, driver_wire.PLACE.size)
+    kept = mmap.mmap(place, driver_wire.PLACE.size)  # it is kept for hundreds of files a look: a call each would count
+
+    def asks(number: int | None) -> None:
+        driver_wire.PLACE.pack_into(kept, 0, 0 if number is None else number + 1)
+
+    return asks
 
 
 def _tell(answers: IO[bytes], told: Told) -> None:

@@ -8,44 +8,26 @@ many of those none is started any more, until one ends.
 
 Where the process says which GPU it asks about, the one in which it hung is left out by the next one, as hung, and is
 asked about by a process of its own, again and again, less and less often: once that has its answer the GPU is one of
-all again. So a GPU that hangs costs the others one deadline. What such a process does is in
-exporter/sources/driver_child.py.
+all again. So a GPU that hangs costs the others one deadline. Such a process is exporter/sources/driver_process.py.
 """
 
 import contextlib
-import os
 import queue
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import IO, Final, cast
+from typing import Final
 
 from exporter.readings import UNIDENTIFIED, DriverHealth, GpuReadings
-from exporter.sources import driver_wire
+from exporter.sources.driver_process import Answer, Child, Driver, Ended
 from exporter.sources.driver_wire import DriverError, Failed, Question, Xid
 
 WAIT_S: Final = 2.0
 """How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
 known of idle GPUs. But with the rest of a look it has to stay well under what counts as a gap between two looks."""
 
-AGE_MAX_S: Final = 5.0
-"""How long ago a late answer may have been asked for, seconds, to stand for a look: as long as a gap between two."""
-
-KILL_S: Final = 0.5
-"""How long a killed process may take to end, seconds, before it counts as abandoned."""
-
 ABANDONED_MAX: Final = 3
 """How many processes may hang in the driver, beyond any signal, before no other is started."""
-
-COMPLAINT_BYTES: Final = 1024
-"""How much is kept of what a process says of why it cannot start, or go on."""
-
-ENDED: Final = frozenset({0, -signal.SIGKILL, -signal.SIGTERM})
-"""How a process ends that did nothing wrong: by itself, or by somebody."""
 
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
@@ -68,42 +50,10 @@ def restart_after_s(failures: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
-    """Who is asked, in words for people, and how Python is told what to run for it: before, and after, our own pid.
-
-    A process that `says_where` keeps in a file which GPU it asks about (`driver_wire.PLACE`), and can leave some out.
-    After our pid it is told the number of that open file.
-    """
-
-    who: str
-    program: tuple[str, ...]
-    arguments: tuple[str, ...] = ()
-    says_where: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What was told, and the monotonic time at which it was asked for, seconds."""
-
-    told: "GpuReadings | Failed | _Ended"
-    asked_s: float
-
-    @property
-    def last(self) -> bool:
-        """Whether its process answers no more."""
-        return isinstance(self.told, _Ended) or (isinstance(self.told, Failed) and self.told.over)
-
-    @property
-    def stands(self) -> bool:
-        """Whether it is young enough to be told."""
-        return self.last or time.monotonic() - self.asked_s < AGE_MAX_S
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Look:
     """One look that is waited for, until a monotonic time, seconds; `late` where a question of before is still open."""
 
-    child: "_Child"
+    child: Child
     late: bool
     until_s: float
 
@@ -120,10 +70,10 @@ class _Hung:
     times: int = 0
     ask_s: float = 0.0
     well_s: float | None = None
-    child: "_Child | None" = None
-    left: "_Child | None" = None
+    child: Child | None = None
+    left: Child | None = None
 
-    def hangs(self, left: "_Child | None") -> None:
+    def hangs(self, left: Child | None) -> None:
         """It does, or does so still."""
         lately = self.well_s is None or time.monotonic() - self.well_s < HUNG_LONGEST_S
         self.times = self.times + 1 if lately else 1
@@ -144,11 +94,11 @@ class Apart:
         self._driver = driver
         self._answer_s = answer_s
         self._wait_s = wait_s
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._look: _Look | None = None
-        self._late: _Answer | None = None
+        self._late: Answer | None = None
         self._error: Exception | None = None
-        self._abandoned: list[_Child] = []
+        self._abandoned: list[Child] = []
         self._in_time = True
         self._heard: GpuReadings | None = None
         self._told: GpuReadings | None = None
@@ -183,7 +133,7 @@ class Apart:
         if answer is None:
             raise self._silent(child)
         told = answer.told
-        if isinstance(told, _Ended):
+        if isinstance(told, Ended):
             raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
         if isinstance(told, Failed):
             if told.anew:  # it may number its GPUs otherwise
@@ -211,7 +161,7 @@ class Apart:
             if child is not None:
                 child.end()
 
-    def _waited_for(self, look: _Look) -> _Answer | None:
+    def _waited_for(self, look: _Look) -> Answer | None:
         """The answer to a look, or the newest one that was late and stands for it; `None` where there is neither."""
         if self._late is not None and self._late.last:
             return self._late
@@ -245,7 +195,7 @@ class Apart:
     def _left_out(self) -> list[int]:
         return [index for index, hung in self._hung.items() if hung.well_s is None]
 
-    def _asked(self) -> "_Child":
+    def _asked(self) -> Child:
         """The process that is to be asked, a new one where there is none."""
         self._abandoned = [each for each in self._abandoned if not each.is_over(within_s=0)]
         if self._child is not None:
@@ -258,7 +208,7 @@ class Apart:
         if time.monotonic() < self._next_start_s:
             raise DriverError(self._because)
         try:
-            self._child = _Child(self._driver, self._reported)
+            self._child = Child(self._driver, self._reported)
         except (OSError, RuntimeError) as error:  # no process, or no thread more may be started
             raise self._failed(f"the process that asks {self._driver.who} cannot be started: {error}") from None
         return self._child
@@ -271,17 +221,17 @@ class Apart:
         return self._answer_s
 
     @staticmethod
-    def _silent_s(child: "_Child") -> float:
+    def _silent_s(child: Child) -> float:
         asked_s = child.asked_s
         return 0.0 if asked_s is None else time.monotonic() - asked_s
 
-    def _silent(self, child: "_Child") -> DriverError:
+    def _silent(self, child: Child) -> DriverError:
         if self._silent_s(child) < self._answer_s:
             return DriverError(f"there is no answer yet from {self._driver.who}")
         self._killed += 1
         self._in_time = False
         index = child.asks_about()
-        about = "" if index is None else f" about GPU {index}"
+        about = "" if index is None else f" about {self._driver.gpu.format(index)}"
         left_out = "" if index is None else ", and that GPU is left out until it answers a process of its own"
         error = self._ended(
             child,
@@ -292,11 +242,11 @@ class Apart:
             self._leave_out(index, child)
         return error
 
-    def _leave_out(self, index: int, child: "_Child") -> None:
+    def _leave_out(self, index: int, child: Child) -> None:
         """Have the others asked about at once: what hung is known, and each GPU can do so only once in a while."""
         hung = self._hung.get(index) or _Hung(uuid=f"{UNIDENTIFIED}{index}", name="")
         for gpu in () if self._told is None else self._told.gpus:
-            if gpu.index == index and gpu.mig is None:
+            if gpu.place == index and gpu.mig is None:
                 hung.uuid, hung.name = gpu.uuid, gpu.name
         self._hung[index] = hung
         hung.hangs(child)
@@ -312,7 +262,7 @@ class Apart:
                 self._see(hung, hung.child)
             elif hung.well_s is None and time.monotonic() >= hung.ask_s and self._may_hang(hung):
                 with contextlib.suppress(OSError, RuntimeError):  # no process, or no thread more may be started
-                    hung.child = _Child(self._driver, self._reported)
+                    hung.child = Child(self._driver, self._reported)
                     hung.child.ask(Question(only=index))
 
     def _may_hang(self, hung: _Hung) -> bool:
@@ -321,7 +271,7 @@ class Apart:
         asks = any(each.child is not None for each in self._hung.values())
         return not asks and hung.left not in self._abandoned and len(self._abandoned) < ABANDONED_MAX
 
-    def _see(self, hung: _Hung, child: "_Child") -> None:
+    def _see(self, hung: _Hung, child: Child) -> None:
         answer = child.newest()
         if answer is None and self._silent_s(child) < self._answer_s:
             return
@@ -347,21 +297,21 @@ class Apart:
 
         One that is well again is left out still by the answers that were asked for before.
         """
-        names = {f"{UNIDENTIFIED}{index}": hung for index, hung in self._hung.items()}
-        if not any(gpu.uuid in names for gpu in told.gpus):
+        names = {name: hung for index, hung in self._hung.items() for name in (f"{UNIDENTIFIED}{index}", hung.uuid)}
+        if not any(gpu.hangs and gpu.uuid in names for gpu in told.gpus):
             return told
         listed = {gpu.uuid for gpu in told.gpus}
         return replace(
             told,
             gpus=tuple(
                 replace(gpu, uuid=names[gpu.uuid].uuid, name=names[gpu.uuid].name)
-                if gpu.hangs and gpu.uuid in names and names[gpu.uuid].uuid not in listed
+                if gpu.hangs and gpu.uuid in names and names[gpu.uuid].uuid not in listed - {gpu.uuid}
                 else gpu
                 for gpu in told.gpus
             ),
         )
 
-    def _ended(self, child: "_Child", because: str) -> DriverError:
+    def _ended(self, child: Child, because: str) -> DriverError:
         self._child = self._late = None
         if not child.end():
             self._abandoned.append(child)
@@ -372,157 +322,3 @@ class Apart:
         self._because = because
         self._next_start_s = time.monotonic() + restart_after_s(self._failures)
         return DriverError(because)
-
-
-class _Ended:
-    """Nothing more comes from a process; `how` it ended, as far as it did."""
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-
-class _Child:
-    """One process that asks a driver, a thread that reads what it tells, and one for its complaints.
-
-    `asked_s` is when the question that is open was asked, monotonic, seconds. Where a look has `missed` the answer
-    to it the next is asked as soon as it comes: else a driver that is slow would be known now and then only.
-    """
-
-    def __init__(self, driver: Driver, reported: "queue.SimpleQueue[Xid]") -> None:
-        self.asked_s: float | None = None
-        self.missed = False
-        self._question = Question()
-        self._asking = threading.Lock()
-        self._reported = reported
-        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        self._place = os.fdopen(os.memfd_create("place"), "rb", buffering=0)
-        place = self._place.fileno()
-        where = ((str(place),), (place,)) if driver.says_where else ((), ())
-        command = [sys.executable, "-P", *driver.program, str(os.getpid()), *where[0], *driver.arguments]
-        # It may outlive us, where it hangs: it holds nothing of ours then, such as a log that is read to its end.
-        try:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-                pass_fds=where[1],
-            )  # fmt: skip
-        except OSError:
-            self._place.close()
-            raise
-        self._complaint = b""
-        self._works = False
-        self._questions = cast("IO[bytes]", self.process.stdin)
-        answers, complaints = cast("IO[bytes]", self.process.stdout), cast("IO[bytes]", self.process.stderr)
-        self._complaints = threading.Thread(target=self._note, args=(complaints,), name="driver-stderr", daemon=True)
-        listening = threading.Thread(target=self._listen, args=(answers,), name="driver", daemon=True)
-        try:
-            self._complaints.start()
-            listening.start()
-        except RuntimeError:  # no thread more may be started, and nobody else knows of the process
-            self.end()
-            answers.close()
-            if self._complaints.ident is None:
-                complaints.close()
-            raise
-
-    def ask(self, question: Question) -> None:
-        """Ask for a look; one at a time."""
-        with self._asking:
-            self._question = question
-            self._ask()
-
-    def asks_next(self, question: Question) -> None:
-        """What is asked instead of the same, where a look has missed the answer to the question that is open."""
-        with self._asking:
-            self._question = question
-
-    def _ask(self) -> None:
-        self.asked_s = time.monotonic()
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which `answer` tells
-            self._questions.write(self._question.line)
-            self._questions.flush()
-
-    def asks_about(self) -> int | None:
-        """The number of the GPU that it asks about; `None` where that is none, or it does not say."""
-        (number,) = driver_wire.PLACE.unpack(os.pread(self._place.fileno(), 4, 0).ljust(4, b"\0"))
-        return int(number) - 1 if number else None
-
-    def answer(self, within_s: float) -> _Answer | None:
-        """The next answer; `None` when there is none yet."""
-        try:
-            return self._answers.get(timeout=max(0.0, within_s))
-        except queue.Empty:
-            return None
-
-    def newest(self) -> _Answer | None:
-        """The newest of the answers that have come."""
-        newest = None
-        while (answer := self.answer(0)) is not None:
-            newest = answer
-        return newest
-
-    def _came(self, told: "GpuReadings | Failed | _Ended") -> None:
-        with self._asking:
-            asked_s, self.asked_s = self.asked_s, None
-            answer = _Answer(told=told, asked_s=asked_s or 0.0)
-            again, self.missed = self.missed, False
-            if again and not answer.last:
-                self._ask()
-            self._answers.put(answer)
-
-    def end(self) -> bool:
-        """Kill it. Whether it has ended: the kernel may itself hang in it."""
-        self.process.kill()
-        return self.is_over(within_s=KILL_S)
-
-    def is_over(self, *, within_s: float) -> bool:
-        """Whether it has ended."""
-        try:
-            self.process.wait(timeout=within_s)
-        except subprocess.TimeoutExpired:
-            return False
-        with self._asking, contextlib.suppress(OSError):
-            self._questions.close()
-        self._place.close()
-        return True
-
-    def _listen(self, answers: IO[bytes]) -> None:
-        said, told = b"", None
-        with answers:
-            while text := answers.readline(driver_wire.LINE_BYTES_MAX):
-                try:
-                    if told is None or text != said:  # what a line says it says for ever: GPUs at rest repeat theirs
-                        said, told = text, driver_wire.parse(text)
-                except ValueError as error:
-                    self._came(_Ended(f"answered in no known form ({error})"))
-                    return
-                if isinstance(told, Xid):
-                    self._reported.put(told)
-                else:
-                    self._works = True
-                    self._came(told)
-        self._came(_Ended(_how(self.process) + self._why()))
-
-    def _note(self, complaints: IO[bytes]) -> None:
-        """Keep the end of what it complains of."""
-        with complaints:
-            while part := os.read(complaints.fileno(), COMPLAINT_BYTES):
-                self._complaint = (self._complaint + part)[-COMPLAINT_BYTES:]
-
-    def _why(self) -> str:
-        """The last line of it, of a process that has never answered, or ended by an error of its own or of a library's.
-
-        Of one that was ended, the last that a driver's library has printed has nothing to do with that.
-        """
-        self._complaints.join(KILL_S)
-        lines = self._complaint.decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        erred = (self.process.returncode or 0) not in ENDED
-        return f": {last}" if last and (erred or not self._works) else ""
-
-
-def _how(process: "subprocess.Popen[bytes]") -> str:
-    try:
-        code = process.wait(timeout=KILL_S)
-    except subprocess.TimeoutExpired:
-        return "does not answer any more"
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself, with {code}"

@@ -30,6 +30,10 @@ UNLISTED_MAX: Final = 16_384
 PLACE: Final = Struct("<I")
 """What a process that asks about one GPU after another keeps in a file: the number of this one, plus 1; else 0."""
 
+HUNG: Final = "calls about it do not return: it is left out, and another process asks for it now and then"
+HUNG_FIGURES: Final = GpuFigures(unknown={"gpu": "hung"})
+"""Of a GPU that is left out nothing is asked: it is counted once for all of them."""
+
 TOO_MANY: Final = f"{{count}} processes are on it, more than the {PROCESSES_MAX} that are listed"
 
 
@@ -48,10 +52,17 @@ class DriverError(GpuwardenError):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A look: at all GPUs but those `without`, which are told of as hung, or at one `only`; by the driver's numbers."""
+    """A look: at all GPUs but those `without`, which are told of as hung, or at one `only`; by the driver's numbers.
+
+    Those are `Gpu.place`.
+    """
 
     without: AbstractSet[int] = frozenset()
     only: int | None = None
+
+    def is_about(self, place: int | None) -> bool:
+        """Whether a GPU is asked about; `None` is what has no number, and is left out by nobody."""
+        return place not in self.without and self.only in (None, place)
 
     @property
     def line(self) -> bytes:

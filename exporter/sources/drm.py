@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,12 +32,16 @@ from typing import Any, Final
 from exporter.readings import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.cuts import HOSTS, XCP, Cuts, is_partitioned, settled, told_by
-from exporter.sources.kfd import NO_PART, SYS, Compute, Kfd, Node, Topology, number_in
+from exporter.sources.driver_wire import HUNG, HUNG_FIGURES, Question
+from exporter.sources.kfd import NO_PART, SYS, Asks, Compute, Kfd, Node, Topology, number_in
 
 SOURCE: Final = "drm"
 WHO: Final = "the kernel's AMD and Intel drivers"
 CHILD: Final = ("-m", "exporter.sources.drm_child")
 """The process that reads them: a driver can hang in a read."""
+
+GPU_OF_NUMBER: Final = "renderD{}"
+"""What people call the GPU of whose files that process says that it reads them."""
 
 AMD: Final = frozenset({"amdgpu"})
 INTEL: Final = frozenset({"i915", "xe"})
@@ -89,15 +93,25 @@ class _Seen:
 
 
 class DrmGpus:
-    """Reads the GPUs of some drivers; one thread at a time."""
+    """Reads the GPUs of some drivers; one thread at a time.
 
-    def __init__(self, drivers: frozenset[str], *, sys: Path = SYS, proc: Path = PROC) -> None:
+    Args:
+        drivers: whose.
+        sys: where the kernel shows them.
+        proc: where it shows who has them open.
+        asks: told the minor number of a GPU's render node before any file of it is read, and `None` once none is.
+    """
+
+    def __init__(
+        self, drivers: frozenset[str], *, sys: Path = SYS, proc: Path = PROC, asks: Asks = lambda _: None
+    ) -> None:
         self._drivers = drivers
+        self._asks = asks
         self._drm = sys / "class/drm"
         self._bus = sys / "bus/pci/devices"
-        self._cuts = Cuts(drivers | (HOSTS if drivers & AMD else frozenset()), sys=sys)
-        self._kfd = Kfd(sys=sys)
-        self._clients = Clients(proc=proc)
+        self._cuts = Cuts(drivers | (HOSTS if drivers & AMD else frozenset()), sys=sys, asks=asks)
+        self._kfd = Kfd(sys=sys, asks=asks)
+        self._clients = Clients(proc=proc, asks=asks)
         self._names: dict[tuple[str, str], str] = {}
         self._moved: set[str] = set()
 
@@ -105,20 +119,34 @@ class DrmGpus:
         """The drivers, of those that are read, that drive a GPU now. No driver is called: links tell it."""
         return frozenset(device.driver for device in self._devices(Topology(nodes={}, whole=True)))
 
-    def read(self) -> GpuReadings:
-        """Every GPU of these drivers.
+    def read(self, question: Question | None = None) -> GpuReadings:
+        """Every GPU of these drivers, or the one that the question is about.
 
         Raises:
             OSError: processes cannot be listed.
         """
-        before = self._cuts.look()
+        try:
+            return self._read(question or Question())
+        finally:
+            self._asks(None)
+
+    def _read(self, question: Question) -> GpuReadings:
+        before = self._cuts.look(question)
         topology = self._kfd.topology()
         devices = self._devices(topology)
-        after = self._cuts.look()
+        question = _of_whole_gpus(question, devices)
+        after = self._cuts.look(question)
         cuts = settled(before, after, topology)
-        computing = self._kfd.processes() if topology.nodes else {}
-        asleep = frozenset(name for device in devices if _is_asleep(device) for name in device.nodes)
-        holders = self._clients.look(time.monotonic(), asleep=asleep)
+        computing = self._kfd.processes(question) if topology.nodes else {}
+        asleep = frozenset(
+            name
+            for device in devices
+            if question.is_about(_minor(device.node)) and self._is_asleep(device)
+            for name in device.nodes
+        )
+        places = {name: _minor(device.node) for device in devices for name in device.nodes}
+        places.update((device.node, _minor(device.node)) for device in devices)
+        holders = self._clients.look(time.monotonic(), asleep=asleep, places=places, question=question)
         parts = Counter(device.pci for device in devices)
         gpus: list[Gpu] = []
         for index, device in enumerate(sorted(devices, key=partial(_rank, topology))):
@@ -131,6 +159,12 @@ class DrmGpus:
                 cuts=cuts,
                 whole=parts[device.pci] == 1 and not is_partitioned(device.pci, after),
             )
+            place = _minor(device.node)
+            if not question.is_about(place):
+                if place in question.without:
+                    gpus.append(_left_out(seen))
+                continue
+            self._asks(place)
             if device.driver not in AMD:
                 gpus.append(self._intel(seen, holders))
             elif computing is None or (node is None and not topology.whole):
@@ -139,6 +173,12 @@ class DrmGpus:
                 gpus.append(self._amd(seen, {} if node is None else computing.get(node.gpu_id, {}), holders))
         unlisted = tuple(sorted(holders.unlisted)) if gpus else ()
         return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=unlisted, cuts=cuts)
+
+    def _is_asleep(self, device: _Device) -> bool:
+        self._asks(_minor(device.node))
+        asleep = _text(device, "power/runtime_status") == "suspended"
+        self._asks(None)
+        return asleep
 
     def _devices(self, topology: Topology) -> list[_Device]:
         try:
@@ -283,6 +323,39 @@ class DrmGpus:
         return self._names[key]
 
 
+def _of_whole_gpus(question: Question, devices: list[_Device]) -> Question:
+    """The same, without all parts of each GPU of which one is left out: they hang together, and cost one deadline."""
+    hung = {device.pci for device in devices if _minor(device.node) in question.without}
+    parts = (_minor(device.node) for device in devices if device.pci in hung)
+    return replace(question, without=question.without | frozenset(parts))
+
+
+def _left_out(seen: _Seen) -> Gpu:
+    """One of whose files none is read: it stays on the list, so that who was given it is not judged without it.
+
+    Who it is is told by what is no file of its own: by the compute driver's topology, and links.
+    """
+    cut_by, cut_as = told_by(seen.device.folder, {}, whole=seen.whole)
+    return Gpu(
+        uuid=_uuid(seen),
+        index=seen.index,
+        name=seen.compute_node.name if seen.compute_node else "",
+        utilization_ratio=None,
+        memory_used_bytes=None,
+        memory_size_bytes=None,
+        processes=None,
+        unknown=HUNG,
+        source=seen.device.driver,
+        node=seen.device.node,
+        also=_also(seen.device),
+        cut_by=cut_by,
+        cut_as=cut_as,
+        attribution=_attribution(seen) if seen.device.driver in AMD else "process",
+        lost=None,
+        figures=HUNG_FIGURES,
+    )
+
+
 def _rank(topology: Topology, device: _Device) -> tuple[bool, int, str]:
     """GPUs that compute come first and as AMD's runtime numbers them, then the others by their PCI address."""
     node = topology.nodes.get(_minor(device.node)) if device.driver in AMD else None
@@ -303,10 +376,6 @@ def _uuid(seen: _Seen) -> str:
 def _also(device: _Device) -> tuple[str, ...]:
     """Its own name, by which AMD's device plugin gives it, and its other nodes, such as `card0`, as Intel's does."""
     return device.name, *sorted(device.nodes - {device.node})
-
-
-def _is_asleep(device: _Device) -> bool:
-    return _text(device, "power/runtime_status") == "suspended"
 
 
 def _busy_ratio(device: _Device) -> float | None:

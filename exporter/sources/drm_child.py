@@ -1,6 +1,8 @@
-"""`python -m exporter.sources.drm_child PARENT DRIVER…`: reads AMD's and Intel's GPUs (`driver_child`).
+"""`python -m exporter.sources.drm_child PARENT PLACE DRIVER…`: reads AMD's and Intel's GPUs (`driver_child`).
 
-A read of a file of the kernel's is a call into the driver that the file is of, and can hang like any other.
+A read of a file of the kernel's is a call into the driver that the file is of, and can hang like any other. PLACE is
+an open file, in which it keeps whose files it reads just now: the minor number of that GPU's render node
+(`driver_wire.PLACE`).
 """
 
 import sys
@@ -10,8 +12,8 @@ from exporter.sources import driver_child, drm
 
 def main() -> int:
     """Answer until there is nobody to ask."""
-    gpus = drm.DrmGpus(frozenset(sys.argv[2:]))
-    return driver_child.serve(int(sys.argv[1]), lambda _: lambda _: gpus.read())
+    gpus = drm.DrmGpus(frozenset(sys.argv[3:]), asks=driver_child.keeps_place(int(sys.argv[2])))
+    return driver_child.serve(int(sys.argv[1]), lambda _: gpus.read)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,17 @@ here. cu_occupancy is none either. It is one moment, and asking for it stops at 
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from exporter.sources.driver_wire import Question
+
 SYS: Final = Path("/sys")
+
+Asks = Callable[[int | None], None]
+"""Told whose files are read next, by the minor number of the GPU's render node; `None` is nobody's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +75,16 @@ NO_PART: Final = Compute(vram_bytes=0, queues=0)
 
 
 class Kfd:
-    """Reads the compute driver; without one there is nothing to find."""
+    """Reads the compute driver; without one there is nothing to find.
 
-    def __init__(self, *, sys: Path = SYS) -> None:
+    Args:
+        sys: where that is.
+        asks: told before a file of one GPU's is read, and `None` once none is any more.
+    """
+
+    def __init__(self, *, sys: Path = SYS, asks: Asks = lambda _: None) -> None:
         self._root = sys / "class/kfd/kfd"
+        self._asks = asks
         self._generation: str | None = None
         self._topology = Topology(nodes={}, whole=True)
         self._looks = 0
@@ -115,8 +126,8 @@ class Kfd:
                 whole = False
         return Topology(nodes=found, whole=whole)
 
-    def processes(self) -> Mapping[int, Mapping[int, Compute]] | None:
-        """Who computes on each GPU: by its `gpu_id`, then by pid; `None` where the list cannot be read.
+    def processes(self, question: Question | None = None) -> Mapping[int, Mapping[int, Compute]] | None:
+        """Who computes on each GPU that is asked about: by `gpu_id`, then by pid; `None` where the list cannot be read.
 
         A process that is gone by now is left out. Where one had no part, it is looked for at each `RELIST_LOOKS`th
         look, or once it has a queue there.
@@ -124,24 +135,27 @@ class Kfd:
         pids = _names(self._root / "proc")
         if pids is None:
             return None
-        gpu_ids = [node.gpu_id for node in self._topology.nodes.values()]
-        found: dict[int, dict[int, Compute]] = {gpu_id: {} for gpu_id in gpu_ids}
+        asked = question or Question()
+        gpu_ids = {place: node.gpu_id for place, node in self._topology.nodes.items() if asked.is_about(place)}
+        found: dict[int, dict[int, Compute]] = {gpu_id: {} for gpu_id in gpu_ids.values()}
         kept: dict[str, int] = {}
         nowhere: set[tuple[str, int]] = set()
         turn = self._looks % RELIST_LOOKS
         self._looks += 1
         for pid in pids:
             queues = self._queues_of(pid, kept)
-            for gpu_id in gpu_ids:
+            for place, gpu_id in gpu_ids.items():
                 here = None if queues is None else queues.count(gpu_id)
                 if here == 0 and (pid, gpu_id) in self._nowhere and int(pid) % RELIST_LOOKS != turn:
                     part = NO_PART
                 else:
+                    self._asks(place)
                     part = self._part(pid, gpu_id, here)
                 if part == NO_PART:
                     nowhere.add((pid, gpu_id))
                 elif part.vram_bytes is not None or (self._root / "proc" / pid).exists():
                     found[gpu_id][int(pid)] = part
+        self._asks(None)
         self._queues, self._nowhere = kept, nowhere
         return found
 
@@ -163,9 +177,12 @@ class Kfd:
                     key = f"{entry.path}:{entry.inode()}"
                     gpu_id = self._queues.get(key)
                     try:
-                        kept[key] = int(content(f"{entry.path}/gpuid")) if gpu_id is None else gpu_id
+                        if gpu_id is None:
+                            self._asks(None)  # of which GPU that is nobody knows yet
+                            gpu_id = int(content(f"{entry.path}/gpuid"))
                     except FileNotFoundError:  # it ended in between
                         continue
+                    kept[key] = gpu_id
                     on.append(kept[key])
         except (OSError, ValueError):
             return None

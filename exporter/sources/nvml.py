@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
-from exporter.sources.driver_wire import DriverError, Question
+from exporter.sources.driver_wire import HUNG, HUNG_FIGURES, DriverError, Question
 from exporter.sources.nvml_calls import (
     GPU_LOST,
     NOT_AVAILABLE,
@@ -40,7 +40,6 @@ SOURCE: Final = "nvml"
 
 IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
 UNREAD_INSTANCE: Final = "the utilisation of an instance of a GPU is not read"
-HUNG: Final = "calls about it do not return: it is left out, and another process asks for it now and then"
 INSTANCES_MAX: Final = 64
 """More than any GPU can be cut into."""
 
@@ -52,9 +51,6 @@ NO_INSTANCE: Final = 2**32 - 1
 
 _LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
 """The lists of running processes, as NVML's functions name them and as we do."""
-
-_HUNG_FIGURES: Final = GpuFigures(unknown={"gpu": "hung"})
-"""Of a GPU that is left out nothing is asked: it is counted once for all of them."""
 
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """The answer to the call for the size, also where that was a success with nothing to tell."""
@@ -98,7 +94,7 @@ class NvmlGpus:
             gpus: list[Gpu] = []
             for index in range(pynvml.nvmlDeviceGetCount()):
                 if index in asked.without:
-                    gpus.append(replace(self._unreachable(index, HUNG, lost=None), figures=_HUNG_FIGURES))
+                    gpus.append(replace(self._unreachable(index, HUNG, lost=None), figures=HUNG_FIGURES))
                 elif asked.only in (None, index):
                     self._asks(index)
                     gpus += self._gpu(index)

@@ -3,20 +3,16 @@
 PLACE is an open file, in which it keeps which GPU it asks about just now (`driver_wire.PLACE`).
 """
 
-import os
 import sys
 
-from exporter.sources import driver_child, driver_wire
+from exporter.sources import driver_child
 from exporter.sources.driver_wire import Xid
 from exporter.sources.nvml import NvmlGpus
 
 
 def main() -> int:
     """Answer until there is nobody to ask."""
-    place = int(sys.argv[2])
-
-    def asks(index: int | None) -> None:
-        os.pwrite(place, driver_wire.PLACE.pack(0 if index is None else index + 1), 0)
+    asks = driver_child.keeps_place(int(sys.argv[2]))
 
     def driver(tell: driver_child.Tell) -> driver_child.Read:
         return NvmlGpus(lambda gpu, code: tell(Xid(gpu=gpu, code=code)), asks).read

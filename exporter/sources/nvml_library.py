@@ -3,7 +3,7 @@
 import ctypes
 from typing import Final
 
-from exporter.sources.driver_parent import Driver
+from exporter.sources.driver_process import Driver
 from exporter.sources.driver_wire import DriverError
 
 LIBRARY: Final = "libnvidia-ml.so.1"

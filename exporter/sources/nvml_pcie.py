@@ -1,7 +1,8 @@
 """What goes wrong on one GPU's PCI Express link, as NVIDIA's driver counts it. All counts are asked for by one call.
 
 A driver that does not know a count, or a GPU that has none, says so of that count alone; it is not asked for again.
-Per-lane errors are left out: which lane does not help whoever is to look at the slot, and there are 16 of them.
+It counts much more, by what was damaged and by lane. That is left out: each would be a series of every GPU, and whoever
+is to look at the slot knows by these that he has to.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/group__nvmlFieldValueEnums.html
 """
@@ -14,19 +15,10 @@ from exporter.sources import nvml_calls
 
 FIELDS: Final = {
     "correctable": pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS,
-    "non_fatal": pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR,
+    "nonfatal": pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR,
     "fatal": pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR,
-    "unsupported_request": pynvml.NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ,
-    "receiver": pynvml.NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR,
-    "bad_tlp": pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_TLP,
-    "bad_dllp": pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_DLLP,
-    "lcrc": pynvml.NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR,
-    "nak_received": pynvml.NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED,
-    "nak_sent": pynvml.NVML_FI_DEV_PCIE_COUNT_NAKS_SENT,
-    "replay_rollover": pynvml.NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER,
-    "recovery": pynvml.NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER,
 }
-"""NVML's number of each kind. `recovery` counts how often a link that was up had to be trained anew."""
+"""NVML's number of each kind: how bad an error was, in the words of PCI Express."""
 
 COUNT_MAX: Final = 2**32 - 2
 """All ones is how NVML says "not available"; the rest is further than any link gets."""

@@ -7,7 +7,8 @@ import pytest
 
 from exporter.readings import GpuReadings
 from exporter.sources import driver_parent
-from exporter.sources.driver_parent import Apart, Driver
+from exporter.sources.driver_parent import Apart
+from exporter.sources.driver_process import Driver
 from exporter.sources.driver_wire import DriverError
 
 Start = Callable[..., Apart]

@@ -53,7 +53,7 @@ FIGURES = GpuFigures(
     row_remap_pending=True,
     row_remap_failed=False,
     pcie_replays=9,
-    pcie_errors={"correctable": 5, "fatal": 0},
+    pcie_errors={"correctable": 5, "nonfatal": 0, "fatal": 0},
 )
 
 SNAPSHOT = build.snapshot(

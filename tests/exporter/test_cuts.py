@@ -12,6 +12,7 @@ import pytest
 from exporter.lost import Losses, LossHistory
 from exporter.readings import Gpu, GpuReadings
 from exporter.sources import clients, cuts
+from exporter.sources.driver_wire import Question
 from exporter.sources.drm import AMD, INTEL, PARTITIONED, DrmGpus
 from exporter.sources.kfd import Topology
 from tests.exporter.gpu_tree import Tree
@@ -31,9 +32,9 @@ class Host:
     history: LossHistory = field(default_factory=lambda: LossHistory(gap_max_s=5.0))
     now_s: float = 0.0
 
-    def look(self) -> tuple[Losses, GpuReadings]:
+    def look(self, question: Question | None = None) -> tuple[Losses, GpuReadings]:
         self.now_s += 1.0
-        losses, readings = self.history.observe(self.source.read(), now_s=self.now_s)
+        losses, readings = self.history.observe(self.source.read(question), now_s=self.now_s)
         assert readings is not None
         return losses, readings
 
@@ -342,3 +343,16 @@ def test_only_an_address_is_a_gpu_of_a_driver(host: Host) -> None:
     (driver / "module/current_compute_partition").mkdir(parents=True)
 
     assert list(cuts.Cuts(AMD, sys=host.tree.sys).look()) == [f"{CARD}/current_compute_partition"]
+
+
+def test_how_a_gpu_that_is_left_out_is_cut_is_unknown_and_none_of_its_parts_is_unmade_or_lost(host: Host) -> None:
+    host.cut("CPX", 8)
+    host.look()
+    host.cut("SPX", 1)
+    for file in ("config", "current_compute_partition"):
+        host.tree.hang(host.tree.sys / "devices/pci0000:00" / CARD / file)
+
+    losses, readings = host.look(Question(without=frozenset({128})))
+
+    assert readings.cuts[f"{CARD}/current_compute_partition"] is None
+    assert (losses.lost_s, losses.unmade) == ({}, frozenset())

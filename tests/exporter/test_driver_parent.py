@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from exporter.readings import GpuFigures, GpuReadings
-from exporter.sources import driver_parent, driver_wire, nvml_library
-from exporter.sources.driver_parent import AGE_MAX_S, Apart, hung_for_s, restart_after_s
-from exporter.sources.driver_wire import DriverError, Question, Xid
-from exporter.sources.nvml import HUNG, NvmlGpus
+from exporter.sources import driver_parent, driver_process, driver_wire, nvml_library
+from exporter.sources.driver_parent import Apart, hung_for_s, restart_after_s
+from exporter.sources.driver_process import AGE_MAX_S
+from exporter.sources.driver_wire import HUNG, DriverError, Question, Xid
+from exporter.sources.nvml import NvmlGpus
 from tests.exporter import builders as build
 from tests.exporter.apart import Start, answered, asking, refused, starting
 from tests.nvml.driver import Card, Driver, Sample
@@ -189,7 +190,7 @@ def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
         "echo 'ModuleNotFoundError: No module named exporter' >&2\nexit 1\n"
     )
     broken.chmod(0o700)
-    monkeypatch.setattr(driver_parent, "sys", SimpleNamespace(executable=str(broken)))
+    monkeypatch.setattr(driver_process, "sys", SimpleNamespace(executable=str(broken)))
 
     because = refused(start())
 
@@ -235,7 +236,7 @@ class Steps:
         self._folder.mkdir()
         self._given = 0
         program = "-c", STEPS.format(steps=str(folder))
-        self.source = Apart(driver_parent.Driver(who="a driver", program=program), answer_s=20.0, wait_s=wait_s)
+        self.source = Apart(driver_process.Driver(who="a driver", program=program), answer_s=20.0, wait_s=wait_s)
 
     def answers(self, gpus: int) -> None:
         found = build.gpus(*(build.gpu(index) for index in range(gpus)))
@@ -292,7 +293,7 @@ def test_a_driver_that_is_always_late_is_known_by_answers_that_are_young_enough(
         steps.answers(number)
         eventually(steps.came)
         looks += [told(steps.source), told(steps.source)]
-    monkeypatch.setattr(driver_parent, "AGE_MAX_S", 0.0)
+    monkeypatch.setattr(driver_process, "AGE_MAX_S", 0.0)
     looks += [told(steps.source)]
 
     assert looks == [NONE_YET, 2, 2, 3, 3, NONE_YET]
@@ -325,7 +326,7 @@ def test_a_driver_that_was_late_once_is_unknown_at_once_when_it_hangs(steps: Ste
 
 
 def test_a_late_answer_that_is_too_old_is_none(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_parent, "AGE_MAX_S", 0.1)
+    monkeypatch.setattr(driver_process, "AGE_MAX_S", 0.1)
     looks = [told(steps.source)]
     steps.answers(2)
     eventually(steps.came)
@@ -582,7 +583,7 @@ def test_a_gpu_that_hung_and_is_well_comes_back_from_a_driver_of_which_every_loo
     for name, second in (("all", build.gpu(1)), ("without", left_out)):
         (tmp_path / name).write_bytes(driver_wire.line(build.gpus(build.gpu(0), second)).strip())
     program = "-c", SLOW.format(folder=str(tmp_path))
-    source = Apart(driver_parent.Driver(who="a driver", program=program, says_where=True), answer_s=1.5, wait_s=0.02)
+    source = Apart(driver_process.Driver(who="a driver", program=program, says_where=True), answer_s=1.5, wait_s=0.02)
     names: set[tuple[str, ...]] = set()
 
     def looks_until(seen: Callable[[Apart], GpuReadings | None]) -> None:
@@ -739,7 +740,7 @@ def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, 
         f"  sys.stdout.buffer.write({ANSWER!r})\n  sys.stdout.flush()\n"
         "  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
     )
-    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
     source.read()
 
     assert refused(source) == f"the process that asks a driver {because}"
@@ -760,7 +761,7 @@ def test_an_answer_that_is_none_costs_the_process(said: str, monkeypatch: pytest
     program = (
         f"import os, sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({said})\n  sys.stdout.flush()\n  os.close(1)"
     )
-    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
 
     first = refused(source)
     second = eventually(lambda: refused(source) if time.monotonic() >= source._next_start_s else None)
@@ -787,7 +788,7 @@ def test_an_answer_that_says_the_same_is_one_and_the_next_that_says_something_el
 def test_a_line_that_makes_no_sense_is_none_however_often_it_comes_and_what_came_before() -> None:
     lines = ANSWER + b"{}\n" * 2
     program = f"import sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({lines!r})\n  sys.stdout.flush()"
-    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
 
     source.read()
 
@@ -798,7 +799,7 @@ def test_a_line_that_makes_no_sense_is_none_however_often_it_comes_and_what_came
 def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> None:
     lines = driver_wire.line(Xid(gpu="GPU-0", code=31)) * 2 + ANSWER
     program = f"import sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({lines!r})\n  sys.stdout.flush()"
-    source = Apart(driver_parent.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
 
     source.read()
 

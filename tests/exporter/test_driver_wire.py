@@ -143,3 +143,21 @@ def test_the_most_that_is_told_of_64_gpus_fits_in_a_line() -> None:
 def test_what_is_asked_arrives_as_it_was_in_one_line(question: Question, line: bytes) -> None:
     assert question.line == line
     assert driver_wire.question(line.decode()) == question
+
+
+@pytest.mark.parametrize(
+    ("question", "about"),
+    [
+        pytest.param(Question(), [128, 129, None], id="all"),
+        pytest.param(Question(without=frozenset({128})), [129, None], id="all but one"),
+        pytest.param(Question(only=128), [128], id="one"),
+    ],
+)
+def test_a_question_is_about_a_gpu_or_leaves_it_out(question: Question, about: list[int | None]) -> None:
+    assert [place for place in (128, 129, None) if question.is_about(place)] == about
+
+
+def test_a_gpu_is_asked_about_by_its_index_or_by_its_render_node() -> None:
+    gpu = WHOLE.gpus[1]
+
+    assert (gpu.place, replace(gpu, node="renderD129").place) == (1, 129)

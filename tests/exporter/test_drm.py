@@ -11,6 +11,7 @@ import pytest
 
 from exporter.readings import Gpu, GpuFigures
 from exporter.sources import clients, drm, kfd
+from exporter.sources.driver_wire import HUNG, Question
 from exporter.sources.drm import AMD, INTEL, DrmGpus
 from tests.exporter import gpu_tree
 from tests.exporter.gpu_tree import Tree
@@ -30,10 +31,10 @@ class Host:
     source: DrmGpus
     clock: SimpleNamespace
 
-    def look(self, *, after_s: float = 1.0) -> dict[str, Gpu]:
+    def look(self, question: Question | None = None, *, after_s: float = 1.0) -> dict[str, Gpu]:
         """One look; the GPUs by their node."""
         self.clock.now_s += after_s
-        return {gpu.node or "": gpu for gpu in self.source.read().gpus}
+        return {gpu.node or "": gpu for gpu in self.source.read(question).gpus}
 
 
 @pytest.fixture
@@ -757,3 +758,92 @@ def test_only_the_drivers_that_are_asked_for_are_read(host: Host) -> None:
 
     assert [gpu.source for gpu in source.read().gpus] == ["xe"]
     assert [sorted(each.drivers_found()) for each in (source, host.source)] == [["xe"], ["amdgpu", "xe"]]
+
+
+# GPUs that hang
+
+
+def without(*minors: int) -> Question:
+    return Question(without=frozenset(minors))
+
+
+def test_of_a_gpu_that_is_left_out_no_file_is_read_and_it_stays_on_the_list(host: Host) -> None:
+    folder = amd(host, busy_percent=40)
+    host.tree.gpu(130, ARC, "i915")
+    computes(host)
+    renders(host, 4001, gpu_tree.amdgpu(CARD))
+    before = host.look()["renderD128"]
+    for file in ("gpu_busy_percent", "mem_info_vram_used", "power/runtime_status"):
+        host.tree.hang(folder / file)
+    host.tree.hang(host.tree.proc / "4001/fdinfo/5")
+    host.tree.hang(host.tree.sys / f"class/kfd/kfd/proc/4001/vram_{CARD_ID}")
+
+    found = host.look(without(128))
+
+    left_out = found["renderD128"]
+    assert (left_out.uuid, left_out.names, left_out.index) == (before.uuid, before.names, before.index)
+    assert (left_out.unknown, left_out.lost, left_out.hangs) == (HUNG, None, True)
+    assert (left_out.utilization_ratio, left_out.memory_size_bytes, left_out.processes) == (None, None, None)
+    assert (left_out.source, left_out.attribution) == ("amdgpu", "device")
+    assert (found["renderD130"].unknown, found["renderD130"].utilization_ratio) == (None, 0.0)
+
+
+def test_a_process_that_asks_about_one_gpu_reads_no_file_of_another(host: Host) -> None:
+    amd(host, busy_percent=40)
+    folder = host.tree.gpu(130, ARC, "i915")
+    computes(host)
+    renders(host, 4001, gpu_tree.i915(ARC), node="renderD130")
+    renders(host, 4002, gpu_tree.i915(ARC), node="renderD140")
+    host.tree.hang(folder / "power/runtime_status")
+    for pid in (4001, 4002):
+        host.tree.hang(host.tree.proc / f"{pid}/fdinfo/5")
+
+    found = host.look(Question(only=128))
+
+    assert {node: gpu.utilization_ratio for node, gpu in found.items()} == {"renderD128": 0.4}
+
+
+def test_of_a_gpu_in_parts_all_are_left_out_with_one(host: Host) -> None:
+    amd(host)
+    host.tree.cut(CARD, "CPX", 3)
+
+    found = host.look(without(129))
+
+    assert {node: gpu.hangs for node, gpu in found.items()} == dict.fromkeys(
+        ("renderD128", "renderD129", "renderD130"), True
+    )
+
+
+@pytest.mark.parametrize("opened", ["before", "meanwhile"])
+def test_what_a_client_did_while_its_gpu_was_left_out_is_not_taken_for_work_of_one_look(
+    opened: str, host: Host
+) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    renders(host, 4001, gpu_tree.i915(ARC, render_ns=0), node="renderD130")
+    host.look()
+    pid = 4001 if opened == "before" else 4002
+    renders(host, pid, gpu_tree.i915(ARC, client=pid, render_ns=0), node="renderD130")
+
+    for _ in range(8):
+        host.look(without(130))
+    renders(host, pid, gpu_tree.i915(ARC, client=pid, render_ns=8 * 10**9), node="renderD130")
+    back = on(host.look()["renderD130"])
+    renders(host, pid, gpu_tree.i915(ARC, client=pid, render_ns=8 * 10**9 + 10**8), node="renderD130")
+    later = on(host.look()["renderD130"])
+
+    assert back[pid][0] is None
+    assert later[pid][0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("question", [None, without(128), Question(only=128)], ids=["all", "left out", "one"])
+def test_once_a_look_is_over_no_gpu_is_asked_about(question: Question | None, host: Host) -> None:
+    amd(host)
+    computes(host)
+    renders(host, 4001, gpu_tree.amdgpu(CARD))
+    asked: list[int | None] = []
+    source = DrmGpus(AMD | INTEL, sys=host.tree.sys, proc=host.tree.proc, asks=asked.append)
+
+    source.read(question)
+
+    assert asked[-1] is None
+    assert (128 in asked) == (question != without(128))

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from exporter.sources import clients, drm
-from exporter.sources.driver_parent import Apart, Driver
-from exporter.sources.driver_wire import PROCESSES_MAX, TOO_MANY, DriverError
+from exporter.readings import GpuReadings
+from exporter.sources import clients, driver_parent, drm
+from exporter.sources.driver_parent import Apart
+from exporter.sources.driver_process import Driver
+from exporter.sources.driver_wire import HUNG, PROCESSES_MAX, TOO_MANY, DriverError
 from exporter.sources.drm import AMD, INTEL, DrmGpus
 from tests.exporter import gpu_tree
 from tests.exporter.apart import Start, answered, asking, refused, starting
@@ -45,7 +47,13 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture
 def start(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start(answer_s=…)`: a source whose processes read the tree, and are not left behind."""
-    driver = Driver(who=drm.WHO, program=tree.child, arguments=tuple(sorted(AMD | INTEL)))
+    driver = Driver(
+        who=drm.WHO,
+        program=tree.child,
+        arguments=tuple(sorted(AMD | INTEL)),
+        says_where=True,
+        gpu=drm.GPU_OF_NUMBER,
+    )
     with starting(driver, monkeypatch) as begin:
         yield begin
 
@@ -112,31 +120,24 @@ def test_a_gpu_with_more_processes_than_are_told_is_unknown_and_costs_neither_th
     assert [each.pid for each in arc.processes or ()] == [PID]
 
 
-PLACES = {
-    "how busy a GPU is": busy,
-    "a sensor": lambda tree: busy(tree).with_name("hwmon") / "hwmon4/temp1_input",
-    "whether it sleeps": lambda tree: busy(tree).with_name("power") / "runtime_status",
-    "AMD's topology": lambda tree: tree.sys / "class/kfd/kfd/topology/generation_id",
-    "memory of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/vram_{CARD_ID}",
-    "an open file": lambda tree: tree.proc / f"{PID}/fdinfo/5",
-}
+def topology(tree: Tree) -> Path:
+    return tree.sys / "class/kfd/kfd/topology/generation_id"
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_a_read_that_hangs_costs_looks_of_a_bounded_time_then_its_process(
-    place: Callable[[Tree], Path], start: Start, tree: Tree
+def test_a_read_of_no_gpus_own_that_hangs_costs_looks_of_a_bounded_time_then_its_process(
+    start: Start, tree: Tree
 ) -> None:
     source = start()
     source.read()
     pid = asking(source)
-    held = place(tree).read_bytes()
+    held = topology(tree).read_bytes()
     source._answer_s, source._wait_s = 1.5, 0.2
 
-    tree.hang(place(tree))
+    tree.hang(topology(tree))
     first = eventually(partial(because_of, source))
     last = eventually(lambda: because if GAVE_UP in (because := because_of(source)) else None)
-    place(tree).unlink()
-    place(tree).write_bytes(held)
+    topology(tree).unlink()
+    topology(tree).write_bytes(held)
     source._answer_s = source._wait_s = 20.0
 
     assert first == NO_ANSWER
@@ -145,6 +146,104 @@ def test_a_read_that_hangs_costs_looks_of_a_bounded_time_then_its_process(
     assert not Path(f"/proc/{pid}").exists()
     assert [gpu.node for gpu in eventually(lambda: answered(source)).gpus] == ["renderD128", "renderD129"]
     assert asking(source) != pid
+
+
+OF_THE_CARD = {
+    "how busy it is": busy,
+    "its memory": lambda tree: busy(tree).with_name("mem_info_vram_used"),
+    "a sensor": lambda tree: busy(tree).with_name("hwmon") / "hwmon4/temp1_input",
+    "whether it sleeps": lambda tree: busy(tree).with_name("power") / "runtime_status",
+    "how it is cut": lambda tree: busy(tree).with_name("current_compute_partition"),
+    "whether it answers on the bus": lambda tree: busy(tree).with_name("config"),
+    "memory of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/vram_{CARD_ID}",
+    "what a process runs on it": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/cu_occupancy",
+    "for how long a process was kept off": lambda tree: (
+        tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/evicted_ms"
+    ),
+    "an open file": lambda tree: tree.proc / f"{PID}/fdinfo/6",
+}
+
+
+def hung(source: Apart, tree: Tree, file: Path) -> str:
+    """What is told of a read that hangs until its process is killed; the next one has all the time it needs."""
+    source._answer_s, source._wait_s = 1.5, 0.5
+    tree.hang(file)
+    because = eventually(lambda: because if "did not return" in (because := because_of(source)) else None)
+    source._answer_s = source._wait_s = 20.0
+    return because
+
+
+def left_out(source: Apart, node: str) -> GpuReadings | None:
+    """A look that tells of all GPUs but that one."""
+    found = answered(source)
+    return found if found and [gpu.node for gpu in found.gpus if gpu.unknown == HUNG] == [node] else None
+
+
+def whole(source: Apart) -> GpuReadings | None:
+    """A look in which none is left out."""
+    found = answered(source)
+    return found if found and not any(gpu.hangs for gpu in found.gpus) else None
+
+
+@pytest.mark.parametrize("place", OF_THE_CARD.values(), ids=OF_THE_CARD)
+def test_a_gpu_in_whose_file_a_read_hangs_is_left_out_as_hung_and_the_others_are_told_as_ever(
+    place: Callable[[Tree], Path], start: Start, tree: Tree
+) -> None:
+    tree.opens(PID, {6: ("/dev/dri/renderD128", gpu_tree.amdgpu(CARD))})
+    tree.write(busy(tree).with_name("current_compute_partition"), "SPX")
+    source = start()
+    before = source.read().gpus[0]
+    held = place(tree).read_bytes()
+
+    because = hung(source, tree, place(tree))
+    card, arc = eventually(lambda: left_out(source, "renderD128")).gpus
+    killed = source.health().killed
+    place(tree).unlink()
+    place(tree).write_bytes(held)
+    source._hung[128].ask_s = 0.0
+    back = eventually(lambda: whole(source))
+
+    assert because.startswith(
+        "a call into the kernel's AMD and Intel drivers about renderD128 did not return within 1.5 s, and its process "
+        "was killed, and that GPU is left out until it answers a process of its own"
+    )
+    assert (card.uuid, card.name, card.names) == (before.uuid, before.name, before.names)
+    assert (card.utilization_ratio, card.memory_used_bytes, card.processes) == (None, None, None)
+    assert (card.lost, dict(card.figures.unknown)) == (None, {"gpu": "hung"})
+    assert (arc.unknown, [each.pid for each in arc.processes or ()]) == (None, [PID])
+    assert killed == 1
+    assert [(gpu.uuid, gpu.memory_used_bytes) for gpu in back.gpus] == [(before.uuid, 3), (f"pci-{ARC}", None)]
+
+
+def test_a_gpu_of_intels_that_hangs_costs_none_of_amds(start: Start, tree: Tree) -> None:
+    source = start()
+    source.read()
+
+    hung(source, tree, tree.proc / f"{PID}/fdinfo/5")
+    card, arc = eventually(lambda: left_out(source, "renderD129")).gpus
+
+    assert (card.utilization_ratio, [each.pid for each in card.processes or ()]) == (0.0, [PID])
+    assert (arc.uuid, arc.attribution, arc.utilization_ratio, arc.processes) == (f"pci-{ARC}", "process", None, None)
+
+
+def test_while_a_gpu_hangs_no_look_at_the_others_is_missed_and_it_is_asked_about_by_others(
+    start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = start()
+    source.read()
+    hung(source, tree, busy(tree))
+    eventually(lambda: left_out(source, "renderD128"))
+    monkeypatch.setattr(driver_parent, "HUNG_FIRST_S", 0.0)
+    source._hung[128].ask_s = 0.0
+    source._answer_s = 3.0
+    pid, looks = asking(source), []
+
+    while source.health().killed < 3:
+        looks.append(left_out(source, "renderD128"))
+
+    assert all(looks)
+    assert asking(source) == pid
+    assert source._hung[128].times >= 2
 
 
 def because_of(source: Apart) -> str:
@@ -160,7 +259,8 @@ def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
     start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging: list[subprocess.Popen[bytes]] = []
-    tree.hang(busy(tree))
+    held = topology(tree).read_bytes()
+    tree.hang(topology(tree))
     source = start(answer_s=0.3, wait_s=0.3)
 
     with monkeypatch.context() as unkillable:
@@ -171,7 +271,8 @@ def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
     for each in hanging:
         each.kill()
         each.wait()
-    busy(tree).unlink()
+    topology(tree).unlink()
+    topology(tree).write_bytes(held)
     tree.write(busy(tree), 7)
     source._answer_s = source._wait_s = 20.0
 

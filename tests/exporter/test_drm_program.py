@@ -234,26 +234,28 @@ def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, mon
 
 
 @pytest.mark.needs_compiler
-def test_a_read_that_hangs_makes_those_gpus_unknown_and_nothing_else(
+def test_a_read_of_no_gpus_own_that_hangs_makes_those_gpus_unknown_and_nothing_else(
     house: Path, tree: Tree, start_worker: StartWorker, driver: Nvidia
 ) -> None:
     on_nvidia = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
     on_amd = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
     driver.answer(Card(compute={on_nvidia: 2**20}))
     tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
-    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10)) / "gpu_busy_percent"
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10))
     tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    topology = tree.sys / "class/kfd/kfd/topology/generation_id"
+    held = topology.read_bytes()
     idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
     killed = "gpuwarden_driver_processes_killed_total"
 
     with program(house, tree, "--kernel-answer-s", "3", env=driver.environment) as (process, port, _):
         before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
-        tree.hang(busy)
+        tree.hang(topology)
         first = eventually(lambda: text if idle[1] not in (text := scrape(port)) else None)
         killed_one = f'{killed}{{collector="source_drm"}} 1.0'
         hung = eventually(lambda: text if killed_one in (text := scrape(port)) else None)
-        busy.unlink()
-        tree.write(busy, 0)
+        topology.unlink()
+        topology.write_bytes(held)
         after = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
         log = stopped(process)
 
@@ -274,6 +276,41 @@ def test_a_read_that_hangs_makes_those_gpus_unknown_and_nothing_else(
     told = [each.get("because", "") for each in log if each.get("source") == "drm"]
     assert any(each.startswith(f"a call into {drm.WHO} did not return within 3 s") for each in told)
     assert not [each for each in log if each.get("source") == "gpu"]
+
+
+def test_a_gpu_in_whose_file_a_read_hangs_is_told_as_hung_and_costs_the_others_one_deadline(
+    house: Path, tree: Tree, start_worker: StartWorker
+) -> None:
+    on_amd = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
+    on_arc = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": f"pci-{ARC}"}).pid
+    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
+    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10)) / "gpu_busy_percent"
+    tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    tree.gpu(129, ARC, "i915")
+    tree.opens(on_arc, {5: ("/dev/dri/renderD129", gpu_tree.i915(ARC, render_ns=0))})
+    idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
+    left_out = 'gpuwarden_gpu_unknown_samples_total{figure="gpu",gpu="GPU-18b70c33a1b2c3d4",reason="hung"} '
+
+    with program(house, tree, "--nvml", "off", "--kernel-answer-s", "3") as (process, port, _):
+        before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
+        tree.hang(busy)
+        hung = eventually(lambda: text if left_out in (text := scrape(port)) and idle[1] in text else None)
+        busy.unlink()
+        tree.write(busy, 0)
+        after = eventually(
+            lambda: text if all(each in (text := scrape(port)) for each in idle) else None, within_s=40.0
+        )
+        log = stopped(process)
+
+    assert idle[0] not in hung
+    assert 'gpuwarden_collector_success{collector="source_drm"} 1.0' in hung
+    assert 'gpuwarden_driver_processes_killed_total{collector="source_drm"} 1.0' in hung
+    assert 'gpuwarden_unknown_samples_total{container="w0",reason="hung",what="gpu"}' in hung
+    assert {each for each in series(before) if each.startswith("gpuwarden_gpu_info")} <= series(hung)
+    assert 'gpuwarden_gpu_lost_seconds{gpu="GPU-18b70c33a1b2c3d4"}' not in series(hung)
+    assert series(before) <= series(after)
+    told = [each.get("because", "") for each in log if each.get("source") == "drm"]
+    assert any(each.startswith(f"a call into {drm.WHO} about renderD128 did not return within 3 s") for each in told)
 
 
 def series(text: str) -> set[str]:

@@ -6,9 +6,9 @@ import pynvml
 import pytest
 
 from exporter.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
-from exporter.sources import nvml_calls, nvml_figures, nvml_pcie
-from exporter.sources.driver_wire import DriverError, Question
-from exporter.sources.nvml import HUNG, NvmlGpus
+from exporter.sources import nvml_calls, nvml_figures
+from exporter.sources.driver_wire import HUNG, DriverError, Question
+from exporter.sources.nvml import NvmlGpus
 from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
 
 pytestmark = pytest.mark.needs_compiler
@@ -26,9 +26,9 @@ ROWS = "nvmlDeviceGetRemappedRows"
 THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
 FIELDS = "nvmlDeviceGetFieldValues"
 FATAL = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR}"
+CORRECTABLE = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS}"
+NONFATAL = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR}"
 BAD_TLP = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_TLP}"
-LINK = tuple(f"{FIELDS} {number} {10 + place}" for place, number in enumerate(nvml_pcie.FIELDS.values()))
-LINK_ERRORS = {kind: 10 + place for place, kind in enumerate(nvml_pcie.FIELDS)}
 UNSUPPORTED = dict.fromkeys(
     ("temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_hertz", "memory_clock_hertz", "throttle",
      "ecc_corrected", "ecc_uncorrected", "ecc_lifetime_corrected", "ecc_lifetime_uncorrected", "pcie_replays",
@@ -48,7 +48,10 @@ SENSORS = (
     f"{ECC} 3 6",
     "nvmlDeviceGetPcieReplayCounter 0 9",
     f"{ROWS} 0 2 1 1 0",
-    *LINK,
+    f"{CORRECTABLE} 10",
+    f"{NONFATAL} 11",
+    f"{FATAL} 12",
+    f"{BAD_TLP} 13",
 )
 """Every sensor and error counter that there is, each with a value of its own."""
 
@@ -509,7 +512,7 @@ def test_sensors_and_error_counters_are_read_in_base_units(driver_here: Driver) 
         row_remap_pending=True,
         row_remap_failed=False,
         pcie_replays=9,
-        pcie_errors=LINK_ERRORS,
+        pcie_errors={"correctable": 10, "nonfatal": 11, "fatal": 12},
     )
 
 
@@ -639,7 +642,7 @@ def test_a_count_that_the_gpu_does_not_have_is_absent_and_the_others_are_told(dr
 
 
 def test_a_count_whose_number_an_older_driver_does_not_know_is_absent_and_no_failure(driver_here: Driver) -> None:
-    driver_here.answer(Card(figures=(f"{FATAL} 3", f"{BAD_TLP} 0 3 2")))
+    driver_here.answer(Card(figures=(f"{FATAL} 3", f"{CORRECTABLE} 0 3 2")))
 
     told = only(NvmlGpus().read()).figures
 
@@ -651,7 +654,7 @@ def test_a_count_whose_number_an_older_driver_does_not_know_is_absent_and_no_fai
 def test_a_count_that_alone_is_refused_is_absent_and_said_to_be_unknown(
     code: int, reason: str, driver_here: Driver
 ) -> None:
-    driver_here.answer(Card(figures=(f"{BAD_TLP} 7 3 {code}", f"{FATAL} 3")))
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 {code}", f"{FATAL} 3")))
 
     told = only(NvmlGpus().read()).figures
 
@@ -685,11 +688,11 @@ def test_counts_that_are_all_refused_are_unknown_with_their_reason(driver_here: 
 def test_a_count_is_read_as_the_type_that_it_says(
     stands: int | str, kind: int, count: int | None, driver_here: Driver
 ) -> None:
-    driver_here.answer(Card(figures=(f"{BAD_TLP} {stands} {kind}", f"{FATAL} 0")))
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} {stands} {kind}", f"{FATAL} 0")))
 
     told = only(NvmlGpus().read()).figures
 
-    assert told.pcie_errors == ({"fatal": 0} if count is None else {"bad_tlp": count, "fatal": 0})
+    assert told.pcie_errors == ({"fatal": 0} if count is None else {"correctable": count, "fatal": 0})
     assert told.unknown.get("pcie_errors") == ("impossible" if count is None else None)
 
 
@@ -703,15 +706,15 @@ def test_counts_none_of_which_can_be_are_unknown(driver_here: Driver) -> None:
 
 def test_counts_go_on_and_one_that_failed_is_told_once_it_is_answered(driver_here: Driver) -> None:
     source = NvmlGpus()
-    driver_here.answer(Card(figures=(f"{BAD_TLP} 7 3 10", f"{FATAL} 3")))
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 10", f"{FATAL} 3")))
     first = only(source.read()).figures
 
-    driver_here.answer(Card(figures=(f"{BAD_TLP} 7", f"{FATAL} 4")))
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7", f"{FATAL} 4")))
     later = [only(source.read()).figures for _ in range(nvml_figures.SLOW_LOOKS)]
 
     assert (first.pcie_errors, first.unknown["pcie_errors"]) == ({"fatal": 3}, "timeout")
     assert {str(each.pcie_errors) for each in later[:-1]} == {"{'fatal': 3}"}
-    assert later[-1].pcie_errors == {"fatal": 4, "bad_tlp": 7}
+    assert later[-1].pcie_errors == {"fatal": 4, "correctable": 7}
     assert "pcie_errors" not in later[-1].unknown
 
 
@@ -720,7 +723,7 @@ def test_a_count_that_the_gpu_does_not_have_is_not_asked_for_again(driver_here: 
     driver_here.answer(Card(figures=(f"{FATAL} 3",)))
     source.read()
 
-    driver_here.answer(Card(figures=(f"{FATAL} 4", f"{BAD_TLP} 7")))
+    driver_here.answer(Card(figures=(f"{FATAL} 4", f"{CORRECTABLE} 7")))
     later = [only(source.read()).figures.pcie_errors for _ in range(nvml_figures.SLOW_LOOKS)]
 
     assert later[-1] == {"fatal": 4}
@@ -729,7 +732,7 @@ def test_a_count_that_the_gpu_does_not_have_is_not_asked_for_again(driver_here: 
 @pytest.mark.parametrize(("code", "because"), [(15, "GPU is lost"), (16, "GPU requires restart")])
 def test_a_gpu_of_which_a_count_says_that_it_is_lost_is_lost(code: int, because: str, driver_here: Driver) -> None:
     driver_here.answer(
-        Card(figures=(f"{FATAL} 3 3 {code}", f"{BAD_TLP} 3")), Card(uuid="GPU-1", figures=(f"{FATAL} 3",))
+        Card(figures=(f"{FATAL} 3 3 {code}", f"{CORRECTABLE} 3")), Card(uuid="GPU-1", figures=(f"{FATAL} 3",))
     )
 
     lost, other = NvmlGpus().read().gpus
