@@ -131,7 +131,7 @@ def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / rules).write_text(text)
     file = folder / "test.yaml"
-    file.write_text(yaml.dump(test, Dumper=yaml.CSafeDumper))
+    file.write_text(dump(test))
     return str(file)
 
 
@@ -152,12 +152,21 @@ def parsing(mutants: Sequence[Breakage], promtool: Path, room: Path) -> list[Bre
 
 def read_test(rules: str) -> dict[str, Any]:
     """The tests beside a rule file, all but expected values as text: to promtool `0x10` is samples, to YAML sixteen."""
-    text = (ALERTS / rules.replace(".rules.", ".test.")).read_text()
+    return parse((ALERTS / rules.replace(".rules.", ".test.")).read_text())
+
+
+def parse(text: str) -> dict[str, Any]:
+    """What a file of tests says, as `read_test` gives it."""
     read: dict[str, Any] = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - it makes nothing but text
     for asked in (asked for group in read["tests"] for asked in group.get("promql_expr_test", [])):
         for sample in asked.get("exp_samples", []):
             sample["value"] = float(sample["value"])
     return read
+
+
+def dump(test: dict[str, Any]) -> str:
+    """The text of a file of tests, which says what `test` does."""
+    return yaml.dump(test, Dumper=yaml.CSafeDumper)
 
 
 def run(promtool: Path, *arguments: str | Path, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deploy import check, parts
 from tests.alerts import judging
@@ -77,6 +76,18 @@ def track(checkout: Path, name: str, text: str) -> None:
     subprocess.run(["git", "add", "--", name], cwd=checkout, check=True)
 
 
+@pytest.mark.parametrize("rules", sorted(RULES))
+def test_a_group_of_the_rules_tests_that_is_written_alone_says_what_it_says_among_the_others(rules: str) -> None:
+    test = judging.read_test(rules)
+
+    alone = [judging.parse(judging.dump({**test, "tests": [group]})) for group in test["tests"]]
+
+    assert [each.pop("tests") for each in alone] == [[group] for group in test["tests"]]
+    rest = {name: said for name, said in test.items() if name != "tests"}
+    assert alone == [rest] * len(alone)
+
+
+@pytest.mark.teeth
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("rules", sorted(RULES))
 def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Path, tmp_path: Path) -> None:
@@ -84,7 +95,7 @@ def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Pa
     test = judging.read_test(rules)
     alone = [tmp_path / f"{number}.test.yaml" for number in range(len(test["tests"]))]
     for file, group in zip(alone, test["tests"], strict=True):
-        file.write_text(yaml.dump({**test, "tests": [group]}, Dumper=yaml.CSafeDumper))
+        file.write_text(judging.dump({**test, "tests": [group]}))
 
     done = judging.run(promtool, "test", "rules", *alone)  # each file of them in a database of its own
 
@@ -340,10 +351,12 @@ def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Pa
 @pytest.mark.usefixtures("promtool")
 def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
+    (checkout / "alerts" / "another.test.yaml").write_text(f"rule_files: [{STALL}]\ntests: []\n")
 
     (problem,) = check.rules_pass_their_tests(checkout)
 
     assert "FAILED" in problem
+    assert STALL_TEST in problem
 
 
 @pytest.mark.parametrize("checked", [check.rules_are_valid, check.rules_pass_their_tests])
@@ -390,6 +403,28 @@ def test_a_sound_checkout_gets_a_line_a_check_and_exit_code_0(
 ) -> None:
     assert check.main(checkout) == 0
     assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["ok     "] * len(check.CHECKS)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+def test_a_check_that_is_left_out_is_not_run_and_that_is_said(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(checkout / "alerts" / STALL, ">=", ">")
+
+    assert check.main(checkout) == 1
+    assert "FAILED rules pass their tests\n" in capsys.readouterr().out
+    assert check.main(checkout, ["--but", "rules_pass_their_tests"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("ok")] == ["       rules pass their tests: left out"]
+    assert len(lines) == len(check.CHECKS)
+
+
+def test_a_check_that_there_is_not_cannot_be_left_out(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        check.main(checkout, ["--but", "rules_pass"])
+
+    assert "invalid choice: 'rules_pass' (choose from 'rules_are_valid', " in capsys.readouterr().err
 
 
 @pytest.mark.needs_parts
