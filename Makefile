@@ -54,15 +54,13 @@ check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/python -m deploy.check $(CHECK_ARGS)
 
 coverage: .venv/.ready  ## every branch of the pure modules is tested by their own tests
-	@$(BIN)/python -m pytest --quiet --cov --cov-report= $(COVERAGE_ARGS) $(PURE_TESTS)
+	@$(BIN)/python -m pytest --quiet --cov --cov-report= $(PURE_TESTS)
 	@$(BIN)/python -m coverage report --include='$(PURE)' --fail-under=100 --precision=1
 
-# Nothing twice: a test of what ships runs the rules' own tests, and the tests of the pure modules have run for coverage.
+# A test of what ships runs the rules' own tests: they are not run here before it.
 ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, the tests without a single skip
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check coverage \
-	  CHECK_ARGS="--but rules_pass_their_tests" COVERAGE_ARGS=--no-skips
-	@$(MAKE) --no-print-directory test \
-	  PYTEST_ARGS="--no-skips --junit-xml=.work/tests.xml $(addprefix --ignore=,$(PURE_TESTS)) $(PYTEST_ARGS)"
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check coverage CHECK_ARGS="--but rules_pass_their_tests"
+	@$(MAKE) --no-print-directory test PYTEST_ARGS="--no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)"
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench
