@@ -18,7 +18,7 @@ from exporter import answered, apart, evidence
 from exporter.answering import Asking
 from exporter.apart import Born
 from exporter.collectors import COLLECTORS
-from exporter.collectors.family import gauge
+from exporter.collectors.family import Family, gauge
 from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
 from exporter.lost import LossHistory
 from exporter.readings import (
@@ -317,10 +317,10 @@ class Host:
             *remediator(hosts),
         ]
         return {
-            (sample.name, (*sample.labels.items(), ("host", self.name))): float(sample.value)
+            (family.sample_name, (*zip(family.labels, values, strict=True), ("host", self.name))): float(value)
             for family in families
-            for sample in family.samples
-            if sample.name in names
+            if isinstance(family, Family) and family.sample_name in names
+            for values, value in family.rows
         }
 
     def _look(self, second: int, now: Stamp) -> Snapshot:
