@@ -33,7 +33,7 @@ LATE_S: Final = 10
 """How much later than promtool a real Prometheus may tell, seconds: it scrapes and evaluates when it gets to it."""
 
 UP_S: Final = 60
-"""Within which it is to answer once it is started, seconds."""
+"""Within which it is to answer once it is started, and to scrape once it answers, seconds."""
 
 
 def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) -> Played:
@@ -70,6 +70,7 @@ class _Targets:
         names = sorted({each.host for each in scenario.programs} | set(scenario.hosts))
         self._hosts = {name: Host(name, scenario) for name in names}
         self._wanted = wanted
+        self._asked = {name: threading.Event() for name in names}
         self._began_s: float | None = None
         self._played_s = -1
         self._lock = threading.Lock()
@@ -79,12 +80,22 @@ class _Targets:
         return list(self._hosts)
 
     def begin(self) -> float:
-        """Let the scenario's time begin, and say when that is, Unix seconds."""
+        """Let the scenario's time begin once each host was scraped, and say when that is, Unix seconds.
+
+        A Prometheus that is ready finds its targets some seconds later: what happens before that it would not see.
+
+        Raises:
+            JudgeError: one is not scraped.
+        """
+        for name, asked in self._asked.items():
+            if not asked.wait(UP_S):
+                raise JudgeError(f"Prometheus does not scrape host {name}")
         self._began_s = time.time()
         return self._began_s
 
     def page(self, name: str) -> str:
         """What a scrape of this host gets now; nothing where it fails."""
+        self._asked[name].set()
         if self._began_s is None:
             return ""
         with self._lock:
