@@ -34,6 +34,9 @@ INCARNATION_MAX: Final = 256
 SIZE_MAX_BYTES: Final = 2**19
 """More than `ANSWERED_MAX` of the longest, bytes."""
 
+BOOTTIME_MAX_S: Final = 1e12
+"""No host has been up for longer, seconds; what is more is no time, nor always a number that can be reckoned with."""
+
 
 class AnsweredError(GpuwardenError):
     """What is in the file cannot be believed, and why."""
@@ -118,7 +121,7 @@ def parse(content: bytes, *, now: Stamp) -> tuple[str, ...]:
 
 
 def _is_seconds(found: object) -> bool:
-    return isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
+    return isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= BOOTTIME_MAX_S
 
 
 def _is_incarnation(found: object) -> bool:

@@ -122,6 +122,7 @@ class Clients:
                 continue
             if time.monotonic() > until_s:
                 late.add(pid)
+                unasked |= {node} & self._left_out  # it is back for this one when it is read
                 found.setdefault(node, {})[pid] = Held(shares=None, local_bytes=None)
                 continue
             self._asks(place)

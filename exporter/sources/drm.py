@@ -131,6 +131,8 @@ class DrmGpus:
             self._asks(None)
 
     def _read(self, question: Question) -> GpuReadings:
+        if question.without:  # before any file of theirs
+            question = _of_whole_gpus(question, self._devices(self._kfd.topology()))
         before = self._cuts.look(question)
         topology = self._kfd.topology()
         devices = self._devices(topology)

@@ -80,6 +80,7 @@ def test_of_more_than_fit_those_that_were_seen_last_are_written() -> None:
         pytest.param(content(format=2), "not of format 1", id="of another format"),
         pytest.param(content(written=None), "when it was written", id="without a time"),
         pytest.param(content(written={"boottime_s": "1", "boot_id": "this boot"}), "when it was", id="of no time"),
+        pytest.param(content(written={"boottime_s": 10**400, "boot_id": "this boot"}), "when it was", id="of no float"),
         pytest.param(content(written={"boottime_s": 1.0, "boot_id": "x"}), "of another boot", id="of another boot"),
         pytest.param(content(written={"boottime_s": 5001.0, "boot_id": "this boot"}), "1 s from now", id="future"),
         pytest.param(content(answered=None), "holds no list", id="without a list"),

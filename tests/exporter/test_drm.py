@@ -814,6 +814,18 @@ def test_of_a_gpu_in_parts_all_are_left_out_with_one(host: Host) -> None:
     )
 
 
+@pytest.mark.parametrize("part", [128, 129])
+def test_of_a_gpu_in_parts_no_file_is_read_once_one_of_them_hung(part: int, host: Host) -> None:
+    amd(host)
+    host.tree.cut(CARD, "CPX", 3)
+    asked: list[int | None] = []
+    source = DrmGpus(AMD, sys=host.tree.sys, proc=host.tree.proc, asks=asked.append)
+
+    source.read(without(part))
+
+    assert set(asked) == {None}
+
+
 @pytest.mark.parametrize("opened", ["before", "meanwhile"])
 def test_what_a_client_did_while_its_gpu_was_left_out_is_not_taken_for_work_of_one_look(
     opened: str, host: Host
@@ -833,6 +845,22 @@ def test_what_a_client_did_while_its_gpu_was_left_out_is_not_taken_for_work_of_o
 
     assert back[pid][0] is None
     assert later[pid][0] == pytest.approx(0.1)
+
+
+def test_who_is_not_read_in_time_in_the_look_in_which_its_gpu_is_back_is_taken_for_new_in_the_next(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.tree.gpu(130, ARC, "i915")
+    renders(host, 4001, gpu_tree.i915(ARC, render_ns=3600 * S), node="renderD130")
+    host.look()
+    host.look(without(130))
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "LOOK_S", -1.0)
+        host.look()
+
+    back, later = (on(host.look()["renderD130"])[4001][0] for _ in range(2))
+
+    assert (back, later) == (None, 0.0)
 
 
 @pytest.mark.parametrize("question", [None, without(128), Question(only=128)], ids=["all", "left out", "one"])
