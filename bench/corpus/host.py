@@ -522,7 +522,8 @@ class _Member:
 
 
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
-    """What the remediator of each host tells the rules: two settings, and how the items of runs get on."""
+    """What the remediator of each host tells the rules: that it works, two settings, how the items of runs get on."""
+    yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario")
     yield gauge(
         "gpuwarden_remediator_node_lost_after_seconds", "", (), [((), Limits.node_lost_after_s)], source="the scenario"
     )
