@@ -80,6 +80,7 @@ def files(site: Site) -> dict[str, str]:
 
     Raises:
         InitError: a path holds what systemd or a URL would read otherwise.
+        OSError: the installation is not whole.
     """
     for what, path in (("etc", site.etc), ("state", site.state), ("run", site.run), ("command", site.command)):
         if not _PLAIN.fullmatch(path):
@@ -180,7 +181,10 @@ def command(argv: list[str]) -> int:
         runbooks_url=arguments.runbooks_url or _kept_address(kept_runbooks, _pages_address),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
-    wanted = files(site)
+    try:
+        wanted = files(site)
+    except OSError as error:
+        raise InitError(f"nothing was written: {error}") from None
     if (changed := folder.changed(wanted)) and not arguments.force:
         listed = "\n  ".join(changed)
         raise InitError(

@@ -96,6 +96,16 @@ def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -
             assert os.path.normpath(f"gpuwarden/docs/runbooks/{link}") in found, (name, link)
 
 
+def test_an_installation_without_its_pages_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.pages.FOLDER", tmp_path / "docs")
+
+    with pytest.raises(InitError, match=r"^nothing was written: no .* install gpuwarden anew$"):
+        init.command([str(tmp_path / "here")])
+    assert not (tmp_path / "here").exists()
+
+
 @pytest.mark.parametrize("url", ['https://a/"x', "https://a/{{b}}", "https://a/b\\", "wiki/gpu", "ftp://a/b"])
 def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
