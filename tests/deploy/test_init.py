@@ -96,6 +96,44 @@ def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -
             assert os.path.normpath(f"gpuwarden/docs/runbooks/{link}") in found, (name, link)
 
 
+def test_a_second_run_keeps_every_option_that_is_not_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    podman = "--podman=unix:///run/podman/podman.sock"
+    options = [
+        "--command=/opt/gpuwarden/bin/gpuwarden", "--etc=/etc/warden", "--state=/srv/warden", "--run=/run/warden",
+        podman, "--docker=unix:///srv/docker.sock", "--systemd-unit=gpu-worker@*.service,b.service",
+        "--exporter-port=71", "--remediator-port=72", "--alertmanager-port=73", "--prometheus-port=74",
+    ]  # fmt: skip
+    first = written(tmp_path, "--host", "box1", *options)
+    assert "earlier run" not in capsys.readouterr().out
+
+    assert written(tmp_path) == first
+    told = capsys.readouterr().out
+    for option in options:
+        assert f"init: {option}, as in an earlier run" in told
+
+    later = written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu", "--systemd-unit", "c.service")
+    told = capsys.readouterr().out
+    assert "init: --systemd-unit=c.service, where it was gpu-worker@*.service,b.service\n" in told
+    assert f"init: {podman}, as in an earlier run" in told
+    assert set(later) - set(first) == {".runbooks-url"}
+    assert later["gpuwarden/gpuwarden.env"] == first["gpuwarden/gpuwarden.env"].replace(
+        "gpu-worker@*.service,b.service", "c.service"
+    )
+
+    (tmp_path / ".options").unlink()
+    assert "GPUWARDEN_REMEDIATOR_PORT=9836\n" in written(tmp_path)["gpuwarden/gpuwarden.env"]
+
+
+@pytest.mark.parametrize("kept", [b"--remediator-port=x", b"--colour=red", b"--systemd-unit=*", b"\xff", b"box1"])
+def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path: Path) -> None:
+    (tmp_path / ".options").write_bytes(kept + b"\n")
+
+    with pytest.raises(InitError, match=r"\.options: .+; mend it, or remove it"):
+        init.command([str(tmp_path)])
+
+
 def test_an_installation_without_its_pages_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
