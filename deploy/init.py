@@ -42,7 +42,7 @@ _PRIVATE: Final = frozenset({"alertmanager.yml"})
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
 """Paths that mean the same in a unit, a tmpfiles line, a URL and YAML."""
-_PLAIN_ADDRESS: Final = re.compile(r"[A-Za-z0-9:/._~%@+=&?\[\]-]+")
+_PLAIN_ADDRESS: Final = re.compile(r"[A-Za-z0-9:/._~%@+=&\[\]-]+")
 _PLAIN_UNITS: Final = re.compile(r"[A-Za-z0-9:_.@*?\[!\],-]+")
 
 _DESCRIPTION: Final = """\
@@ -214,6 +214,11 @@ def command(argv: list[str]) -> int:
         print(f"init: the alert that always fires goes to the address in {kept_url}, too; remove that file to end it")
     if site.runbooks_url is None:
         print("init: the alerts link their runbooks on this host alone; --runbooks-url says where else they open")
+    else:
+        print(
+            f"init: the alerts link their runbooks below {site.runbooks_url}, kept in {kept_runbooks}; remove that "
+            "file to link the remediator's on loopback"
+        )
     if away:
         print(
             f"init: there is no {reachable.SYSTEM_SOCKET}: the exporter asks Docker once it is there, and "
@@ -272,7 +277,7 @@ def _kept(file: Path) -> dict[str, object]:
         return {}
     try:
         return _given(_parser(_Kept).parse_args([*_read(file).splitlines(), "."], _none_given()))
-    except (argparse.ArgumentTypeError, UnicodeDecodeError) as error:
+    except argparse.ArgumentTypeError as error:
         raise InitError(f"{file}: {error}; mend it, or remove it to give its options anew") from None
 
 
@@ -331,10 +336,10 @@ def _docker() -> str:
 
 
 def _pages_address(given: str) -> str:
-    """An address of the web that means the same in YAML and in Prometheus's templates."""
+    """An address of the web that means the same in YAML and in Prometheus's templates, and that a page's name ends."""
     if _PLAIN_ADDRESS.fullmatch(given):
         return web_address(given)
-    raise argparse.ArgumentTypeError(f"{given!r} will not do: letters, digits and :/._~%@+=&?[]- are wanted")
+    raise argparse.ArgumentTypeError(f"{given!r} will not do: letters, digits and :/._~%@+=&[]- are wanted")
 
 
 def _kept_address(file: Path, address: Callable[[str], str]) -> str | None:
@@ -343,7 +348,7 @@ def _kept_address(file: Path, address: Callable[[str], str]) -> str | None:
     try:
         return address(_read(file))
     except argparse.ArgumentTypeError as error:
-        raise InitError(f"{file}: {error}; mend it, or or remove it to do without") from None
+        raise InitError(f"{file}: {error}; mend it, or remove it to do without") from None
 
 
 def _own_command() -> str:
@@ -363,7 +368,10 @@ def _filled(name: str, fill: Mapping[str, object]) -> str:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip()
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise InitError(f"{path}: it is not UTF-8; mend it, or remove it to do without") from None
 
 
 def _digest(content: bytes) -> str:

@@ -144,7 +144,10 @@ def test_an_installation_without_its_pages_is_told_in_a_sentence(
     assert not (tmp_path / "here").exists()
 
 
-@pytest.mark.parametrize("url", ['https://a/"x', "https://a/{{b}}", "https://a/b\\", "wiki/gpu", "ftp://a/b"])
+@pytest.mark.parametrize("url", ['https://a/"x', "https://a/{{b}}", "https://a/b\\", "wiki/gpu", "ftp://a/b",
+                                 "http://[", "https://[::1", "https://:9", "https://a:99999999", "https://a:0",
+                                 "https://a:b/c", "https://@", "https://a@/b",
+                                 "https://a/b?x=1", "https://a/b?", "https://a/b#c"])  # fmt: skip
 def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         init.command([str(tmp_path), "--runbooks-url", url])
@@ -154,10 +157,40 @@ def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(
         init.command([str(tmp_path)])
 
 
+@pytest.mark.parametrize(
+    "url", ["https://a", "http://a.example:8080/b/", "https://[::1]:9/b", "https://me@a:65535/~b/%20c"]
+)
+def test_an_address_of_runbooks_that_opens_is_taken(url: str, tmp_path: Path) -> None:
+    assert f"{url.rstrip('/')}/GpuwardenJobStalled.md" in written(tmp_path, "--runbooks-url", url)["README.md"]
+
+
+@pytest.mark.parametrize("name", [".runbooks-url", ".watchdog-url", "gpuwarden/host"])
+def test_what_is_kept_and_is_no_text_is_told_in_a_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / "gpuwarden").mkdir()
+    (tmp_path / name).write_bytes(b"https://\xff\n")
+
+    with pytest.raises(InitError, match=rf"{re.escape(name)}: it is not UTF-8; mend it, or remove it to do without"):
+        init.command([str(tmp_path)])
+
+
+def test_the_runbooks_go_back_to_the_remediator_once_their_address_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = written(tmp_path, "--host", "box1")
+    written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu")
+    file = tmp_path / ".runbooks-url"
+    told = f"below https://wiki.example.com/gpu, kept in {file}; remove that file to link the remediator's on loopback"
+    assert told in capsys.readouterr().out
+
+    file.unlink()
+
+    assert written(tmp_path) == before
+
+
 def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".watchdog-url").write_text("example.com\n")
 
-    with pytest.raises(InitError, match=r"\.watchdog-url: 'example\.com' is no address"):
+    with pytest.raises(InitError, match=r"\.watchdog-url: 'example\.com' is no address.*; mend it, or remove it"):
         init.command([str(tmp_path)])
 
 
