@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -132,7 +133,12 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
 
 def web_address(given: str) -> str:
     """An address of the web, as it was given. Raises argparse.ArgumentTypeError."""
-    if re.fullmatch(r"https?://[^\s/]+(/\S*)?", given):
+    try:
+        parts = urlsplit(given)
+        opens = bool(parts.hostname) and parts.port != 0  # it raises, as urlsplit does for half an IPv6 address
+    except ValueError:
+        opens = False
+    if opens and re.fullmatch(r"https?://[^\s/]+(/\S*)?", given):
         return given
     raise argparse.ArgumentTypeError(f"{given!r} is no address such as https://example.com/ping/1")
 

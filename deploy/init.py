@@ -3,7 +3,8 @@
 `files` says what is written, `Folder` writes it. `.written.json` in DIR holds the SHA-256 of each file as it was
 written, so that a later run tells a file of its own from one that a person changed. Token, host key and the address in
 `.watchdog-url` (0600, for whoever knows it can answer in our place) are kept; without that file there is none. Likewise
-`.runbooks-url`, where the alerts link their runbooks.
+`.runbooks-url`, where the alerts link their runbooks, and `.options`, all others that were given, one a line as
+`--podman=none`: what a later run is not told anew is as it was.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import Final, NoReturn
 
 from deploy import place, reachable, shipped
 from deploy.chain import PORTS, add_units, add_watchdog, keep_token, replace, web_address
@@ -32,12 +33,16 @@ TOKEN: Final = "gpuwarden/token"  # noqa: S105 - a path
 HOST: Final = "gpuwarden/host"
 WATCHDOG_URL: Final = ".watchdog-url"
 KEPT_RUNBOOKS_URL: Final = ".runbooks-url"
+KEPT_OPTIONS: Final = ".options"
+_OPTIONS: Final = (
+    "command", "etc", "state", "run", "podman", "docker", "systemd_unit", *(f"{part}_port" for part in PORTS)
+)  # fmt: skip
 _PRIVATE: Final = frozenset({"alertmanager.yml"})
 """What is for its owner's eyes alone: it may hold that address."""
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
 """Paths that mean the same in a unit, a tmpfiles line, a URL and YAML."""
-_PLAIN_ADDRESS: Final = re.compile(r"[A-Za-z0-9:/._~%@+=&?\[\]-]+")
+_PLAIN_ADDRESS: Final = re.compile(r"[A-Za-z0-9:/._~%@+=&\[\]-]+")
 _PLAIN_UNITS: Final = re.compile(r"[A-Za-z0-9:_.@*?\[!\],-]+")
 
 _DESCRIPTION: Final = """\
@@ -80,6 +85,7 @@ def files(site: Site) -> dict[str, str]:
 
     Raises:
         InitError: a path holds what systemd or a URL would read otherwise.
+        OSError: the installation is not whole.
     """
     for what, path in (("etc", site.etc), ("state", site.state), ("run", site.run), ("command", site.command)):
         if not _PLAIN.fullmatch(path):
@@ -164,9 +170,15 @@ class Folder:
 
 def command(argv: list[str]) -> int:
     """`gpuwarden init`."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser(argparse.ArgumentParser)
+    arguments = parser.parse_args(argv, _none_given())
     folder = Folder(arguments.folder)
-    kept, kept_url, kept_runbooks = (folder.path / name for name in (HOST, WATCHDOG_URL, KEPT_RUNBOOKS_URL))
+    kept, kept_url, kept_runbooks, kept_options = (
+        folder.path / name for name in (HOST, WATCHDOG_URL, KEPT_RUNBOOKS_URL, KEPT_OPTIONS)
+    )
+    were, given = _kept(kept_options), _given(arguments)
+    for name in _OPTIONS:
+        setattr(arguments, name, {**were, **given}.get(name, parser.get_default(name)))
     docker = arguments.docker or _docker()
     away = arguments.docker is None and docker == "none"
     site = Site(
@@ -180,7 +192,7 @@ def command(argv: list[str]) -> int:
         runbooks_url=arguments.runbooks_url or _kept_address(kept_runbooks, _pages_address),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
     )
-    wanted = files(site)
+    wanted = _wanted(site)
     if (changed := folder.changed(wanted)) and not arguments.force:
         listed = "\n  ".join(changed)
         raise InitError(
@@ -189,14 +201,11 @@ def command(argv: list[str]) -> int:
         )
     try:
         gone = folder.write(wanted)
-        replace(kept, site.host + "\n", mode=0o644)
         keep_token(folder.path / TOKEN)
-        if site.watchdog_url is not None:
-            replace(kept_url, site.watchdog_url + "\n", mode=0o600)
-        if site.runbooks_url is not None:
-            replace(kept_runbooks, site.runbooks_url + "\n", mode=0o644)
+        _keep(folder.path, site, {**were, **given})
     except OSError as error:
         raise InitError(f"{error.filename or folder.path} cannot be written ({error.strerror})") from error
+    _tell_options(were, given, kept_options)
     for name in changed:
         print(f"init: overwritten: {name}")
     for name in gone:
@@ -205,6 +214,11 @@ def command(argv: list[str]) -> int:
         print(f"init: the alert that always fires goes to the address in {kept_url}, too; remove that file to end it")
     if site.runbooks_url is None:
         print("init: the alerts link their runbooks on this host alone; --runbooks-url says where else they open")
+    else:
+        print(
+            f"init: the alerts link their runbooks below {site.runbooks_url}, kept in {kept_runbooks}; remove that "
+            "file to link the remediator's on loopback"
+        )
     if away:
         print(
             f"init: there is no {reachable.SYSTEM_SOCKET}: the exporter asks Docker once it is there, and "
@@ -223,10 +237,69 @@ def command(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gpuwarden init", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _wanted(site: Site) -> dict[str, str]:
+    try:
+        return files(site)
+    except OSError as error:
+        raise InitError(f"nothing was written: {error}") from None
+
+
+def _keep(folder: Path, site: Site, options: Mapping[str, object]) -> None:
+    """Have a later run know what this one was told."""
+    replace(folder / HOST, site.host + "\n", mode=0o644)
+    if site.watchdog_url is not None:
+        replace(folder / WATCHDOG_URL, site.watchdog_url + "\n", mode=0o600)
+    if site.runbooks_url is not None:
+        replace(folder / KEPT_RUNBOOKS_URL, site.runbooks_url + "\n", mode=0o644)
+    if options:
+        lines = [f"{_option(name, value)}\n" for name, value in options.items()]
+        replace(folder / KEPT_OPTIONS, "".join(lines), mode=0o644)
+
+
+def _tell_options(were: Mapping[str, object], given: Mapping[str, object], file: Path) -> None:
+    for name, value in were.items():
+        if name not in given:
+            print(f"init: {_option(name, value)}, as in an earlier run: {file} keeps it")
+        elif given[name] != value:
+            print(f"init: {_option(name, given[name])}, where it was {_plain(value)}")
+
+
+class _Kept(argparse.ArgumentParser):
+    """What reads options that were kept, not typed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise argparse.ArgumentTypeError(message)
+
+
+def _kept(file: Path) -> dict[str, object]:
+    """The options of an earlier run, as they were given."""
+    if not file.is_file():
+        return {}
+    try:
+        return _given(_parser(_Kept).parse_args([*_read(file).splitlines(), "."], _none_given()))
+    except argparse.ArgumentTypeError as error:
+        raise InitError(f"{file}: {error}; mend it, or remove it to give its options anew") from None
+
+
+def _none_given() -> argparse.Namespace:
+    """What argparse fills in: it puts a default, also one that is as if given, only where nothing is."""
+    return argparse.Namespace(**dict.fromkeys(_OPTIONS))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, object]:
+    return {name: value for name in _OPTIONS if (value := getattr(arguments, name)) is not None}
+
+
+def _option(name: str, value: object) -> str:
+    return f"--{name.replace('_', '-')}={_plain(value)}"
+
+
+def _plain(value: object) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    parser = kind(prog="gpuwarden init", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path, help="where the files are written; made if it is not there")
     parser.add_argument("--force", action="store_true", help="overwrite files that were changed; the token is kept")
     parser.add_argument("--host", help="this host's key (default: the one in DIR, else this machine's name)")
@@ -263,10 +336,10 @@ def _docker() -> str:
 
 
 def _pages_address(given: str) -> str:
-    """An address of the web that means the same in YAML and in Prometheus's templates."""
+    """An address of the web that means the same in YAML and in Prometheus's templates, and that a page's name ends."""
     if _PLAIN_ADDRESS.fullmatch(given):
         return web_address(given)
-    raise argparse.ArgumentTypeError(f"{given!r} will not do: letters, digits and :/._~%@+=&?[]- are wanted")
+    raise argparse.ArgumentTypeError(f"{given!r} will not do: letters, digits and :/._~%@+=&[]- are wanted")
 
 
 def _kept_address(file: Path, address: Callable[[str], str]) -> str | None:
@@ -275,7 +348,7 @@ def _kept_address(file: Path, address: Callable[[str], str]) -> str | None:
     try:
         return address(_read(file))
     except argparse.ArgumentTypeError as error:
-        raise InitError(f"{file}: {error}; mend it, or or remove it to do without") from None
+        raise InitError(f"{file}: {error}; mend it, or remove it to do without") from None
 
 
 def _own_command() -> str:
@@ -295,7 +368,10 @@ def _filled(name: str, fill: Mapping[str, object]) -> str:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip()
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise InitError(f"{path}: it is not UTF-8; mend it, or remove it to do without") from None
 
 
 def _digest(content: bytes) -> str:

@@ -153,6 +153,7 @@ def create_app(
         return {"accepted": accepted, "refused": refused}
 
     @app.get("/metrics", response_class=PlainTextResponse)
+    @app.head("/metrics", include_in_schema=False)
     def metrics() -> Response:
         """For Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -195,11 +196,13 @@ def _probes(app: FastAPI, ledger: Ledger) -> None:
     readiness = Readiness(ledger)
 
     @app.get("/-/healthy", response_class=PlainTextResponse)
+    @app.head("/-/healthy", include_in_schema=False)
     async def healthy() -> Response:
         """200 while the process serves, whatever the ledger does: to be started again would mend nothing else."""
         return Response("healthy\n", media_type="text/plain")
 
     @app.get("/-/ready", response_class=PlainTextResponse, responses=api.NOT_READY)
+    @app.head("/-/ready", include_in_schema=False)
     async def ready() -> Response:
         """200 while an alert could be made durable; else 503, with the reason."""
         because = await readiness.lacks()

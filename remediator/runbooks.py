@@ -11,10 +11,13 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Final
 
+import structlog
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
 from gpuwarden.pages import pages
+
+log: Final = structlog.get_logger("remediator")
 
 PAGES_MAX: Final = 128
 """So many pages are kept as HTML; more than there are."""
@@ -27,30 +30,50 @@ _STYLE: Final = (
     "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{border:1px solid #ccc;padding:.3rem .5rem}"
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}pre,code{background:#262626}a{color:#8bf}}"
 )
+_NOT_WHOLE: Final = "the installation is not whole; install gpuwarden anew"
 _NO_ANCHOR: Final = re.compile(r"[^\w\- ]")
 
 
 def add(app: FastAPI) -> None:
-    """Have the application serve the pages to anybody: they say nothing of this host."""
-    there = frozenset(pages())
+    """Have the application serve the pages to anybody: they say nothing of this host.
 
-    def answered(name: str) -> HTMLResponse:
+    Alerts are taken also where no page is there, or none can be shown: that is logged once, and said to who asks.
+    """
+    try:
+        there = frozenset(pages())
+    except OSError as error:  # it names a folder of this host, which not everybody is told
+        there = frozenset[str]()
+        log.warning("no runbook is served", because=str(error))
+
+    # One route for all that is below, since no other of this program's begins so: with one for each folder, a slash at
+    # its end would be answered by an address that holds what this host calls itself.
+    @app.get("/docs", include_in_schema=False)
+    @app.head("/docs", include_in_schema=False)
+    @app.get("/docs/{name:path}", include_in_schema=False)
+    @app.head("/docs/{name:path}", include_in_schema=False)
+    def page(name: str = "") -> HTMLResponse:
         if name not in there:
-            raise HTTPException(404, f"there is no page docs/{name[:100]} in this version")
-        return HTMLResponse(rendered(name), headers=_HEADERS)
-
-    @app.get("/docs/{page}", include_in_schema=False)
-    def page(page: str) -> HTMLResponse:
-        return answered(page)
-
-    @app.get("/docs/runbooks/{page}", include_in_schema=False)
-    def runbook(page: str) -> HTMLResponse:
-        return answered(f"runbooks/{page}")
+            lacking = "" if there else f": {_NOT_WHOLE}"
+            raise HTTPException(404, f"there is no page docs/{name[:100]} in this version{lacking}")
+        try:
+            return HTMLResponse(rendered(name), headers=_HEADERS)
+        except (OSError, KeyError):
+            raise HTTPException(404, f"the page docs/{name} is there no more: {_NOT_WHOLE}") from None
+        except (ImportError, ValueError) as error:
+            raise HTTPException(
+                503, f"the page docs/{name} cannot be shown ({error}); install gpuwarden anew"
+            ) from None
 
 
 @lru_cache(maxsize=PAGES_MAX)
 def rendered(name: str) -> str:
-    """A page as HTML, by its path below docs/. KeyError where it is none."""
+    """A page as HTML, by its path below docs/.
+
+    Raises:
+        KeyError, OSError: there is none, or it cannot be read.
+        ValueError: it is no UTF-8.
+        ImportError: what reads Markdown is not installed.
+    """
     from markdown_it import MarkdownIt  # noqa: PLC0415 - read by the first who opens a page
 
     there = pages()

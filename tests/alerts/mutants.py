@@ -1057,13 +1057,17 @@ PAGE_OF: Final = """\
               or
             {__name__=~"up|gpuwarden_remediator_ledger_up"} == 0
               and on (host, job, instance)
-            gpuwarden:remediator_target:info
+            gpuwarden:remediator_target:info == 1
           )
 """
 TARGET_OF: Final = """\
-          group by (host, job, instance) (gpuwarden_remediator_ledger_up)
-          or
-          last_over_time(gpuwarden:remediator_target:info[1h])
+          (
+            group by (host, job, instance) (last_over_time(gpuwarden_remediator_ledger_up[10m]))
+              or
+            last_over_time(gpuwarden:remediator_target:info[1h])
+              * on (host, job, instance)
+            (min by (host, job, instance) (min_over_time(up[10m])) < bool 1)
+          )
             and on (host, job, instance)
           up
 """
@@ -1119,8 +1123,10 @@ REMEDIATOR_MUTANTS: Final = [
         ("whose target: only while it answers", "or\n", "unless\n"),
         ("whose target: it is forgotten early", "1h", "50m"),
         ("whose target: it is known for longer", "1h", "2h"),
-        ("whose target: who left is not forgotten", "            and on (host, job, instance)\n          up\n", ""),
-        ("whose target: any that there is", "(gpuwarden_remediator_ledger_up)", "(up)"),
+        ("whose target: who left is not forgotten", ")\n            and on (host, job, instance)\n          up", ")"),
+        ("whose target: another program's for ever", "min_over_time(up[10m])", "up * 0"),
+        ("whose target: not a target that answers", "min by (host, job, instance) (min_over_time(up[10m]))", "up"),
+        ("whose target: any that there is", "gpuwarden_remediator_ledger_up[", "up["),
     ),
     *of(
         REMEDIATOR,

@@ -96,7 +96,58 @@ def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -
             assert os.path.normpath(f"gpuwarden/docs/runbooks/{link}") in found, (name, link)
 
 
-@pytest.mark.parametrize("url", ['https://a/"x', "https://a/{{b}}", "https://a/b\\", "wiki/gpu", "ftp://a/b"])
+def test_a_second_run_keeps_every_option_that_is_not_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    podman = "--podman=unix:///run/podman/podman.sock"
+    options = [
+        "--command=/opt/gpuwarden/bin/gpuwarden", "--etc=/etc/warden", "--state=/srv/warden", "--run=/run/warden",
+        podman, "--docker=unix:///srv/docker.sock", "--systemd-unit=gpu-worker@*.service,b.service",
+        "--exporter-port=71", "--remediator-port=72", "--alertmanager-port=73", "--prometheus-port=74",
+    ]  # fmt: skip
+    first = written(tmp_path, "--host", "box1", *options)
+    assert "earlier run" not in capsys.readouterr().out
+
+    assert written(tmp_path) == first
+    told = capsys.readouterr().out
+    for option in options:
+        assert f"init: {option}, as in an earlier run" in told
+
+    later = written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu", "--systemd-unit", "c.service")
+    told = capsys.readouterr().out
+    assert "init: --systemd-unit=c.service, where it was gpu-worker@*.service,b.service\n" in told
+    assert f"init: {podman}, as in an earlier run" in told
+    assert set(later) - set(first) == {".runbooks-url"}
+    assert later["gpuwarden/gpuwarden.env"] == first["gpuwarden/gpuwarden.env"].replace(
+        "gpu-worker@*.service,b.service", "c.service"
+    )
+
+    (tmp_path / ".options").unlink()
+    assert "GPUWARDEN_REMEDIATOR_PORT=9836\n" in written(tmp_path)["gpuwarden/gpuwarden.env"]
+
+
+@pytest.mark.parametrize("kept", [b"--remediator-port=x", b"--colour=red", b"--systemd-unit=*", b"\xff", b"box1"])
+def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path: Path) -> None:
+    (tmp_path / ".options").write_bytes(kept + b"\n")
+
+    with pytest.raises(InitError, match=r"\.options: .+; mend it, or remove it"):
+        init.command([str(tmp_path)])
+
+
+def test_an_installation_without_its_pages_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.pages.FOLDER", tmp_path / "docs")
+
+    with pytest.raises(InitError, match=r"^nothing was written: no .* install gpuwarden anew$"):
+        init.command([str(tmp_path / "here")])
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("url", ['https://a/"x', "https://a/{{b}}", "https://a/b\\", "wiki/gpu", "ftp://a/b",
+                                 "http://[", "https://[::1", "https://:9", "https://a:99999999", "https://a:0",
+                                 "https://a:b/c", "https://@", "https://a@/b",
+                                 "https://a/b?x=1", "https://a/b?", "https://a/b#c"])  # fmt: skip
 def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         init.command([str(tmp_path), "--runbooks-url", url])
@@ -106,10 +157,40 @@ def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(
         init.command([str(tmp_path)])
 
 
+@pytest.mark.parametrize(
+    "url", ["https://a", "http://a.example:8080/b/", "https://[::1]:9/b", "https://me@a:65535/~b/%20c"]
+)
+def test_an_address_of_runbooks_that_opens_is_taken(url: str, tmp_path: Path) -> None:
+    assert f"{url.rstrip('/')}/GpuwardenJobStalled.md" in written(tmp_path, "--runbooks-url", url)["README.md"]
+
+
+@pytest.mark.parametrize("name", [".runbooks-url", ".watchdog-url", "gpuwarden/host"])
+def test_what_is_kept_and_is_no_text_is_told_in_a_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / "gpuwarden").mkdir()
+    (tmp_path / name).write_bytes(b"https://\xff\n")
+
+    with pytest.raises(InitError, match=rf"{re.escape(name)}: it is not UTF-8; mend it, or remove it to do without"):
+        init.command([str(tmp_path)])
+
+
+def test_the_runbooks_go_back_to_the_remediator_once_their_address_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = written(tmp_path, "--host", "box1")
+    written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu")
+    file = tmp_path / ".runbooks-url"
+    told = f"below https://wiki.example.com/gpu, kept in {file}; remove that file to link the remediator's on loopback"
+    assert told in capsys.readouterr().out
+
+    file.unlink()
+
+    assert written(tmp_path) == before
+
+
 def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".watchdog-url").write_text("example.com\n")
 
-    with pytest.raises(InitError, match=r"\.watchdog-url: 'example\.com' is no address"):
+    with pytest.raises(InitError, match=r"\.watchdog-url: 'example\.com' is no address.*; mend it, or remove it"):
         init.command([str(tmp_path)])
 
 

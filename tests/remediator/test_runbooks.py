@@ -1,13 +1,18 @@
 """The pages that the remediator serves: what they become, and that what they link to opens."""
 
+import asyncio
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import urljoin
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from structlog.testing import capture_logs
 
 from gpuwarden import pages as shipping
 from gpuwarden.pages import pages
@@ -98,6 +103,89 @@ def test_html_in_a_page_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
 )  # fmt: skip
 def test_what_is_no_page_is_404(path: str, served: httpx.Client) -> None:
     assert served.get(f"/docs{path}", follow_redirects=True).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["", "/", "/runbooks", "/runbooks/"])
+def test_nobody_is_sent_to_an_address_that_a_proxy_would_not_know(path: str, served: httpx.Client) -> None:
+    answer = served.get(f"/docs{path}", headers={"Host": "inside.example.com"})
+
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/docs/runbooks/GpuwardenJobStalled.md", "/docs/rules.md", "/metrics",
+                                  "/-/healthy", "/-/ready"])  # fmt: skip
+def test_who_asks_for_the_head_alone_gets_it(path: str, served: httpx.Client) -> None:
+    whole, head = served.get(path), served.head(path)
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert served.head("/docs/nothing.md").status_code == 404
+
+
+def asked(app: FastAPI, name: str) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:
+            return await client.get(f"/docs/{name}")
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An installation's pages, of which there is one."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "a.md").write_text("# There is one\n")
+    monkeypatch.setattr(shipping, "FOLDER", folder)
+    runbooks.rendered.cache_clear()
+    yield folder
+    runbooks.rendered.cache_clear()
+
+
+def test_without_its_pages_a_remediator_starts_and_says_what_is_missing(folder: Path) -> None:
+    (folder / "a.md").unlink()
+    app = FastAPI()
+
+    with capture_logs() as logged:
+        runbooks.add(app)
+        answers = [asked(app, "a.md"), asked(app, "runbooks/GpuwardenJobStalled.md")]
+
+    assert [(each["log_level"], each["event"]) for each in logged] == [("warning", "no runbook is served")]
+    assert str(folder) in logged[0]["because"]
+    for answer in answers:
+        assert answer.status_code == 404
+        assert "install gpuwarden anew" in answer.text
+        assert str(folder) not in answer.text
+
+
+def test_a_page_that_is_lost_after_the_start_is_told_of_and_shown_once_it_is_there(folder: Path) -> None:
+    app = FastAPI()
+    runbooks.add(app)
+    page = (folder / "a.md").read_bytes()
+    (folder / "a.md").unlink()
+
+    lost = asked(app, "a.md")
+    (folder / "b.md").write_text("not whole: its neighbour is there")
+    alone = asked(app, "a.md")
+    (folder / "a.md").write_bytes(b"\xff")
+    broken = asked(app, "a.md")
+    (folder / "a.md").write_bytes(page)
+
+    assert [each.status_code for each in (lost, alone, broken)] == [404, 404, 503]
+    assert all("install gpuwarden anew" in each.text for each in (lost, alone, broken))
+    assert "There is one" in asked(app, "a.md").text
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_what_reads_markdown_a_page_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = FastAPI()
+    runbooks.add(app)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+
+    answer = asked(app, "a.md")
+
+    assert answer.status_code == 503
+    assert "install gpuwarden anew" in answer.text
 
 
 def test_every_page_is_kept_once_it_was_asked_for() -> None:
