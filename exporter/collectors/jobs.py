@@ -47,7 +47,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield from _progress(rows)
     yield from _silence(rows, snapshot)
     yield from _limits(rows, snapshot)
-    yield from _ranks([row for row in rows if is_rank(row.job)], snapshot)
+    # The file of a dead worker stays, and its rank may long be another's.
+    yield from _ranks([row for row in rows if is_rank(row.job) and row.policed], snapshot)
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
@@ -250,7 +251,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank has been without a beat, its GPU pegged and nothing else of it moving, 20 s of which may be "
         "from before that was seen, for rates of work show late.",
         _SLOT,
-        ((row.key, _spinning_s(row)) for row in ranks if row.policed),
+        ((row.key, _spinning_s(row)) for row in ranks),
         source="job file, and its container's GPU, RAM, I/O and page faults",
     )
     yield gauge(
@@ -258,7 +259,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank must have been spinning to be stuck, if every other rank of its gang is too: as "
         "`gpuwarden_job_stuck_after_seconds` of a job that is alone.",
         _SLOT,
-        ((row.key, snapshot.patience.gang_stuck_after_s(row.job, row.pauses)) for row in ranks if row.policed),
+        ((row.key, snapshot.patience.gang_stuck_after_s(row.job, row.pauses)) for row in ranks),
         source="job file; `--stuck-floor-s`, `--stuck-steps`",
     )
 
