@@ -1953,6 +1953,11 @@ EQUIVALENT: Final[dict[str, str]] = {
                 "gpuwarden_gang_rank_spinning_seconds -> last_over_time(gpuwarden_gang_rank_spinning_seconds[5m])",
                 "who is not known to spin now is not let through by the last leg",
             ),
+            (
+                "gpuwarden_gang_rank_spinning_seconds -> last_over_time(gpuwarden_gang_rank_spinning_seconds[5m]), "
+                "at its place 2",
+                "what has vanished has no timestamp either",
+            ),
         )
     },
     "wrangling: GpuwardenItemsFailing: max -> min": _SINGLE,
