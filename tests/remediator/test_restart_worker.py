@@ -339,7 +339,9 @@ def test_a_rank_that_was_fenced_is_stopped_while_it_spins(trips: frozenset[Trip]
     assert not isinstance(steps, Stop)
 
 
-@pytest.mark.parametrize(("trips", "fences"), [(frozenset({Trip.GANG}), True), (frozenset(), False)], ids=["on", "over"])
+@pytest.mark.parametrize(
+    ("trips", "fences"), [(frozenset({Trip.GANG}), True), (frozenset(), False)], ids=["on", "over"]
+)
 def test_a_rank_is_fenced_only_while_its_gang_is_stuck(trips: frozenset[Trip], fences: bool) -> None:
     owed = episode(free(Stage.PLANNED), settle(Stage.PLANNED), trip=Trip.GANG, trips=trips)
 
