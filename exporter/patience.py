@@ -108,6 +108,11 @@ class Patience:
         after_s = self.gang_stuck_after_s(job, pauses)
         return None if after_s is None else _still_s(after_s)
 
+    def gang_stuck_late_s(self, job: "JobFile", pauses: Pauses = ()) -> float:
+        """How late it may show that such a rank moves no more, seconds: never more than half of its limit."""
+        after_s = self.gang_stuck_after_s(job, pauses)
+        return STILL_LATE_S if after_s is None else after_s - _still_s(after_s)
+
     def _stuck_after_s(self, job: "JobFile", pauses: Pauses) -> float | None:
         """`None` while it is not told, or cannot be said.
 

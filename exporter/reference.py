@@ -23,7 +23,7 @@ from gpuwarden.settings import table, write_pages
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 NO_JOB: Final = "the worker runs no job"
-NO_RANK: Final = f"{NO_JOB}, or no rank of a gang, or is older than the exporter"
+NO_RANK: Final = f"{NO_JOB}, or no rank of a gang, is dead, or is older than the exporter"
 UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"

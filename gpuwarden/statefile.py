@@ -112,8 +112,9 @@ class JobFile:
     A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `patience_s` is
     the silence that the job asks for while it is in its phase, above 0 (exporters take less than 30 for 30); it may be
     missing, and is then no more than what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
-    `gang` is what all ranks of one gang have in common and no other gang has, and `rank` which of them it is, from 0;
-    where they are missing, as by an older worker, the gang is never judged as one.
+    `gang` is what all ranks of one gang have in common, in each of their attempts, and no other gang has, of whichever
+    queue; workers write the number, the submit time (Unix, to the millisecond) and the run. `rank` is which of them it
+    is, from 0. Where they are missing, as by an older worker, the gang is never judged as one.
     `longest` are the longest steps, at most `LONGEST_MAX`: no other one is longer than the shortest of them. It may be
     missing, and then the exporter goes by `step_max_s` alone. `stays` are likewise the longest of the attempt's earlier
     stays in the phase that it is in, each from the change of phase into it to the one out of it. It may be missing, and

@@ -257,8 +257,9 @@ class Worker:
             stall_timeout_s=job.stall_timeout_s,
             steps_total=job.steps_total,
             ranks=job.ranks,
-            # Another queue's gang may have the same number. As short as a field may be: the number comes first.
-            gang=None if job.gang is None else f"{job.gang}/{job.run_id}"[:TEXT_MAX],
+            # Another queue's gang may have the same number, and be of a run of the same name. As short as a field may
+            # be: what tells them apart comes first.
+            gang=None if job.gang is None else f"{job.gang}@{job.submitted_at:.3f}/{job.run_id}"[:TEXT_MAX],
             rank=job.rank,
         )
         over = threading.Event()

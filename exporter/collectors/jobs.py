@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from exporter import evidence
 from exporter.collectors.family import gauge
-from exporter.patience import STILL_LATE_S, Pauses, is_rank
+from exporter.patience import Patience, Pauses, is_rank
 from exporter.readings import ContainerEvidence, Snapshot
 from gpuwarden.statefile import JobFile
 
@@ -47,7 +47,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield from _progress(rows)
     yield from _silence(rows, snapshot)
     yield from _limits(rows, snapshot)
-    yield from _ranks([row for row in rows if is_rank(row.job)], snapshot)
+    # The file of a dead worker stays, and its rank may long be another's.
+    yield from _ranks([row for row in rows if is_rank(row.job) and row.policed], snapshot)
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
@@ -247,10 +248,10 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gang_rank_spinning_seconds",
-        "How long a rank has been without a beat, its GPU pegged and nothing else of it moving, 20 s of which may be "
-        "from before that was seen, for rates of work show late.",
+        "How long a rank has been without a beat, its GPU pegged and nothing else of it moving, 20 s of which, or half "
+        "its limit where that is less, may be from before that was seen, for rates of work show late.",
         _SLOT,
-        ((row.key, _spinning_s(row)) for row in ranks if row.policed),
+        ((row.key, _spinning_s(row, snapshot.patience)) for row in ranks),
         source="job file, and its container's GPU, RAM, I/O and page faults",
     )
     yield gauge(
@@ -258,13 +259,14 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank must have been spinning to be stuck, if every other rank of its gang is too: as "
         "`gpuwarden_job_stuck_after_seconds` of a job that is alone.",
         _SLOT,
-        ((row.key, snapshot.patience.gang_stuck_after_s(row.job, row.pauses)) for row in ranks if row.policed),
+        ((row.key, snapshot.patience.gang_stuck_after_s(row.job, row.pauses)) for row in ranks),
         source="job file; `--stuck-floor-s`, `--stuck-steps`",
     )
 
 
-def _spinning_s(row: _Row) -> float | None:
+def _spinning_s(row: _Row, patience: Patience) -> float | None:
     spinning_s = row.place.spinning_s if row.place else None
     if row.beat_age_s is None or spinning_s is None:
         return None
-    return min(row.beat_age_s, spinning_s + STILL_LATE_S) if spinning_s else 0.0
+    late_s = patience.gang_stuck_late_s(row.job, row.pauses)
+    return min(row.beat_age_s, spinning_s + late_s) if spinning_s else 0.0

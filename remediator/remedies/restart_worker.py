@@ -323,8 +323,9 @@ def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, str]:
     reported = [facts.episode.trip, *sorted(facts.episode.trips - {facts.episode.trip})]
     doubts = []
     for trip in reported:
-        if trip is Trip.GANG and trip not in facts.episode.trips:
-            # Local evidence is of this rank alone. Without the alert it may wait for one that works again.
+        if trip is Trip.GANG and trip not in facts.episode.trips and not _is_fenced(facts):
+            # Local evidence is of this rank alone. Without the alert it may wait for one that works again. Once its
+            # attempt is fenced, that ends whatever the others do, and no scrape that failed may let it live on.
             wedged, figures = False, "nothing says any more that the other ranks of its gang spin too"
         else:
             wedged, figures = confirm(evidence, trip)
@@ -332,6 +333,11 @@ def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, str]:
             return trip, figures
         doubts.append(figures if len(reported) == 1 else f"{trip}: {figures}")
     return None, "; ".join(doubts)
+
+
+def _is_fenced(facts: Facts) -> bool:
+    settle = facts.episode.settle
+    return settle is not None and settle.stage in (Stage.FENCED, Stage.DONE)
 
 
 def _consider(facts: Facts) -> Step:
@@ -510,7 +516,7 @@ def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
     evidence, settle = facts.evidence, facts.episode.settle
-    fenced = settle is not None and settle.stage in (Stage.FENCED, Stage.DONE)
+    fenced = _is_fenced(facts)
     if evidence is not None and not fenced and (excuse := _excuse(facts, evidence)) is not None:
         return Withdraw(because=f"{excuse}, and nothing was done")
     if fenced and _is_succeeded(facts, free):

@@ -1827,6 +1827,7 @@ _HOLDS_ITSELF: Final = (
 )
 _ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
 _ALIKE: Final = "it is matched, by all labels, with what is of one error only"
+_SPINNING: Final = "gpuwarden_gang_rank_spinning_seconds"
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 _HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
@@ -1956,8 +1957,12 @@ EQUIVALENT: Final[dict[str, str]] = {
                 "whom it picks is there now: it only says that 0 is the rank",
             ),
             (
-                "gpuwarden_gang_rank_spinning_seconds -> last_over_time(gpuwarden_gang_rank_spinning_seconds[5m])",
+                f"{_SPINNING} -> last_over_time({_SPINNING}[5m])",
                 "who is not known to spin now is not let through by the last leg",
+            ),
+            (
+                f"{_SPINNING} -> last_over_time({_SPINNING}[5m]), at its place 2",
+                "what has vanished has no timestamp either",
             ),
         )
     },

@@ -43,11 +43,15 @@ def test_each_figure_that_is_written_in_a_rule_is_listed_with_its_reason() -> No
     assert {name: found for name, found in written.items() if found} == listed(PAGE.read_text())
 
 
-def test_a_rule_that_acts_has_no_figure_but_the_step_of_a_record_that_it_asks() -> None:
+def test_a_rule_that_acts_has_no_figure_but_of_how_old_what_it_asks_may_be() -> None:
+    """The step of a record, and the age of samples of other hosts: no owner's choice, but the scrape's."""
     acting = {rule["alert"]: figures(rule) for rule in rules() if "remedy" in rule.get("labels", {})}
 
     assert len(acting) > 1
-    assert {name: found for name, found in acting.items() if found} == {"GpuwardenNodeLost": {"10"}}
+    assert {name: found for name, found in acting.items() if found} == {
+        "GpuwardenNodeLost": {"10"},
+        "GpuwardenGangStuck": {"90"},
+    }
     (heard,) = [rule for rule in rules() if rule.get("record") == "gpuwarden:host_heard:timestamp_seconds"]
     assert ":10s]" in heard["expr"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.patience import STEPS_MIN, Patience
+from exporter.patience import STEPS_MIN, STILL_LATE_S, Patience
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.pace import Pace
 from gpuwarden.statefile import LongStep
@@ -265,6 +265,7 @@ def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job:
     assert PATIENCE.stuck_after_s(alone) is not None
     assert PATIENCE.gang_stuck_after_s(rank) == PATIENCE.stuck_after_s(alone)
     assert PATIENCE.gang_stuck_still_s(rank) == PATIENCE.stuck_still_s(alone)
+    assert PATIENCE.gang_stuck_late_s(rank) == STILL_LATE_S
     assert (PATIENCE.stuck_after_s(rank), PATIENCE.stuck_still_s(rank)) == (None, None)
 
 
@@ -283,6 +284,15 @@ def test_no_rank_is_stuck_with_its_gang(job: dict[str, Any]) -> None:
     found = build.job_file(**job)
 
     assert (PATIENCE.gang_stuck_after_s(found), PATIENCE.gang_stuck_still_s(found)) == (None, None)
+
+
+def test_it_may_show_late_for_no_more_than_half_of_its_limit_that_a_rank_spins() -> None:
+    rank, patience = (
+        build.job_file(**STEPPED | RANK | {"step_max_s": 0.5, "stall_timeout_s": 5.0}),
+        Patience(stuck_floor_s=30.0),
+    )
+
+    assert (patience.gang_stuck_after_s(rank), patience.gang_stuck_late_s(rank)) == (30.0, 15.0)
 
 
 def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:

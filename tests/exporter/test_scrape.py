@@ -19,6 +19,7 @@ from deploy.check import CHECKOUT
 from exporter import scrape
 from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import Thresholds
+from exporter.patience import Patience
 from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
@@ -252,11 +253,26 @@ def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], sp
     assert (told["rank_info"], told["ranks"]) == ([1.0], [4.0]), "it is known all the same"
 
 
-def test_a_rank_of_a_dead_worker_spins_no_more_and_has_no_limit_but_is_known() -> None:
+@pytest.mark.parametrize(
+    ("floor_s", "spinning_s"), [(600.0, 120.0), (30.0, 115.0)], ids=["by 20 s", "by half of what it is held to"]
+)
+def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: float) -> None:
+    """As late as of a job that is alone, which has to be still for half of its limit at least."""
+    seen = build.sighting(job=build.job_file(**RANK | {"stall_timeout_s": 5.0, "step_max_s": 0.1}))
+    place = build.evidence(**SPINS | {"gpu_pegged_s": 100.0})
+    patience = Patience(stuck_floor_s=floor_s)
+
+    text = golden.scraped(build.snapshot(seen, containers=(place,), patience=patience))
+
+    assert values(text, "gpuwarden_gang_rank_stuck_after_seconds") == [floor_s]
+    assert values(text, "gpuwarden_gang_rank_spinning_seconds") == [spinning_s]
+
+
+def test_of_the_rank_of_a_dead_worker_nothing_is_told_for_another_may_run_it_by_now() -> None:
     told = of_a_rank({}, alive=False)
 
-    assert (told["rank_spinning_seconds"], told["rank_stuck_after_seconds"]) == ([], [])
-    assert told["rank_info"] == [1.0]
+    assert set(map(tuple, told.values())) == {()}
+    assert of_a_rank({}, alive=None)["rank_info"] == [1.0], "one of which it is not known lives on"
 
 
 @pytest.mark.parametrize("job", [{"ranks": 1, "gang": None}, {"gang": None}], ids=["alone", "an older worker's"])

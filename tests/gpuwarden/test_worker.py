@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -1016,14 +1017,26 @@ def told_of_gang(store: JobStore, reporter: Reporter) -> tuple[str | None, int, 
 def test_the_job_file_says_which_rank_of_which_gang_it_is_and_of_how_many(store: JobStore, reporter: Reporter) -> None:
     gang = store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
 
-    assert told_of_gang(store, reporter) == (f"{gang}/night", 0, 2)
+    assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 0, 2)
 
 
 def test_the_second_rank_names_the_same_gang(store: JobStore, reporter: Reporter) -> None:
     gang = store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
     store.claim("gpu", host="box2", worker="w2", incarnation="i2", now=0)
 
-    assert told_of_gang(store, reporter) == (f"{gang}/night", 1, 2)
+    assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 1, 2)
+
+
+def test_gangs_of_one_number_and_run_in_two_queues_differ_by_when_they_were_submitted(
+    tmp_path: Path, reporter: Reporter
+) -> None:
+    named = set()
+    for queue, submitted_at in (("one", 1700000000.25), ("other", 1700000000.5)):
+        with closing(JobStore.open(f"sqlite:///{tmp_path / queue}.db")) as store:
+            store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=submitted_at)
+            named.add(told_of_gang(store, reporter)[0])
+
+    assert named == {"1@1700000000.250/night", "1@1700000000.500/night"}
 
 
 def test_a_gang_of_the_longest_run_there_may_be_is_named_by_its_number_all_the_same(
@@ -1034,7 +1047,7 @@ def test_a_gang_of_the_longest_run_there_may_be_is_named_by_its_number_all_the_s
     named, _, _ = told_of_gang(store, reporter)
 
     assert named is not None
-    assert named.startswith(f"{gang}/rrr")
+    assert named.startswith(f"{gang}@0.000/rrr")
 
 
 def test_a_job_of_one_rank_is_of_no_gang(store: JobStore, reporter: Reporter) -> None:

@@ -327,13 +327,27 @@ def test_a_rank_is_freed_for_its_gang(trips: frozenset[Trip], begins: bool) -> N
     assert begins or (isinstance(step, Wait) and "the other ranks of its gang" in step.because)
 
 
-@pytest.mark.parametrize(("trips", "stops"), [(frozenset({Trip.GANG}), True), (frozenset(), False)], ids=["on", "over"])
-def test_a_rank_that_was_fenced_is_stopped_while_its_gang_is_stuck(trips: frozenset[Trip], stops: bool) -> None:
+@pytest.mark.parametrize("trips", [frozenset({Trip.GANG}), frozenset()], ids=["while its gang is", "or nobody says so"])
+def test_a_rank_that_was_fenced_is_stopped_while_it_spins(trips: frozenset[Trip]) -> None:
+    """Its attempt is over, whatever the others do: one scrape that fails must not let its process live on."""
     owed = episode(free(Stage.PLANNED), settle(Stage.FENCED), trip=Trip.GANG, trips=trips)
 
-    step = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS)))
+    spins = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS)))
+    steps = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS | {"beat_age_s": 1.0})))
 
-    assert isinstance(step, Stop) is stops
+    assert isinstance(spins, Stop)
+    assert not isinstance(steps, Stop)
+
+
+@pytest.mark.parametrize(
+    ("trips", "fences"), [(frozenset({Trip.GANG}), True), (frozenset(), False)], ids=["on", "over"]
+)
+def test_a_rank_is_fenced_only_while_its_gang_is_stuck(trips: frozenset[Trip], fences: bool) -> None:
+    owed = episode(free(Stage.PLANNED), settle(Stage.PLANNED), trip=Trip.GANG, trips=trips)
+
+    step = decide(facts(episode=owed, evidence=evidence(**SPINS)))
+
+    assert isinstance(step, Fence) is fences
 
 
 CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], bool, str]] = {
