@@ -1435,6 +1435,14 @@ def test_nothing_of_it_moved_for_as_long_as_its_gpu_spun_or_it_was_at_rest_and_a
     assert build.evidence(**seen).unmoved_s == unmoved_s
 
 
+@pytest.mark.parametrize("sign", ["gpu_pegged_s", "ram_still_s", "io_still_s", "fault_still_s"])
+def test_it_spins_for_as_long_as_the_last_sign_of_it_lasts_and_not_where_one_is_unknown(sign: str) -> None:
+    assert build.evidence(**SPINS).spinning_s == 600.0
+    assert build.evidence(**{**SPINS, sign: 5.0}).spinning_s == 5.0
+    assert build.evidence(**{**SPINS, sign: None}).spinning_s is None
+    assert build.evidence(**SLEEPS).spinning_s is None
+
+
 @given(seen=st.fixed_dictionaries({each: st.none() | st.sampled_from((0.0, 1.0, 2.0)) for each in SPINS}))
 def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen: dict[str, float | None]) -> None:
     def lasted(*signs: str) -> bool:
