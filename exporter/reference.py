@@ -52,6 +52,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_worker_loop_age_seconds": UNKNOWN_AGE,
     "gpuwarden_statefiles_invalid": "nothing is wrong with any file",
     "gpuwarden_workers_duplicate": NO_WORKERS,
+    "gpuwarden_job_id": NO_JOB,
     "gpuwarden_job_info": NO_JOB,
     "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
     "gpuwarden_job_budget_seconds": f"{NO_JOB}, has no budget, or {DEAD}",
@@ -177,12 +178,13 @@ _UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "
                  "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
 
 
-_UNBOUNDED: Final = {
+_OTHER: Final = {
+    "gpuwarden_job_id": "an id",
     "gpuwarden_container_gpu_utilization_ratio": "ratio, 0 or more",
     "gpuwarden_gpu_unplaced_utilization_ratio": "ratio, 0 or more",
     "gpuwarden_gpu_unattributed_utilization_ratio": "ratio, 1 or less",
 }
-"""Sums of what a driver tells of each process, and what is left of the GPU's own without them."""
+"""Units that no name tells. Ratios: sums of what a driver tells of processes, and what those leave of the GPU."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -254,7 +256,7 @@ def _rows(families: Iterable[Metric]) -> Iterator[str]:
             raise ValueError(f"{name} does not say where its figures come from: give it a source")
         labels = ", ".join(f"`{label}`" for label in family.labels)
         word = family.name.rpartition("_")[2]
-        unit = _UNBOUNDED.get(name) or _UNITS.get(word) or _unit_of_flag(family) or "count"
+        unit = _OTHER.get(name) or _UNITS.get(word) or _unit_of_flag(family) or "count"
         texts = _cell(family.documentation), _cell(family.source), ABSENT[name]
         yield f"| `{name}` | {family.type} | {labels} | {unit} | {' | '.join(texts)} |"
 

@@ -49,6 +49,9 @@ JOB_SUFFIX: Final = ".job.json"
 TASK_SUFFIX: Final = ".json"
 LOCK_SUFFIX: Final = ".lock"
 
+JOB_ID_MAX: Final = 2**53 - 1
+"""Up to here every whole number is a sample's value exactly, which is a float of 64 bits."""
+
 PID_MAX: Final = 2**22
 """No pid of Linux is greater (PID_MAX_LIMIT, proc_sys_kernel(5))."""
 
@@ -208,7 +211,7 @@ def parse_job(text: str) -> JobFile:
     """
     fields = _own(text)
     return JobFile(
-        job_id=fields.count("job_id"),
+        job_id=fields.count("job_id", most=JOB_ID_MAX),
         attempt=fields.count("attempt"),
         worker=check_name(fields.text("worker")),
         incarnation=fields.text("incarnation"),
@@ -284,10 +287,10 @@ class _Fields:
             raise _field_error(name, f"a string of 1 to {TEXT_MAX} printable characters", value)
         return value
 
-    def count(self, name: str) -> int:
+    def count(self, name: str, *, most: int = 2**63 - 1) -> int:
         value = self._fields.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise _field_error(name, "a whole number from 0", value)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            raise _field_error(name, "a whole number from 0" + (f" to {most}" if most < 2**63 - 1 else ""), value)
         return value
 
     def seconds(self, name: str) -> float:

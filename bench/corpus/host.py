@@ -190,7 +190,8 @@ class _Life:
             self._stays = Stays(started.boottime_s)
             budget_s = program.job_class.budget_s if program.budget_s is None else program.budget_s
             self.job = JobFile(
-                job_id=self.attempts, attempt=1, worker=program.name, incarnation=self.worker_incarnation,
+                # Another attempt each time, so that what Prometheus repeats of the one before is a series of its own.
+                job_id=self.attempts, attempt=self.attempts, worker=program.name, incarnation=self.worker_incarnation,
                 job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
                 stall_timeout_s=program.patience_s, started=started, phase=Phase.LOAD, phase_started=started,
                 beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,

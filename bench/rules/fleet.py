@@ -136,8 +136,8 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
 def _kind(name: str, value: float) -> str:
     if name in _OF_THE_JOB:
         return _OF_THE_JOB[name]
-    if name == "gpuwarden_job_info":
-        return "info"
+    if name == "gpuwarden_job_id":
+        return "id"
     if name.endswith(_BY_THE_CLOCK):
         return "clock" if name.endswith("_timestamp_seconds") else "age"
     if name == _GROWS:
@@ -165,6 +165,7 @@ def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, jo
         "phase": age_s - LOAD_S if age_s >= LOAD_S else age_s,
         "beat": age_s % STEP_S,
         "steps": float(max(0, int((age_s - LOAD_S) / STEP_S))),
+        "id": float(job_id),
         "clock": now_s,
         "age": now_s % 10,
     }
@@ -172,8 +173,6 @@ def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, jo
         kind = each.kind
         if kind == "stays":
             out.append(f"{each.text}{each.value!r}\n")
-        elif kind == "info":
-            out.append(re.sub(r'job_id="\d+"', f'job_id="{job_id}"', each.text) + "1.0\n")
         elif kind == "counter":
             out.append(f"{each.text}{each.value + now_s * 0.7!r}\n")
         elif kind == "wanders":

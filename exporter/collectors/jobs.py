@@ -29,7 +29,11 @@ class _Row:
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
-    """Series keyed by worker slot and container; job id and attempt on the info series alone."""
+    """Series keyed by worker slot and container, with which a worker's next job goes on.
+
+    A job's id is a value: a label would make a series of each job, and who asks Prometheus for a name goes through all
+    series of it that there have been for hours. Of attempts there are few, and the same ones come again.
+    """
     if snapshot.workers is None:
         return
     rows = [
@@ -53,23 +57,17 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
+        "gpuwarden_job_id",
+        "The id of the job that a worker runs, of which attempt and in which life of the worker.",
+        (*_SLOT, "attempt", "incarnation"),
+        (((*row.key, str(row.job.attempt), row.job.incarnation), float(row.job.job_id)) for row in rows),
+        source="job file",
+    )
+    yield gauge(
         "gpuwarden_job_info",
-        "The attempt a worker runs; always 1.",
-        (*_SLOT, "job_id", "attempt", "incarnation", "job_class", "model"),
-        (
-            (
-                (
-                    *row.key,
-                    str(row.job.job_id),
-                    str(row.job.attempt),
-                    row.job.incarnation,
-                    row.job.job_class,
-                    row.job.model or "",
-                ),
-                1.0,
-            )
-            for row in rows
-        ),
+        "What kind of job a worker runs; always 1.",
+        (*_SLOT, "job_class", "model"),
+        (((*row.key, row.job.job_class, row.job.model or ""), 1.0) for row in rows),
         source="job file",
     )
     yield gauge(

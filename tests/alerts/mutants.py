@@ -146,7 +146,9 @@ def of(rules: str, part: str, *breakages: tuple[str, str, str]) -> list[Mutant]:
 
 IDENTITY = """\
           * on (host, worker, container) group_left (job_id, attempt, incarnation)
-          topk by (host, worker, container) (1, timestamp(gpuwarden_job_info)) ^ 0
+          count_values without () ("job_id",
+            gpuwarden_job_id and topk by (host, worker, container) (1, timestamp(gpuwarden_job_id))
+          )
 """
 PATIENCE = "        labels:\n"
 
@@ -159,22 +161,24 @@ def of_identity(rules: str, measure: str) -> list[Mutant]:
         IDENTITY,
         ("no identity is joined", IDENTITY, ""),
         (f"the value is not {measure}", "*", "+"),
-        ("the identity has no job", "job_id, ", ""),
+        ("the identity has no job", "(job_id, ", "("),
+        ("the job's id is called otherwise", '"job_id"', '"id"'),
+        ("of two one is named", "without ()", "without (attempt)"),
         ("the identity has no attempt", "attempt, ", ""),
         ("the identity has no incarnation", ", incarnation", ""),
         ("the identity is joined without the host", "* on (host, worker, container)", "* on (worker, container)"),
         ("the identity is joined without the worker", "* on (host, worker, container)", "* on (host, container)"),
         ("the identity is joined without the container", "* on (host, worker, container)", "* on (host, worker)"),
-        ("a doubled identity fails the rule", f"{by} (1, timestamp(gpuwarden_job_info)) ^ 0", "gpuwarden_job_info"),
+        ("a doubled identity fails the rule", f" and {by} (1, timestamp(gpuwarden_job_id))", ""),
         ("two identities are let through", "(1,", "(2,"),
-        ("identities are merged to nobody's", f"{by} (1, timestamp(gpuwarden_job_info))",
-         "max by (host, worker, container) (timestamp(gpuwarden_job_info))"),
-        ("one attempt is as new as another", "timestamp(gpuwarden_job_info)", "gpuwarden_job_info"),
+        ("identities are merged to nobody's", f"gpuwarden_job_id and {by} (1, timestamp(gpuwarden_job_id))",
+         "max by (host, worker, container) (gpuwarden_job_id)"),
+        ("the newest is the one of the greatest id", "timestamp(gpuwarden_job_id)", "gpuwarden_job_id"),
         ("one identity is kept of all", by, "topk"),
         ("one identity is kept of all hosts", by, "topk by (worker, container)"),
         ("one identity is kept of a container", by, "topk by (host, container)"),
         ("one identity is kept of a worker's containers", by, "topk by (host, worker)"),
-        ("the attempt before is still named", "gpuwarden_job_info", "last_over_time(gpuwarden_job_info[5m])"),
+        ("the attempt before is still named", "gpuwarden_job_id and", "last_over_time(gpuwarden_job_id[5m]) and"),
     )  # fmt: skip
 
 
@@ -481,7 +485,7 @@ WORKER_MUTANTS: Final = [
         ("the lock is joined without aggregation", f"min by {SLOT} ({ALIVE})", ALIVE),
         ("the lock is believed after it has become unknown", ALIVE, f"last_over_time({ALIVE}[5m])"),
         ("the lock counts as held where it is unknown", f"({ALIVE})",
-         f"({ALIVE} or on {SLOT} gpuwarden_job_info * 0 + 1)"),
+         f"({ALIVE} or on {SLOT} gpuwarden_job_id * 0 + 1)"),
         ("the lock remembers that it was held", ALIVE, f"max_over_time({ALIVE}[5m])"),
         ("the lock is not told apart by host", SLOT, "(worker, container)"),
         ("the lock is not told apart by worker", SLOT, "(host, container)"),

@@ -18,15 +18,15 @@ SLOT = 'worker="w1",container="c1"'
 Named = set[tuple[str, ...]]
 
 
-def sound(job_id: int, phase: str) -> Series:
+def sound(attempt: int, phase: str) -> Series:
     """Worker w1 as it steps, or loads, with an attempt of its own."""
-    return {**wedge(1.0, job_id=job_id), ("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1}
+    return {**wedge(1.0, attempt=attempt), ("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1}
 
 
-def wedged(job_id: int, phase: str) -> Series:
+def wedged(attempt: int, phase: str) -> Series:
     """As it hangs in a call that spins: none of its processes rests."""
     spins = {("gpuwarden_container_work_still_seconds", 'container="c1"'): 0.0}
-    return {**wedge(130.0, job_id=job_id), ("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1, **spins}
+    return {**wedge(130.0, attempt=attempt), ("gpuwarden_job_phase", f'{SLOT},phase="{phase}"'): 1, **spins}
 
 
 def told(url: str, expression: str, *labels: str) -> Named:
@@ -36,22 +36,22 @@ def told(url: str, expression: str, *labels: str) -> Named:
     return {tuple(each["metric"].get(label, "") for label in labels) for each in found}
 
 
-@pytest.mark.parametrize(("before", "now"), [(6, 7), (7, 6)], ids=["a later job", "an earlier one"])
+@pytest.mark.parametrize(("before", "now"), [(6, 7), (7, 6)], ids=["a later one", "an earlier one"])
 def test_the_attempt_that_is_there_is_named_and_judged_by_its_own_phase(before: int, now: int, tmp_path: Path) -> None:
     host = Scraped()
     folder = tmp_path / "prometheus"
     with host:
         host.series = sound(before, "load")
         with prometheus(folder, host.address) as url:
-            eventually(lambda: told(url, "gpuwarden_job_info", "job_id") == {(str(before),)}, "it is seen", within_s=30)
+            eventually(lambda: told(url, "gpuwarden_job_id", "attempt") == {(str(before),)}, "it is seen", within_s=30)
         host.series = wedged(now, "step")
         with prometheus(folder, host.address) as url:
             alert = 'ALERTS{alertname="GpuwardenJobStalled", alertstate="firing"}'
             eventually(lambda: told(url, alert), "the wedge is told", within_s=30)
-            both = told(url, "gpuwarden_job_info", "job_id"), told(url, "gpuwarden_job_phase", "phase")
+            both = told(url, "gpuwarden_job_id", "attempt"), told(url, "gpuwarden_job_phase", "phase")
 
             assert both == ({("6",), ("7",)}, {("load",), ("step",)}), "what was before is told beside it"
-            assert told(url, f"last_over_time({alert}[5m])", "job_id", "attempt") == {(str(now), "1")}
+            assert told(url, f"last_over_time({alert}[5m])", "job_id", "attempt") == {("7", str(now))}
 
 
 def test_the_incarnation_of_a_server_that_is_there_is_named(tmp_path: Path) -> None:

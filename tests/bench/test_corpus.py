@@ -331,8 +331,8 @@ def test_an_exporter_knows_what_it_saw_in_its_own_life(timeline: str, busy_s: fl
 
 
 def test_what_vanishes_while_prometheus_is_down_is_not_marked() -> None:
-    jobs = host.series(named("is on its next job, which wedges, when Prometheus"), wanted={"gpuwarden_job_info"})
-    watched = host.series(named("waits for a job on a GPU that is lost"), wanted={"gpuwarden_job_info"})
+    jobs = host.series(named("is on its next job, which wedges, when Prometheus"), wanted={"gpuwarden_job_id"})
+    watched = host.series(named("waits for a job on a GPU that is lost"), wanted={"gpuwarden_job_id"})
 
     assert [found.count("stale") for found in jobs.values()] == [0, 0]
     assert "stale" in next(iter(watched.values())), "as while it is up"

@@ -295,7 +295,7 @@ def test_a_dead_worker_is_published_with_its_job_and_where_it_was_and_without_th
 
     assert values(text, "gpuwarden_worker_alive", worker="w2", container="worker-2") == [0.0]
     assert values(text, "gpuwarden_worker_dead_seconds", worker="w2", container="worker-2") == [12.5]
-    assert values(text, "gpuwarden_job_info", worker="w2", container="worker-2", job_id="9") == [1.0]
+    assert values(text, "gpuwarden_job_id", worker="w2", container="worker-2") == [9.0]
     for limit in ("budget", "stall_timeout", "health_window", "health_grace"):
         assert values(text, f"gpuwarden_job_{limit}_seconds", worker="w2") == []
         assert bool(values(text, f"gpuwarden_job_{limit}_seconds", worker="w0")) is True
@@ -348,7 +348,7 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     idle = build.snapshot(build.sighting(job=None))
     empty = build.snapshot(containers=())
 
-    assert {"gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
+    assert {"gpuwarden_job_id", "gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
     assert not {name for name in hot(golden.scraped(idle)) if name.startswith("gpuwarden_job_")}
     assert hot(golden.scraped(idle)) >= {"gpuwarden_worker_info", "gpuwarden_container_info"}
     assert {name for name in hot(golden.scraped(empty)) if not name.startswith("gpuwarden_gpu_")} == {
@@ -356,11 +356,12 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     }
 
 
-def test_job_id_attempt_and_incarnations_stand_on_info_series_alone() -> None:
+def test_what_changes_with_a_life_stands_on_info_series_and_with_the_jobs_id_and_a_jobs_id_on_none_but_gangs() -> None:
     churning = {"job_id", "attempt", "incarnation", "container_id", "container_incarnation"}
 
     for name, labels in series(golden.PATH.read_text()):
-        assert name.endswith("_info") or not churning & dict(labels).keys()
+        assert name.endswith("_info") or name == "gpuwarden_job_id" or not churning & dict(labels).keys()
+        assert name == "gpuwarden_gang_rank_info" or "job_id" not in dict(labels)
 
 
 def test_gpu_memory_adds_up_from_its_parts() -> None:

@@ -68,7 +68,8 @@ long_steps = st.lists(
 ).map(tuple)  # fmt: skip
 jobs = st.builds(
     JobFile,
-    job_id=counts, attempt=counts, worker=names, incarnation=texts, job_class=st.sampled_from(JobClass),
+    job_id=st.integers(0, 2**53 - 1), attempt=counts, worker=names, incarnation=texts,
+    job_class=st.sampled_from(JobClass),
     model=st.none() | texts, budget_s=durations, stall_timeout_s=durations, started=stamps,
     phase=st.sampled_from(Phase), phase_started=stamps, beat=st.none() | stamps, step=counts,
     steps_total=st.none() | counts, step_mean_s=st.none() | durations, step_max_s=st.none() | durations,
@@ -200,6 +201,9 @@ def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(tex
     [
         pytest.param(job_with(job_class="gpu2"), "'job_class': one of gpu, gpu_video.* 'gpu2' found", id="class"),
         pytest.param(job_with(phase="STEP"), "'phase': one of load, step.* 'STEP' found", id="phase"),
+        pytest.param(
+            job_with(job_id=2**53), "'job_id': a whole number from 0 to 9007199254740991", id="an id no float holds"
+        ),
         pytest.param(job_with(budget_s=-1), "'budget_s': seconds, a number from 0 .* -1 found", id="budget"),
         pytest.param(job_with(budget_s=False), "'budget_s'.* False found", id="a boolean budget"),
         pytest.param(job_with(beat=0), "'beat': an object", id="beat"),
