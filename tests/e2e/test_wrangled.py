@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from deploy.chain import Chain, Plan
-from deploy.stage import FAST
+from deploy.stage import FAST, of_consequence
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
@@ -152,7 +152,9 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
     done = len(ITEMS) - held
     farm.until(lambda: farm.store.item_counts("r1")[ItemState.DONE] >= done, "others do what it failed")
 
-    farm.until(lambda: [each.outcome for each in farm.ledger.stories()] == ["mended"], "its alert has ended")
+    farm.until(
+        lambda: [each.outcome for each in of_consequence(farm.ledger.stories())] == ["mended"], "its alert has ended"
+    )
     assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]
     assert farm.locked() == ["bad"]
     assert {each.worker for each in farm.store.items("r1") if each.state is ItemState.DONE} == {"good", "fine", "mixed"}
