@@ -325,7 +325,7 @@ def test_a_request_that_comes_in_small_pieces_has_no_more_time_than_another(
             except OSError:
                 return True
 
-        eventually(hung_up, "it is let go of", within_s=5)
+        eventually(hung_up, "it is let go of")
         assert get(port, "/-/healthy")[0] == 200
 
 
