@@ -90,13 +90,18 @@ def test_a_bound_that_no_executor_would_take_is_refused(
 
 
 def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:
-    with up(tmp_path, free_ports()) as run:
-        eventually((run.data / "parts.json").exists, "the first part is started", log=run.said)
+    for number in range(5):  # a busy machine may be told to only when it is ready
+        (folder := tmp_path / str(number)).mkdir()
+        with up(folder, free_ports()) as run:
+            eventually((run.data / "parts.json").exists, "the first part is started", log=run.said)
 
-        assert run.stop() == 0
-        assert READY not in run.said()
-        assert "stopped before it was ready" in run.said()
-        assert not any(runs(pid) for pid in run.pids().values())
+            assert run.stop() == 0
+            assert not any(runs(pid) for pid in run.pids().values())
+        if READY not in run.said():
+            break
+
+    assert READY not in run.said()
+    assert "stopped before it was ready" in run.said()
 
 
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
