@@ -51,7 +51,7 @@ def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iter
     work.mkdir()
     with stage(work, NoEngine(because="a test"), slots, armed=True, stop_grace_s=1.0) as scene, relay.going_on():
         relay.stands_in(scene.chain)
-        eventually(lambda: gpus_read(scene) == {LOST, THERE}, "the stand-in is read", within_s=30)
+        eventually(lambda: gpus_read(scene) == {LOST, THERE}, "the stand-in is read", within_s=60)
         yield scene
 
 
