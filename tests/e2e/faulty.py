@@ -229,7 +229,7 @@ class Site:
             cwd=CHECKOUT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         return done.returncode, done.stdout + done.stderr

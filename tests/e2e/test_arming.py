@@ -174,7 +174,7 @@ def run(scene: Stage, *arguments: str) -> tuple[int, str]:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -82,7 +82,7 @@ class Farm:
             env={**os.environ, "GPUWARDEN_WRANGLE": machine},
             stdout=subprocess.DEVNULL,
             text=True,
-            timeout=60,
+            timeout=180,
             check=True,
         )
 
@@ -105,7 +105,7 @@ class Farm:
             logs = [each.read_text() for each in self.folder.glob("*.log")]
             return "\n".join([*accounts, *logs, self.chain.log_tail("execute"), self.chain.log_tail("serve")])
 
-        eventually(holds, what, within_s=60, log=log)
+        eventually(holds, what, within_s=90, log=log)
 
     def did(self, run_id: str) -> list[str]:
         """What was done about a run, by the ledger."""
@@ -179,7 +179,7 @@ def test_a_run_that_fails_on_all_who_run_it_is_blocked_by_itself(farm: Farm) -> 
 @pytest.mark.behaviour("B7")
 def test_a_run_that_did_not_ask_is_left_alone_though_its_machine_has_the_others_judged(farm: Farm) -> None:
     for name in ("good", "fine"):
-        farm.workers[name].wait(30)  # its job was taken from it as that run was blocked
+        farm.workers[name].wait(90)  # its job was taken from it as that run was blocked
         farm.start(name)
     farm.submit("r3", [f"broken-{n:03}" for n in range(40)], "--no-wrangle", jobs=2, machine="1")
 
