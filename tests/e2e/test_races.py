@@ -73,7 +73,7 @@ class Scene:
     def incarnation(self, race: str) -> str:
         return self.fleet.incarnation(worker_of(race))
 
-    def completed(self, job_id: JobId, *, within_s: float = 60) -> None:
+    def completed(self, job_id: JobId, *, within_s: float = 120) -> None:
         self.until(lambda: self.stage.store.job(job_id).state is State.COMPLETED, f"job {job_id} completed", within_s)
 
     def closed(self, race: str, *, episodes: int) -> None:
@@ -83,7 +83,7 @@ class Scene:
 
         self.until(over, f"{episodes} episodes are over")
 
-    def until(self, holds: Callable[[], bool], what: str, within_s: float = 60) -> None:
+    def until(self, holds: Callable[[], bool], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
 
@@ -162,7 +162,7 @@ def test_the_next_wedge_of_the_same_container_is_mended_too_while_a_second_execu
     job_id = wedge(scene, "rules")
 
     second = subprocess.run(
-        scene.stage.chain.executor_command(), capture_output=True, text=True, timeout=60, check=False
+        scene.stage.chain.executor_command(), capture_output=True, text=True, timeout=180, check=False
     )
 
     assert second.returncode == 1
