@@ -47,7 +47,7 @@ class Run:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=90)
 
     def url(self, part: str, path: str) -> str:
         return f"http://127.0.0.1:{self.ports[part]}{path}"

@@ -72,7 +72,7 @@ def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Pat
 
 def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
     with up(tmp_path, free_ports(), "--systemd-unit", "*.service") as run:
-        assert run.process.wait(timeout=30) == 2
+        assert run.process.wait(timeout=90) == 2
 
     assert "'*.service' names no services: wanted are names as 'gpu-worker@*.service'" in run.said()
 
@@ -107,7 +107,7 @@ def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     ports = free_ports()
     with socket.create_server(("127.0.0.1", ports["prometheus"])), up(tmp_path, ports) as run:
-        assert run.process.wait(timeout=30) == 1
+        assert run.process.wait(timeout=90) == 1
 
     assert f"port {ports['prometheus']}, wanted for prometheus, cannot be used" in run.said()
     assert "systemctl disable --now prometheus" in run.said()
@@ -119,7 +119,7 @@ def test_a_second_one_on_the_same_data_is_refused_with_the_pid_of_the_first(tmp_
     with up(tmp_path, free_ports()) as first:
         first.ready()
         with up(tmp_path / "second", free_ports(), data=first.data) as second:
-            assert second.process.wait(timeout=30) == 1
+            assert second.process.wait(timeout=90) == 1
 
         assert f"another `gpuwarden up` (pid {first.process.pid}) runs on {first.data}" in second.said()
         eventually(lambda: all(map(first.answers, PORTS)), "all of the first one's answer", log=first.said)
@@ -208,7 +208,7 @@ def test_an_installed_package_holds_all_it_needs(tmp_path: Path) -> None:
 
     bare = {**env, "PATH": str(tmp_path), "LD_LIBRARY_PATH": ""}
     with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], cwd=tmp_path, env=bare) as run:
-        assert run.process.wait(timeout=30) == 1
+        assert run.process.wait(timeout=90) == 1
     assert "apt-get install prometheus\n" in run.said()
     assert "apt-get install prometheus-alertmanager\n" in run.said()
     assert "--fetch-parts" in run.said()

@@ -637,7 +637,7 @@ def run(house: Path, *arguments: object, env: dict[str, str]) -> tuple[int, str]
     """Exit status and standard error of an exporter that is to end by itself."""
     done = subprocess.run(
         command(house, "--docker", "none", *arguments),
-        env=environment(**env), capture_output=True, text=True, timeout=30, check=False,
+        env=environment(**env), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     return done.returncode, done.stderr
 

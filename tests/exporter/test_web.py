@@ -514,7 +514,7 @@ def environment(**more: str) -> dict[str, str]:
 def run(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit status and standard error of an exporter that is to end by itself."""
     done = subprocess.run(
-        command(*arguments), env=environment(**(env or {})), capture_output=True, text=True, timeout=30, check=False
+        command(*arguments), env=environment(**(env or {})), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
