@@ -17,12 +17,15 @@ from deploy.fleet import QUEUE, Database, DockerFleet, Fleet, Ground, Habits, Pr
 from deploy.simulator import SimulatedGpus, Slot
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
-from remediator.ledger import Entry, Ledger
+from remediator.ledger import Entry, Ledger, Story
+from remediator.plan import Outcome
 from remediator.witness import Witness, WitnessError
 
 HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
 FAST: Final = Pace(scrape_s=1, evaluate_s=1, group_interval_s=1, repeat_s=3600)
+IDLE: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
+"""How an episode closes of which nothing came."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,15 @@ class Stage:
         for slot in self.slots:
             self.fleet.start(slot.worker)
         return {slot.worker: self.fleet.incarnation(slot.worker) for slot in self.slots}
+
+
+def of_consequence(stories: Sequence[Story]) -> list[Story]:
+    """The episodes that are open, or of which something came, in their order.
+
+    One wedge may leave others, which touch nothing. Where a scrape is late its alert ends and comes again, and what was
+    not begun by then is closed as unconfirmed; an alert that is delivered when all is over is superseded.
+    """
+    return [story for story in stories if story.outcome not in IDLE]
 
 
 @contextmanager

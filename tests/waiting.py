@@ -7,13 +7,18 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
+from gpuwarden.errors import GpuwardenError
+
 POLL_S: Final = 0.02
 RESTS_S: Final = 0.1
 """How long to rest at most between two looks that take long themselves, seconds: four times as long as they take.
 
 Else to look takes the processor from what is waited for.
 """
-WITHIN_S: Final = 15.0
+WITHIN_S: Final = 45.0
+
+LATE_S: Final = 30.0
+"""How late what is asked may answer on a busy machine, seconds."""
 
 T = TypeVar("T")
 
@@ -35,6 +40,18 @@ def eventually(
         time.sleep(min(max(POLL_S, 4 * (now_s - began_s)), RESTS_S))
         began_s = time.monotonic()
     return answer
+
+
+def answered(ask: Callable[[], T]) -> T:
+    """What is answered, however late; of what goes unanswered for all of `LATE_S` the newest error is raised."""
+    deadline_s = time.monotonic() + LATE_S
+    while True:
+        try:
+            return ask()
+        except GpuwardenError:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(RESTS_S)
 
 
 def within(timeout_s: float, act: Callable[[], T]) -> T:

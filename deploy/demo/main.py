@@ -31,7 +31,7 @@ from gpuwarden.job import FINAL
 from remediator import account
 
 SILENCE_S: Final = 6.0
-TIMEOUT_S: Final = 80.0
+TIMEOUT_S: Final = 150.0
 SLOTS: Final = tuple(Slot(worker=f"gpuwarden-demo-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
 JOBS: Final = (
     ("wedges at step 5", Script(picture="first", steps=10, wedge_attempts=1, wedge_after_step=5), True),

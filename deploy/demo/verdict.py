@@ -6,7 +6,7 @@ from typing import Final
 
 from deploy.demo import body
 from deploy.demo.story import ALERT
-from deploy.stage import Stage
+from deploy.stage import Stage, of_consequence
 from gpuwarden.job import State
 from remediator.ledger import Story
 
@@ -47,7 +47,11 @@ def links(stage: Stage, cases: list[Case], before: dict[str, str]) -> Iterator[L
     """Every link of every case. `before` holds each worker's container incarnation at the start."""
     for case in cases:
         stories = [story for story in stage.ledger.stories() if story.job_id == case.job_id]
-        yield from _mended(stage, case, stories, before) if case.mended else _left_alone(stage, case, stories, before)
+        yield from (
+            _mended(stage, case, of_consequence(stories), before)
+            if case.mended
+            else _left_alone(stage, case, stories, before)
+        )
         yield _finished(stage, case)
         yield _output(stage, case)
 

@@ -39,15 +39,15 @@ class Run:
         return self.log.read_text()
 
     def says(self, text: str) -> None:
-        eventually(lambda: text in self.said(), f"it says {text!r}", log=self.said)
+        eventually(lambda: text in self.said(), f"it says {text!r}", within_s=40, log=self.said)
 
     def ready(self) -> "Run":
-        eventually(lambda: READY in self.said() or self._ended(), "it is ready", within_s=40, log=self.said)
+        eventually(lambda: READY in self.said() or self._ended(), "it is ready", within_s=90, log=self.said)
         return self
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=90)
 
     def url(self, part: str, path: str) -> str:
         return f"http://127.0.0.1:{self.ports[part]}{path}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.demo.body import Script
 from deploy.fleet import Services, SystemdFleet
 from deploy.simulator import Slot
-from deploy.stage import stage
+from deploy.stage import of_consequence, stage
 from gpuwarden.job import State
 from tests.waiting import eventually
 
@@ -38,7 +38,8 @@ def main(work: Path) -> None:
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in scene.ledger.stories() if story.worker == WEDGED] == ["mended"]
+                and [story.outcome for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
+                == ["mended"]
             ),
             within_s=90,
             what="the job was mended",

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.needs_parts
 
 WORKER = "gpuwarden-process-a"
 SERIES = "gpuwarden_queue_workers_busy{"
+GRACE_S = 5.0
 
 
 def busy(url: str) -> float | None:
@@ -35,10 +36,10 @@ def when(holds: Callable[[], bool], what: str, log: Callable[[], str]) -> float:
 
 @pytest.mark.behaviour("A12")
 def test_the_busy_gauge_falls_at_once_when_a_wedged_worker_is_killed_and_counts_its_replacement(tmp_path: Path) -> None:
-    script = Script(picture="first", load_s=0.3, load_mib=4, steps=8, step_s=0.5, wedge_attempts=1, wedge_after_step=2)
-    with stage(
-        tmp_path, NoEngine(because="a test"), [Slot(worker=WORKER, gpus=("GPU-sim-0",))], armed=True, stop_grace_s=1.0
-    ) as scene:
+    script = Script(picture="first", load_s=0.3, load_mib=4, steps=16, step_s=0.5, wedge_attempts=1, wedge_after_step=2)
+    slots = [Slot(worker=WORKER, gpus=("GPU-sim-0",))]
+    # What is looked for is there for a grace, and for as long as the job takes: a look may come seconds late.
+    with stage(tmp_path, NoEngine(because="a test"), slots, armed=True, stop_grace_s=GRACE_S) as scene:
         url, log = scene.chain.remediator_url, lambda: scene.chain.log_tail("execute")
         scene.start_workers()
         eventually(lambda: busy(url) == 0, "an idle worker is not busy", log=log)

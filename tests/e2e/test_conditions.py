@@ -20,12 +20,12 @@ from deploy.demo.body import Script
 from deploy.engine import Engine
 from deploy.fleet import DockerFleet, Habits
 from deploy.simulator import Slot
-from deploy.stage import Stage, stage
+from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import JobClass, JobId, State
 from gpuwarden.queue import Submission
 from remediator.ledger import Story
-from tests.waiting import eventually
+from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
@@ -34,6 +34,9 @@ DEAD_AFTER_S: Final = 10.0
 WINDOW_S: Final = 8.0
 GRACE_S: Final = 8.0
 NEVER_S: Final = 3600.0
+STOP_GRACE_S: Final = 5.0
+"""Longer than a heartbeat, at which a worker sees that its job was taken, and says what it ends with."""
+
 SILENCE_S: Final = 5.0
 STUCK_S: Final = 15.0
 
@@ -106,10 +109,15 @@ class Scene:
         return self.stage.store.submit(job, now=time.time())
 
     def facts(self, case: str) -> WorkerFacts:
-        return self.stage.witness.about(worker_of(case), host=self.stage.chain.plan.host)
+        return answered(lambda: self.stage.witness.about(worker_of(case), host=self.stage.chain.plan.host))
 
     def stories(self, case: str) -> list[Story]:
         return [story for story in self.stage.ledger.stories() if story.worker == worker_of(case)]
+
+    def first(self, case: str) -> Story | None:
+        """The first episode of which something came, once it is closed."""
+        found = [story for story in of_consequence(self.stories(case)) if story.closed_at is not None]
+        return found[0] if found else None
 
     def told(self, case: str) -> str:
         return "\n".join(f"{entry.act} {entry.step}: {entry.because}" for entry in self.stage.account(worker_of(case)))
@@ -131,8 +139,9 @@ class Scene:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
     def first_mended(self, case: str) -> Story:
-        self.until(lambda: self.stories(case) and self.stories(case)[0].closed_at, f"{case} is over")
-        story = self.stories(case)[0]
+        self.until(lambda: self.first(case), f"{case} is over")
+        story = self.first(case)
+        assert story is not None
         assert story.outcome == "mended", self.told(case)
         return story
 
@@ -154,7 +163,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
             engine,
             [Slot(worker=worker_of(case), gpus=(f"GPU-sim-{case}",)) for case in CASES],
             armed=True,
-            stop_grace_s=1.0,
+            stop_grace_s=STOP_GRACE_S,
             dead_after_s=DEAD_AFTER_S,
             queues={worker_of(case): case for case in CASES},
             unmanaged=[worker_of("not-ours")],
@@ -374,8 +383,8 @@ def test_a_dead_worker_whose_container_did_not_opt_in_is_seen_and_left_as_it_is(
 
     kill(scene, "not-ours")
 
-    scene.until(lambda: scene.stories("not-ours") and scene.stories("not-ours")[0].closed_at, "it is refused")
-    assert scene.stories("not-ours")[0].outcome == "refused"
+    scene.until(lambda: scene.first("not-ours"), "it is refused")
+    assert [story.outcome for story in of_consequence(scene.stories("not-ours"))] == ["refused"]
     facts = scene.facts("not-ours")
     assert (facts.alive, facts.container, facts.container_workers) == (False, worker_of("not-ours"), 0)
     assert scene.happened("not-ours") == ["start", "die"]

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
 def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_plain_lines() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.demo"], cwd=CHECKOUT, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, "-m", "deploy.demo"], cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

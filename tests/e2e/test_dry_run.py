@@ -10,7 +10,7 @@ import pytest
 from deploy.demo.body import Script
 from deploy.engine import Engine
 from deploy.simulator import Slot
-from deploy.stage import Stage, stage
+from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import State
 from remediator.ledger import Kept
 from tests.waiting import eventually
@@ -33,13 +33,14 @@ def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends
     job_id = scene.submit(script, now=time.time(), stall_timeout_s=4)
     before = scene.start_workers()
 
-    eventually(lambda: "would act" in _acts(scene), within_s=40, what="it recorded what it would do")
+    eventually(lambda: "would act" in _acts(scene), within_s=90, what="it recorded what it would do")
     eventually(
-        lambda: bool(scene.chain.query("gpuwarden_remediator_armed == 0")), within_s=10, what="dry run is a metric"
+        lambda: bool(scene.chain.query("gpuwarden_remediator_armed == 0")), within_s=30, what="dry run is a metric"
     )
     assert "did" not in {act.split()[0] for act in _acts(scene)}
     assert scene.fleet.incarnation(WORKER) == before[WORKER]
-    (capture,) = scene.ledger.captures(1)
+    (story,) = of_consequence(scene.ledger.stories())
+    (capture,) = scene.ledger.captures(story.episode_id)
     assert next(each["python"]["name"] for each in _seen(capture) if "python" in each) == "MainThread"
     assert not any("native" in each for each in _seen(capture))
     assert (scene.store.job(job_id).state, scene.store.job(job_id).watchdog_retries) == (State.RUNNING, 0)
@@ -47,10 +48,10 @@ def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends
     scene.chain.stop("execute")
     scene.chain.start_executor(armed=True)
 
-    eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=60, what="armed, it was mended")
+    eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=90, what="armed, it was mended")
     assert scene.store.job(job_id).attempt == 2
-    assert len(scene.ledger.stories()) == 1
-    assert [each.document["armed"] for each in scene.ledger.captures(1)] == [False, True]
+    assert [each.episode_id for each in of_consequence(scene.ledger.stories())] == [story.episode_id]
+    assert [each.document["armed"] for each in scene.ledger.captures(story.episode_id)] == [False, True]
 
 
 def _seen(capture: Kept) -> list[dict[str, Any]]:

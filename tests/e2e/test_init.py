@@ -51,7 +51,7 @@ def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
         return sorted(row["metric"]["job"] for row in found) == SCRAPED
 
     with running(folder, tmp_path, ports) as logs:
-        eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=30, log=logs)
+        eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=60, log=logs)
         rules = asks("prometheus", "/api/v1/rules")
         assert rules is not None
         loaded = {Path(group["file"]).name for group in rules.json()["data"]["groups"]}

@@ -61,7 +61,7 @@ def night(work: Path, engine: Engine) -> Iterator[Night]:
                 and not scene.ledger.open_episodes()
             ),
             "all are mended",
-            within_s=90,
+            within_s=150,
             log=lambda: scene.chain.log_tail("execute"),
         )
         yield Night(scene=scene, fleet=scene.fleet, jobs=jobs, kills=kills)

@@ -15,7 +15,7 @@ from deploy import parts
 from deploy.demo.body import Script
 from deploy.engine import NoEngine
 from deploy.simulator import Slot
-from deploy.stage import Stage, stage
+from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import State
 from tests.nvml.driver import Driver, build
 from tests.nvml.relay import Relay
@@ -51,7 +51,7 @@ def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iter
     work.mkdir()
     with stage(work, NoEngine(because="a test"), slots, armed=True, stop_grace_s=1.0) as scene, relay.going_on():
         relay.stands_in(scene.chain)
-        eventually(lambda: gpus_read(scene) == {LOST, THERE}, "the stand-in is read", within_s=30)
+        eventually(lambda: gpus_read(scene) == {LOST, THERE}, "the stand-in is read", within_s=60)
         yield scene
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_
     assert {(each["metric"]["alertname"], each["metric"]["worker"]) for each in fired} == {
         ("GpuwardenJobGpuLost", LOSER)
     }
-    (story,) = scene.ledger.stories()
+    (story,) = of_consequence(scene.ledger.stories())
     assert (story.worker, story.outcome) == (LOSER, "mended")
     told = {entry.step: entry.because for entry in scene.account(LOSER)}
     assert told["begin"].startswith("GPU lost ")

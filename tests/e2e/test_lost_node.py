@@ -20,7 +20,7 @@ from deploy.engine import Engine
 from deploy.fleet import Database, DockerFleet, Habits
 from deploy.postgres import Postgres
 from deploy.simulator import Slot
-from deploy.stage import Stage, stage
+from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import State
 from tests.waiting import eventually
 
@@ -113,13 +113,13 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
         found = [story for each in ledger.stories() if (story := ledger.story(each.episode_id)) is not None]
         return [f"{entry.act} {entry.step}" for story in found for entry in story.entries]
 
-    job_id = left.stage.submit(LONG, now=time.time(), stall_timeout_s=FOR_EVER_S)
-    left.stage.start_workers()
-    until(lambda: left.stage.armed(HOLDER), "the job runs")
     seen_for = 'count_over_time(gpuwarden_exporter_info{host="left"}[10m])'
     until(
         lambda: [each for each in right.stage.chain.query(seen_for) if int(each["value"][1]) > 25], "it was seen long"
     )
+    job_id = left.stage.submit(LONG, now=time.time(), stall_timeout_s=FOR_EVER_S)
+    left.stage.start_workers()
+    until(lambda: left.stage.armed(HOLDER), "the job runs")
     right.stage.start_workers()
 
     left.stage.chain.signal("exporter", signal.SIGSTOP)
@@ -146,6 +146,6 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
 
     job = store.job(job_id)
     assert (job.attempt, job.reclaims, job.watchdog_retries) == (1, 0, 0)
-    until(lambda: [each.outcome for each in ledger.stories()] == ["mended"], "the episode is over")
+    until(lambda: [each.outcome for each in of_consequence(ledger.stories())] == ["mended"], "the episode is over")
     assert [each for each in told() if each.endswith(" lose")] == ["decided lose", "did lose"]
     assert left.fleet.pid(HOLDER) == process

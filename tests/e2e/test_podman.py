@@ -10,7 +10,7 @@ from deploy.demo.body import Script
 from deploy.engine import Engine, NoEngine, podman_engine
 from deploy.fleet import DockerFleet
 from deploy.simulator import Slot
-from deploy.stage import stage
+from deploy.stage import of_consequence, stage
 from gpuwarden.job import State
 from tests.waiting import eventually
 
@@ -42,21 +42,22 @@ def test_a_wedged_worker_in_a_container_of_podmans_is_restarted_once_and_its_job
             for worker in (WEDGED, UNMANAGED)
         }
         before = scene.start_workers()
-        eventually(lambda: scene.armed(WEDGED) and scene.armed(UNMANAGED), "both jobs run", within_s=30)
+        eventually(lambda: scene.armed(WEDGED) and scene.armed(UNMANAGED), "both jobs run", within_s=60)
         seen = scene.witness.about(WEDGED, host=scene.chain.plan.host)
 
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in scene.ledger.stories() if story.worker == WEDGED] == ["mended"]
+                and [story.outcome for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
+                == ["mended"]
             ),
-            within_s=60,
+            within_s=90,
             what="the job was mended",
             log=lambda: scene.chain.log_tail("execute"),
         )
 
         facts = scene.witness.about(UNMANAGED, host=scene.chain.plan.host)
-        ram = scene.chain.query(f'gpuwarden_container_memory_bytes{{container="{WEDGED}"}}')
+        ram = scene.chain.query(f'last_over_time(gpuwarden_container_memory_bytes{{container="{WEDGED}"}}[10m])')
         assert (seen.container_kind, seen.container_id) == ("podman", before[WEDGED].partition("@")[0])
         assert seen.ram_bytes is not None
         assert seen.ram_bytes > 2**20
@@ -64,7 +65,7 @@ def test_a_wedged_worker_in_a_container_of_podmans_is_restarted_once_and_its_job
         assert scene.store.job(jobs[WEDGED]).attempt == 2
         assert fleet.history(WEDGED).count("start") == 2
         assert fleet.incarnation(WEDGED) != before[WEDGED]
-        (episode,) = [story.episode_id for story in scene.ledger.stories() if story.worker == WEDGED]
+        (episode,) = [story.episode_id for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
         (capture,) = scene.ledger.captures(episode)
         assert [log["source"] for log in capture.document["logs"]] == ["the container's log"]
         # The control: silent for as long, and not its owner's to give.

@@ -8,7 +8,7 @@ import pytest
 from deploy.demo.body import Script
 from deploy.engine import NoEngine
 from deploy.simulator import Slot
-from deploy.stage import stage
+from deploy.stage import of_consequence, stage
 from gpuwarden.job import State
 from tests.waiting import eventually
 
@@ -40,14 +40,15 @@ def test_a_wedged_process_is_killed_and_started_again_and_its_job_finished(
 
         eventually(
             lambda: scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.open_episodes(),
-            within_s=60,
+            within_s=90,
             what="the job was mended",
             log=lambda: scene.chain.log_tail("execute"),
         )
         assert scene.store.job(job_id).attempt == 2
         assert scene.fleet.incarnation(WORKER) != before[WORKER]
-        assert [story.outcome for story in scene.ledger.stories()] == ["mended"]
-        (capture,) = scene.ledger.captures(1)
+        (story,) = of_consequence(scene.ledger.stories())
+        assert story.outcome == "mended"
+        (capture,) = scene.ledger.captures(story.episode_id)
         main = capture.document["processes"][0]["seen"][0]
         assert main["python"]["frames"][0]["function"] == "wedge"
         assert main["python"]["owns_gil"] is with_gil

@@ -24,12 +24,14 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
-DEAD_AFTER_S = 3.0
-SILENCE_S = 5.0
-SUSPENDED_S = 12.0
+DEAD_AFTER_S = 6.0
+SILENCE_S = 8.0
+"""Longer than a busy machine keeps one from its work, or us from waking all of them."""
+
+SUSPENDED_S = 14.0
 STEP_S = 600.0
 
-HEALTHY = Script(picture="steady", load_s=0.5, load_mib=8, steps=40, step_s=0.25)
+HEALTHY = Script(picture="steady", load_s=0.5, load_mib=8, steps=80, step_s=0.25)
 WEDGE = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
 SCRIPTS = {
     "steady": HEALTHY,
@@ -123,7 +125,7 @@ def clock_off_s(scene: Stage, name: str) -> float:
 
 
 def until(scene: Stage, holds: Callable[[], bool], what: str) -> None:
-    eventually(holds, what, within_s=60, log=lambda: scene.chain.log_tail("execute"))
+    eventually(holds, what, within_s=120, log=lambda: scene.chain.log_tail("execute"))
 
 
 def test_after_a_suspend_nobody_is_accused_and_what_ran_runs_on_to_its_end(resumed: Resumed) -> None:

@@ -39,7 +39,7 @@ from remediator.plan import OVER
 from remediator.schema import LEDGER
 from tests.asking import PLAIN
 from tests.remediator.builders import payload, sent
-from tests.waiting import eventually
+from tests.waiting import LATE_S, eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.needs_postgres]
 
@@ -121,7 +121,9 @@ class Poster:
         answer: object
         with self.asking:
             try:
-                answer = httpx.post(url, json=body, headers=headers, trust_env=False, verify=PLAIN).status_code
+                answer = httpx.post(
+                    url, json=body, headers=headers, trust_env=False, verify=PLAIN, timeout=LATE_S
+                ).status_code
             except httpx.HTTPError as error:
                 answer = type(error).__name__
             self.answers.setdefault(self.phase, set()).add(answer)
@@ -181,7 +183,7 @@ class Upgrade:
         with closing(psycopg.connect(self.database.url.replace("+psycopg", ""))) as connection:
             return connection.execute(statement, values).fetchall()
 
-    def until(self, holds: Callable[[], object], what: str, within_s: float = 60) -> None:
+    def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         def log() -> str:
             return "\n".join(place.chain.log_tail("execute") for place in self.places.values())
 
@@ -210,7 +212,7 @@ class Upgrade:
             env={**os.environ, **told},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         return Said(code=ended.returncode, last=ended.stderr.strip().rpartition("\n")[2])

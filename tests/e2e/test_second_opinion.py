@@ -33,7 +33,7 @@ def await_alert(patient: Wedge) -> None:
         alerts = chain.query('ALERTS{alertname="GpuwardenJobStalled"}')
         return patient.worker in {each["metric"].get("worker") for each in alerts}
 
-    eventually(lambda: chain.log("prometheus").count("Server is ready") > 0, "Prometheus is ready", within_s=30)
+    eventually(lambda: chain.log("prometheus").count("Server is ready") > 0, "Prometheus is ready", within_s=60)
     eventually(firing, f"the rule accuses {patient.worker}", within_s=60, log=lambda: chain.log_tail("prometheus"))
 
 
@@ -66,7 +66,7 @@ def test_a_wedge_whose_prometheus_is_away_waits_for_it_where_it_is_required(shar
                 lambda: [each.reason for each in patient.ledger.held()] == ["prometheus_silent"],
                 "it waits",
                 log=patient.log,
-                within_s=30,
+                within_s=60,
             )
             assert patient.store.job(1).state is State.RUNNING
             first_life = patient.life()

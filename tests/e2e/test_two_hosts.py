@@ -21,7 +21,7 @@ from deploy.engine import Engine
 from deploy.fleet import Database, DockerFleet, Habits
 from deploy.postgres import Postgres
 from deploy.simulator import Slot
-from deploy.stage import Stage, stage
+from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import EXIT_DISOWNED, REQUEUE_PRIORITY, JobId, State
 from remediator.ledger import Entry
 from tests.waiting import eventually
@@ -59,14 +59,14 @@ class Hosts:
     wedged: JobId
     left_behind: JobId
 
-    def until(self, holds: Callable[[], bool], what: str, within_s: float = 60) -> None:
+    def until(self, holds: Callable[[], bool], what: str, within_s: float = 120) -> None:
         until(holds, what, self.right, within_s=within_s)
 
     def entries(self) -> list[Entry]:
         return self.left.stage.account(WEDGED)
 
 
-def until(holds: Callable[[], bool], what: str, place: Host, within_s: float = 60) -> None:
+def until(holds: Callable[[], bool], what: str, place: Host, within_s: float = 120) -> None:
     def log() -> str:
         logs = [place.fleet.logs(slot.worker) for slot in place.stage.slots]
         return "\n".join([place.stage.chain.log_tail("execute"), *logs])
@@ -142,7 +142,7 @@ def waits_for_a_lock(database: Database) -> bool:
 def test_a_job_whose_hosts_remediator_died_after_the_fence_is_settled_by_the_other_host_after_the_bound(
     hosts: Hosts,
 ) -> None:
-    killed_at = time.time()
+    showed_life_at = hosts.left.stage.ledger.executors()[hosts.left.stage.chain.plan.host]
     store = hosts.left.stage.store
     assert store.job(hosts.wedged).state is State.FENCING
 
@@ -154,7 +154,7 @@ def test_a_job_whose_hosts_remediator_died_after_the_fence_is_settled_by_the_oth
     settled = [entry for entry in hosts.entries() if entry.step == "requeue"]
     assert [entry.host for entry in settled] == ["right"]
     assert "the remediator of left has been silent" in settled[0].because
-    assert settled[0].at - killed_at > BOUND_S - 2  # its last sign of life was up to a look earlier
+    assert settled[0].at - showed_life_at >= BOUND_S
     assert "did start" not in [f"{entry.act} {entry.step}" for entry in hosts.entries()]
 
 
@@ -163,7 +163,7 @@ def test_back_again_the_remediator_finishes_the_free_of_its_own_container(hosts:
     hosts.left.stage.chain.start_executor()
 
     hosts.until(lambda: not hosts.left.stage.ledger.open_episodes(), "the episode is over")
-    assert [story.outcome for story in hosts.left.stage.ledger.stories()] == ["mended"]
+    assert [story.outcome for story in of_consequence(hosts.left.stage.ledger.stories())] == ["mended"]
     assert hosts.left.happened(WEDGED) == ["start", "die", "stop", "start"]
     entries = hosts.entries()
     assert [entry.host for entry in entries if f"{entry.act} {entry.step}" == "did requeue"] == ["right"]

@@ -31,7 +31,7 @@ def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_pa
     ports = free_ports()
     with up(tmp_path, ports, "--host", "box1") as run:
         run.ready()
-        assert all(run.answers(part) for part in PORTS)
+        eventually(lambda: all(map(run.answers, PORTS)), "all of them answer", log=run.said)
         assert "dry run" in run.said()
         armed = re.findall(r"^gpuwarden_remediator_armed.* (\S+)$", run.get("remediator", "/metrics"), re.MULTILINE)
         assert set(armed) == {"0.0"}
@@ -72,7 +72,7 @@ def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Pat
 
 def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
     with up(tmp_path, free_ports(), "--systemd-unit", "*.service") as run:
-        assert run.process.wait(timeout=30) == 2
+        assert run.process.wait(timeout=90) == 2
 
     assert "'*.service' names no services: wanted are names as 'gpu-worker@*.service'" in run.said()
 
@@ -90,19 +90,24 @@ def test_a_bound_that_no_executor_would_take_is_refused(
 
 
 def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:
-    with up(tmp_path, free_ports()) as run:
-        eventually((run.data / "parts.json").exists, "the first part is started", log=run.said)
+    for number in range(5):  # a busy machine may be told to only when it is ready
+        (folder := tmp_path / str(number)).mkdir()
+        with up(folder, free_ports()) as run:
+            eventually((run.data / "parts.json").exists, "the first part is started", log=run.said)
 
-        assert run.stop() == 0
-        assert READY not in run.said()
-        assert "stopped before it was ready" in run.said()
-        assert not any(runs(pid) for pid in run.pids().values())
+            assert run.stop() == 0
+            assert not any(runs(pid) for pid in run.pids().values())
+        if READY not in run.said():
+            break
+
+    assert READY not in run.said()
+    assert "stopped before it was ready" in run.said()
 
 
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     ports = free_ports()
     with socket.create_server(("127.0.0.1", ports["prometheus"])), up(tmp_path, ports) as run:
-        assert run.process.wait(timeout=30) == 1
+        assert run.process.wait(timeout=90) == 1
 
     assert f"port {ports['prometheus']}, wanted for prometheus, cannot be used" in run.said()
     assert "systemctl disable --now prometheus" in run.said()
@@ -114,10 +119,10 @@ def test_a_second_one_on_the_same_data_is_refused_with_the_pid_of_the_first(tmp_
     with up(tmp_path, free_ports()) as first:
         first.ready()
         with up(tmp_path / "second", free_ports(), data=first.data) as second:
-            assert second.process.wait(timeout=30) == 1
+            assert second.process.wait(timeout=90) == 1
 
         assert f"another `gpuwarden up` (pid {first.process.pid}) runs on {first.data}" in second.said()
-        assert all(first.answers(part) for part in PORTS)
+        eventually(lambda: all(map(first.answers, PORTS)), "all of the first one's answer", log=first.said)
 
 
 def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_had(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
         run.ready()
         ask("job", "submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
         episode = eventually(lambda: run.accuse() and episodes(run), "an alert opens an episode", log=run.said)
-        sample = eventually(lambda: run.sample(time.time()), "a scrape is stored", within_s=30)
+        sample = eventually(lambda: run.sample(time.time()), "a scrape is stored", within_s=60)
         left = run.pids()
         run.process.kill()
         run.process.wait()
@@ -178,9 +183,9 @@ def test_docker_that_is_started_later_stopped_and_started_is_used(
 
         with docker_engine(work) as engine:
             assert isinstance(engine, Engine)
-            eventually(lambda: docker_seen(run) == 1, "it is used", within_s=25, log=run.said)
+            eventually(lambda: docker_seen(run) == 1, "it is used", within_s=60, log=run.said)
             assert "answers now: exporter and execute are started again to use it" in run.said()
-        eventually(lambda: docker_seen(run) == 0, "its end is seen", within_s=25, log=run.said)
+        eventually(lambda: docker_seen(run) == 0, "its end is seen", within_s=60, log=run.said)
         with docker_engine(work) as engine:
             eventually(lambda: docker_seen(run) == 1, "it is used again", log=run.said)
 
@@ -203,7 +208,7 @@ def test_an_installed_package_holds_all_it_needs(tmp_path: Path) -> None:
 
     bare = {**env, "PATH": str(tmp_path), "LD_LIBRARY_PATH": ""}
     with up(tmp_path, free_ports(), command=["-m", "gpuwarden", "up"], cwd=tmp_path, env=bare) as run:
-        assert run.process.wait(timeout=30) == 1
+        assert run.process.wait(timeout=90) == 1
     assert "apt-get install prometheus\n" in run.said()
     assert "apt-get install prometheus-alertmanager\n" in run.said()
     assert "--fetch-parts" in run.said()

@@ -19,7 +19,7 @@ from deploy import parts
 from deploy.engine import Engine
 from deploy.fleet import STAGE_LABEL, DockerFleet
 from deploy.simulator import Slot
-from deploy.stage import Stage, stage
+from deploy.stage import Stage, of_consequence, stage
 from exporter.evidence import Thresholds
 from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
 from gpuwarden.facts import CardFacts
@@ -27,7 +27,7 @@ from remediator.ledger import Story
 from remediator.safety import Act, Order
 from tests.nvml.driver import Driver, build
 from tests.nvml.relay import Relay
-from tests.waiting import eventually
+from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.needs_parts]
 
@@ -105,7 +105,7 @@ class Scene:
         return [what for what in self.fleet.history(named(name)) if what in ("start", "stop", "die", "restart")]
 
     def card(self, name: str) -> CardFacts:
-        cards = self.stage.witness.about_server(named(name), host=self.stage.chain.plan.host).cards
+        cards = answered(lambda: self.stage.witness.about_server(named(name), host=self.stage.chain.plan.host)).cards
         assert cards is not None
         (card,) = cards
         return card
@@ -201,15 +201,17 @@ def test_in_a_dry_run_what_would_be_done_is_told_with_the_ranking_and_nothing_is
 
 @pytest.mark.behaviour("C6")
 def test_a_person_is_told_of_each_gpu_that_is_short_and_one_tenant_of_it_is_named_at_most(observed: Scene) -> None:
-    victims = observed.firing("GpuwardenVramVictim", "container")
+    def victims() -> set[str]:
+        return observed.firing("GpuwardenVramVictim", "container")
 
-    assert named("arena") in victims
-    assert len(victims & {named(name) for name in TIED}) == 1
-    assert victims <= {named(name) for name in ("arena", *TIED)}
+    observed.until(lambda: len(victims()) == 2, "one of each of two GPUs is named")
+    found = victims()
+    assert named("arena") in found
+    assert len(found & {named(name) for name in TIED}) == 1
     over = {named(name) for name in ("arena", "burst", *TIED, "protected", "not-ours", "second", "borrows", "pays")}
-    assert observed.firing("GpuwardenVramOverBudget", "container", state="pending") == over
-    sources = {each["metric"]["source"] for each in observed.stage.chain.query("gpuwarden_gpu_info")}
-    assert sources == {"nvml"}
+    observed.until(lambda: observed.firing("GpuwardenVramOverBudget", "container", "pending") == over, "all are told")
+    sources = observed.stage.chain.query("last_over_time(gpuwarden_gpu_info[30s])")
+    assert {each["metric"]["source"] for each in sources} == {"nvml"}
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +230,12 @@ def mended(scene: Scene, name: str) -> bool:
 
 
 def outcomes(scene: Scene, name: str) -> list[str | None]:
-    return [story.outcome for story in scene.stories(name)]
+    return [story.outcome for story in of_consequence(scene.stories(name))]
 
 
 @pytest.mark.behaviour("C3")
 def test_the_one_most_over_its_budget_is_recycled_and_its_memory_is_seen_to_come_back(armed: Scene) -> None:
-    (story,) = armed.stories("arena")
+    (story,) = of_consequence(armed.stories("arena"))
 
     assert (story.remedy, story.trip, story.job_id) == ("recycle_container", "vram", None)
     assert armed.happened("arena") == ["start", "die", "stop", "start"]
@@ -285,7 +287,8 @@ def test_why_each_of_them_is_left_alone(armed: Scene) -> None:
     assert over("protected") == {"protected": 7, "not-ours": 4}
     assert (armed.card("protected").free_bytes or 0) < armed.card("protected").floor_bytes
     assert [each.recyclable for each in armed.card("protected").tenants] == [False, False]
-    assert armed.firing("GpuwardenVramLow", "gpu") == {"GPU-sim-nobody", "GPU-sim-kept"}
+    short = {"GPU-sim-nobody", "GPU-sim-kept"}
+    armed.until(lambda: armed.firing("GpuwardenVramLow", "gpu") == short, "a person is told of the two that are short")
 
 
 def test_once_its_slack_is_taken_the_one_that_burst_into_it_goes_too(armed: Scene) -> None:
@@ -391,7 +394,7 @@ def test_nobody_goes_for_the_memory_of_one_that_has_ended_by_itself_while_it_is_
 
 
 def test_what_is_not_back_within_the_bound_is_taken_to_stay_and_who_is_over_its_budget_goes(ended: Ended) -> None:
-    (story,) = ended.scene.stories("pays")
+    (story,) = of_consequence(ended.scene.stories("pays"))
 
     assert story.outcome == "mended"
     assert ended.scene.happened("pays") == ["start", "die", "stop", "start"]

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from deploy.chain import Chain, Plan
-from deploy.stage import FAST
+from deploy.stage import FAST, of_consequence
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
@@ -82,7 +82,7 @@ class Farm:
             env={**os.environ, "GPUWARDEN_WRANGLE": machine},
             stdout=subprocess.DEVNULL,
             text=True,
-            timeout=60,
+            timeout=180,
             check=True,
         )
 
@@ -105,7 +105,7 @@ class Farm:
             logs = [each.read_text() for each in self.folder.glob("*.log")]
             return "\n".join([*accounts, *logs, self.chain.log_tail("execute"), self.chain.log_tail("serve")])
 
-        eventually(holds, what, within_s=60, log=log)
+        eventually(holds, what, within_s=90, log=log)
 
     def did(self, run_id: str) -> list[str]:
         """What was done about a run, by the ledger."""
@@ -152,7 +152,9 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
     done = len(ITEMS) - held
     farm.until(lambda: farm.store.item_counts("r1")[ItemState.DONE] >= done, "others do what it failed")
 
-    farm.until(lambda: [each.outcome for each in farm.ledger.stories()] == ["mended"], "its alert has ended")
+    farm.until(
+        lambda: [each.outcome for each in of_consequence(farm.ledger.stories())] == ["mended"], "its alert has ended"
+    )
     assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]
     assert farm.locked() == ["bad"]
     assert {each.worker for each in farm.store.items("r1") if each.state is ItemState.DONE} == {"good", "fine", "mixed"}
@@ -177,7 +179,7 @@ def test_a_run_that_fails_on_all_who_run_it_is_blocked_by_itself(farm: Farm) -> 
 @pytest.mark.behaviour("B7")
 def test_a_run_that_did_not_ask_is_left_alone_though_its_machine_has_the_others_judged(farm: Farm) -> None:
     for name in ("good", "fine"):
-        farm.workers[name].wait(30)  # its job was taken from it as that run was blocked
+        farm.workers[name].wait(90)  # its job was taken from it as that run was blocked
         farm.start(name)
     farm.submit("r3", [f"broken-{n:03}" for n in range(40)], "--no-wrangle", jobs=2, machine="1")
 

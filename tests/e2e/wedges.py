@@ -53,7 +53,7 @@ SCRIPT: Final = Script(
 LOOK_S: Final = 0.2
 """Between two looks at one worker, seconds: many are waited for at once, and looking must not be what takes time."""
 
-DEATH_S: Final = 5.0
+DEATH_S: Final = 20.0
 """How long an executor may take to die that has done all there is to do, seconds."""
 
 TETHER: Final = ("setpriv", "--pdeathsig", "TERM", "--")
@@ -107,7 +107,7 @@ def room(work: Path, engine: Engine, workers: Sequence[str]) -> Iterator[Room]:
         slots = [_slot(worker) for worker in workers]
         stack.enter_context(SimulatedGpus(simulation, directory=chain.directory, slots=slots))
         chain.start_exporter()
-        yield Room(engine=engine, chain=chain, events=stack.enter_context(_events(engine)), work=work)
+        yield Room(engine=engine, chain=chain, events=stack.enter_context(container_events(engine)), work=work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class Wedge:
         eventually(
             lambda: self._looked() and (executor.poll() is not None or self.is_over()),
             "it dies",
-            within_s=60,
+            within_s=120,
             log=self.log,
         )
         try:
@@ -305,7 +305,7 @@ def wedge(room: Room, worker: str, *, retries_max: int, script: Script = SCRIPT)
 
 
 @contextmanager
-def _events(engine: Engine) -> Iterator[list[dict[str, Any]]]:
+def container_events(engine: Engine) -> Iterator[list[dict[str, Any]]]:
     """What the engine says happens to containers, as it happens: it remembers the last 256 events only."""
     seen: list[dict[str, Any]] = []
     with closing(docker.APIClient(base_url=engine.base_url)) as client:

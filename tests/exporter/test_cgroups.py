@@ -937,9 +937,11 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_
             eventually(lambda: of(real.id, sampler))
             os.kill(daemon, signal.SIGSTOP)
             stopped = eventually(lambda: seen if not (seen := sampler.sample()).sources[-1].success else None)
-            began_s = time.monotonic()
-            stopped = sampler.sample()
-            took_s = time.monotonic() - began_s
+            took_s = []
+            for _ in range(3):  # a busy machine may stop any one of them, and a look that waits does so each time
+                began_s = time.monotonic()
+                stopped = sampler.sample()
+                took_s.append(time.monotonic() - began_s)
             os.kill(daemon, signal.SIGCONT)
             back = eventually(lambda: its if (its := of(real.id, sampler)) and its.container.listed else None)
             os.kill(daemon, signal.SIGSTOP)
@@ -958,7 +960,7 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_
     assert (kept.container.name, kept.container.listed, kept.container.restarts) == (real.name, False, None)
     assert (kept.ram_bytes or 0) > 0
     assert [each.memory_bytes for each in kept.shares] == [build.MIB]
-    assert took_s < 1.0
+    assert min(took_s) < 1.0
     assert (back.container.name, back.container.restarts) == (real.name, 0)
 
 
@@ -1005,9 +1007,9 @@ def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_b
             for batch in batches:
                 started = list(pool.map(start, batch))
                 made.update(started)
-                eventually(lambda: seen.issuperset(batch), within_s=30)  # noqa: B023 - at once
+                eventually(lambda: seen.issuperset(batch), within_s=90)  # noqa: B023 - at once
                 list(pool.map(lambda full_id: client.api.remove_container(full_id, force=True), started))
-            eventually(lambda: told[-1].isdisjoint(names), within_s=30)
+            eventually(lambda: told[-1].isdisjoint(names), within_s=90)
             last = eventually(lambda: found if not made & ids(found := sampler.latest()) else None)  # type: ignore[arg-type]
             left = sampler._histories | sampler._places._known | sampler._places._first | sampler._rested
             eventually(lambda: not group_files(tuple(made)), "the files of those that are gone are closed")

@@ -322,12 +322,13 @@ def test_two_sources_that_hang_are_waited_for_at_the_same_time(start: Start, tre
     for each in sources:
         each._wait_s = 1.0
         each.ask()
+        each._wait_s = 30.0  # what a wait would take that begins with the reading
     first = refused(sources[0])
     began_s = time.monotonic()
     second = refused(sources[1])
 
     assert (first, second) == (NO_ANSWER, NO_ANSWER)
-    assert time.monotonic() - began_s < 0.5
+    assert time.monotonic() - began_s < 10
 
 
 NEEDLESS = {"docker", "email", "exporter.evidence", "gpuwarden.statefile", "http", "logging", "prometheus_client",

@@ -91,15 +91,15 @@ def test_a_worker_that_computes_with_its_heartbeat_starved_is_not_still(
     house: Path, start_worker: StartWorker, logged: LogCapture
 ) -> None:
     worker = start_worker("w0", job_id=7)
-    look = sampler(house, dead_after_s=1.5)
+    look = sampler(house, dead_after_s=(dead_after_s := 3.0))  # longer than a busy machine keeps one from computing
 
     worker.burn()
-    found = looking(look, lambda heartbeat_s, _: heartbeat_s > 2.0)
+    found = looking(look, lambda heartbeat_s, _: heartbeat_s > dead_after_s + 0.5)
     accused = list(logged.entries)
     worker.stop()  # the control: the same worker, and the heartbeat no younger
-    looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 1.5)
+    looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > dead_after_s)
 
-    assert found.cpu_s == pytest.approx(0.0, abs=1.0)
+    assert (found.cpu_s or 0.0) < dead_after_s
     assert accused == []
     assert [each["log_level"] for each in logged.entries] == ["error"]
 

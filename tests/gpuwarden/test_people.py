@@ -335,7 +335,7 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
     assert store.drain(host=HOST, worker="w1")
     go.touch()
 
-    assert process.wait(timeout=15) == 0
+    assert process.wait(timeout=30) == 0
     assert "drained: stopping" in log.read_text()
     assert store.job(running).state is State.COMPLETED
     assert [job.state for job in store.jobs()] == [State.COMPLETED, State.QUEUED]

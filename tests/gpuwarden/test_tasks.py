@@ -336,7 +336,7 @@ def test_what_an_attempt_prints_is_kept_whoever_in_it_prints(tasks: Any, work: S
     handle = tasks.shout.submit()
     worker = work("--jobs-max", "1", "--logs", str(tmp_path / "logs"))
     handle.wait(timeout_s=30)
-    worker.wait(10)
+    worker.wait(30)
 
     kept = joblogs.newest(tmp_path / "logs", 1).read_text()
 
@@ -352,7 +352,7 @@ def test_a_job_that_hangs_with_pythons_lock_can_still_be_read(tasks: Any, work: 
 
     eventually(lambda: "before\n" in joblogs.newest(tmp_path / "logs", 1).read_text())
     worker.send_signal(signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(30)
     assert "before\n" in joblogs.newest(tmp_path / "logs", 1).read_text()
 
 
@@ -425,7 +425,7 @@ def test_a_jobs_log_is_printed_and_followed_to_its_end(
     assert any("before" in line for line in iter(follower.stdout.readline, ""))
     worker.kill()
     assert store.register("gpu", host="box1", worker="worker-0", incarnation="new", now=store.now()) == [1]
-    assert follower.wait(10) == 0
+    assert follower.wait(30) == 0
 
     assert main(["job", "logs", "1", "--logs", logs]) == 0
     assert "before\n" in capsys.readouterr().out

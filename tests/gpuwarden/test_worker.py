@@ -246,7 +246,7 @@ def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf_and_s
     holder = store.job(job_id).claimed_by or ""
     assert store.fence(job_id, attempt=1, incarnation=holder, trip=trip, now=1)
 
-    assert process.wait(timeout=8) == code
+    assert process.wait(timeout=30) == code
     assert store.job(job_id).state is State.FENCING
 
 
@@ -263,7 +263,7 @@ def test_a_worker_whose_job_was_cancelled_with_its_run_ends_at_once(
 
     store.consume_events(now=2)
 
-    assert process.wait(timeout=8) == 77
+    assert process.wait(timeout=30) == 77
     assert store.job(job_id).state is State.CANCELLED
 
 
@@ -335,7 +335,7 @@ def test_a_worker_that_waits_for_its_queue_can_be_told_to_stop(
 
     process.terminate()
 
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=30) == 0
     assert state_files(host_dir) == {"w1.lock"}
 
 
@@ -495,7 +495,7 @@ def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing
     assert (taken.job_id, taken.attempt) == (job_id, 2)
     asleep.send_signal(signal.SIGCONT)
 
-    assert asleep.wait(timeout=15) == 77
+    assert asleep.wait(timeout=30) == 77
     assert store.job(job_id) == taken
     assert store.complete(job_id, attempt=2, incarnation="i2", now=store.now())
 
@@ -508,7 +508,7 @@ def test_an_idle_worker_that_is_over_ends_and_says_so(
 
     store.register("gpu", host="box1", worker="w1", incarnation="next", now=store.now())
 
-    assert process.wait(timeout=15) == 77
+    assert process.wait(timeout=30) == 77
     assert "this worker is over: stopping" in log.read_text()
     assert state_files(host_dir) == {"w1.lock"}
 
@@ -524,7 +524,7 @@ def test_a_worker_whose_incarnation_is_retired_while_its_job_runs_ends_at_once(
 
     assert store.retire_worker(host="box1", worker="w1", incarnation=holder, now=store.now())
 
-    assert process.wait(timeout=15) == 77
+    assert process.wait(timeout=30) == 77
 
 
 def test_a_worker_whose_gpu_is_in_quarantine_says_so_once_and_goes_on_when_it_is_released(

@@ -128,7 +128,7 @@ def test_who_has_no_loop_is_answered_and_a_look_up_that_hangs_delays_neither_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = answers.Loop("test")
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(3))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(8))
 
     async def ask() -> bytes:
         async with answers.asking(within_s=0.2, max_bytes=1000) as asking:
@@ -139,4 +139,4 @@ def test_who_has_no_loop_is_answered_and_a_look_up_that_hangs_delays_neither_the
         loop.run(ask())
     loop.close()
 
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 6

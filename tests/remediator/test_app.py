@@ -656,7 +656,7 @@ def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("{")]

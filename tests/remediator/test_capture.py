@@ -230,7 +230,7 @@ def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> N
     with wedged() as pid:
         captured = capture(pid, by=captor(for_s=10.0, py_spy=hangs), armed=False)
 
-    assert bystander.PY_SPY_SHARE * 8.0 < captured.took_s < 9.0
+    assert bystander.PY_SPY_SHARE * 8.0 < captured.took_s < 10.0
     assert captured.document["cut_short"] is None
     (note,) = captured.document["notes"]
     assert note.startswith(f"no Python stacks of process {pid}: py-spy did not come to an end within ")

@@ -739,11 +739,11 @@ def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
     ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str
 ) -> None:
     world = wedged(ledger, store)
-    seen_s = 0.2
+    seen_s = 0.5
     works = executor(ledger, store, world, pace=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
 
-    turn(works, ledger)
     started_s = time.monotonic()
+    turn(works, ledger)
     assert told(ledger)[-2:] == ["did start", "decided wait: started"]
     world.boxes["w1"].running = lasts
 
@@ -981,6 +981,12 @@ def test_a_refusal_of_long_ago_does_not_have_a_wedge_stopped_before_it_is_fenced
             return super().fence(job_id, **how)
 
     works = executor(ledger, Moody(store), world)
+
+    def is_refused() -> bool:
+        turn(works, ledger)
+        return "failed fence" in told(ledger)
+
+    eventually(is_refused, "the fence is refused")
     until_s = time.monotonic() + 1.5
     while time.monotonic() < until_s:
         turn(works, ledger)
@@ -1418,7 +1424,7 @@ def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store
     with looping(executor(ledger, store, world, pace=replace(PACE, look_again_s=60.0))):
         eventually(lambda: ledger.totals(HOST).executor, "the first beat")
         ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
-        eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=10)
+        eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=30)
 
 
 def story_outcome(ledger: Ledger) -> str | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -45,7 +46,8 @@ def test_what_a_real_alertmanager_sends_while_postgresql_is_away_comes_later_and
     workers = [{**LABELS, "worker": f"w{number}"} for number in range(3)]
     with alertmanager(tmp_path / "alertmanager", url=f"{shared.url}{ALERTS}", http_config=http) as its:
         tell(its, workers[0])
-        eventually(lambda: shared.count("alerts_total", outcome="accepted", reason="") == 1, "one is delivered")
+        delivered_first = partial(shared.count, "alerts_total", outcome="accepted", reason="")
+        eventually(lambda: (delivered_first() or 0) >= 1, "one is delivered, and perhaps again")
 
         postgres.stop()
         away_since_s = time.monotonic()

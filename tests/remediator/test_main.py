@@ -80,7 +80,7 @@ def refused(arguments: list[str], **env: str) -> tuple[int, list[str]]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("{")]

@@ -17,7 +17,7 @@ from remediator.ledger import Ledger, _open_episode_of
 from remediator.safety import Act, Order
 from tests.remediator.builders import HOST, alert, host_alert
 from tests.remediator.test_execute import LIMITS, PACE, arm, executor, looping, running, sql, story, told
-from tests.remediator.test_shared import beat, beating
+from tests.remediator.test_shared import LIVES_S, beat, beating
 from tests.remediator.world import World
 from tests.waiting import eventually
 
@@ -139,15 +139,17 @@ def test_while_its_worker_is_heard_of_its_job_is_not_lost(ledger: Ledger, other:
 
 @pytest.mark.behaviour("D4")
 def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
-    ledger: Ledger, other: Ledger, store: JobStore
+    ledger: Ledger, other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = unheard(store)
-    works = onlooker(other, store)
+    monkeypatch.setattr("remediator.execute.ALIVE_S", LIVES_S)
+    patient = replace(QUICK, limits=replace(LIMITS, node_lost_after_s=LIVES_S))
+    works = executor(other, store, World(), host="box2", pace=patient)
 
     with looping(works):
         with beating(ledger):
             began_s = time.monotonic()
-            eventually(lambda: time.monotonic() - began_s > 3 * BOUND_S, "it has looked on")
+            eventually(lambda: time.monotonic() - began_s > 2 * LIVES_S, "it has looked on")
             assert store.job(job_id).state is State.RUNNING
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, once that is silent too")
 

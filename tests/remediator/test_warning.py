@@ -32,7 +32,7 @@ from tests.remediator.test_execute import LIMITS, PACE, arm, story, to_the_end, 
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
-GRACE_S = 0.6
+GRACE_S = 1.5
 BODY = """
 import signal, sys, time
 
