@@ -28,7 +28,9 @@ UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
 NO_DRIVER: Final = "no driver of the source's is asked"
-NO_WORK_READ: Final = "its processes cannot be listed or read"
+IT_IS_DOWN: Final = "the container does not run"
+NO_WORK_READ: Final = f"{IT_IS_DOWN}; NaN while it is paused, its processes cannot be listed or read"
+NOT_SHARED: Final = "no other live worker is in its container"
 DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 NOT_MEASURED: Final = "the driver does not say"
@@ -42,11 +44,12 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_worker_heartbeat_age_seconds": UNKNOWN_AGE,
     "gpuwarden_worker_heartbeat_other_boot": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_heartbeat_timestamp_seconds": "as `gpuwarden_worker_info`",
-    "gpuwarden_worker_cpu_still_seconds": "its lock is not held, its process cannot be read, or it is paused",
-    "gpuwarden_worker_gpu_idle_seconds": "no other live worker is in its container; or any GPU of that is unknown",
-    "gpuwarden_worker_ram_still_seconds": "no other live worker is in its container; or its processes cannot be read",
-    "gpuwarden_worker_io_still_seconds": "no other live worker is in its container; or the kernel does not tell",
-    "gpuwarden_worker_work_still_seconds": "no other live worker is in its container; or any of the three is unknown",
+    "gpuwarden_worker_cpu_still_seconds": "as `gpuwarden_worker_info`; NaN while its lock is not held, its "
+    "process cannot be read, or it is paused",
+    "gpuwarden_worker_gpu_idle_seconds": f"{NOT_SHARED}; NaN while any GPU of that is unknown",
+    "gpuwarden_worker_ram_still_seconds": f"{NOT_SHARED}; NaN while its processes cannot be read",
+    "gpuwarden_worker_io_still_seconds": f"{NOT_SHARED}; NaN while the kernel does not tell",
+    "gpuwarden_worker_work_still_seconds": f"{NOT_SHARED}; NaN while any of the three is unknown",
     "gpuwarden_worker_dead_seconds": "its lock is held, or cannot be tested, or its container is paused",
     "gpuwarden_worker_dead_after_seconds": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_loop_age_seconds": UNKNOWN_AGE,
@@ -81,22 +84,26 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_task_alive": "as `gpuwarden_task_info`, or its process cannot be looked at",
     "gpuwarden_task_start_timestamp_seconds": "as `gpuwarden_task_info`",
     "gpuwarden_taskfiles_invalid": f"nothing is wrong with any file, or {NO_TASKS}",
-    "gpuwarden_container_info": "the container does not run",
+    "gpuwarden_container_info": IT_IS_DOWN,
     "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
     "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
     "gpuwarden_container_memory_working_set_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
-    "gpuwarden_container_ram_still_seconds": "as `gpuwarden_container_memory_bytes`",
+    "gpuwarden_container_ram_still_seconds": f"{IT_IS_DOWN}; NaN while `gpuwarden_container_memory_bytes` is absent, "
+    "or it is paused",
     "gpuwarden_container_io_still_seconds": f"{NO_WORK_READ}, or the kernel does not tell their I/O",
     "gpuwarden_container_fault_still_seconds": NO_WORK_READ,
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
-    "gpuwarden_container_work_still_seconds": "any of the three is absent",
-    "gpuwarden_container_unmoved_seconds": "RAM, I/O or faults are unknown, or its GPU is, with its CPU time, or hangs",
+    "gpuwarden_container_work_still_seconds": f"{IT_IS_DOWN}; NaN while any of the three is",
+    "gpuwarden_container_unmoved_seconds": f"{IT_IS_DOWN}; NaN while RAM, I/O or faults are unknown, or its GPU is, "
+    "with its CPU time, or hangs",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
-    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU and may be on one that does not tell, is "
-    "paused, or no source of GPUs answers",
-    "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
-    "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
+    "gpuwarden_container_gpu_not_seen_busy_seconds": f"{IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
+    "does not tell, is paused, or no source of GPUs answers",
+    "gpuwarden_container_gpu_lost_seconds": "it has no GPU, or each is measured; NaN while one is unknown and none is "
+    "lost, or while beside a lost one another is unknown, or it is paused",
+    "gpuwarden_container_gpu_idle_seconds": "it has no GPU; NaN while any of its GPUs is unknown or used by no listed "
+    "process, or it is paused",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured; where "
     "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1",
     "gpuwarden_container_gpu_busiest_engine_ratio": "no engine did more for it than its utilisation there says, or "
@@ -171,7 +178,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_lost_threshold_seconds": "never",
     "gpuwarden_server_never_answered_threshold_seconds": "never",
 }
-"""When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
+"""When a series does not exist, or is NaN, by its name. One without its line here fails `--check` and the tests."""
 
 _UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
                  "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
@@ -212,16 +219,17 @@ def metrics_page() -> str:
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
             "What `/metrics` of the exporter publishes, for each host. Unknown is an absent series, never a zero; a",
-            "measured nothing is a 0. What only a failed source or collector tells is absent meanwhile, which",
-            "`gpuwarden_collector_success` tells; all but the exporter's own last rows are absent while the newest",
-            f"look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among these: the scrape",
-            "configuration sets it.",
+            "measured nothing is a 0. What a rule compares that acts is NaN while it is unknown, where the last",
+            "column says so: [why](rules.md#after-prometheus-was-down). What only a failed source or collector tells",
+            "is absent meanwhile, which `gpuwarden_collector_success` tells; all but the exporter's own last rows are",
+            f"absent while the newest look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among",
+            "these: the scrape configuration sets it.",
             "",
             "Of several sources each has GPUs or containers of its own; with `--simulate-gpu` all figures",
             "of GPUs are from its file. Beside these there are `process_*`, `python_gc_*` and `python_info` of the",
             "exporter's own process, as every Python program with Prometheus's client library has them.",
             "",
-            "| series | type | labels | unit | meaning | source | absent when |",
+            "| series | type | labels | unit | meaning | source | absent when, or NaN |",
             "|---|---|---|---|---|---|---|",
             *rows,
             "",

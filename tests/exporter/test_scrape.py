@@ -1,11 +1,12 @@
 """What Prometheus is given: the golden scrape, what is absent, and collectors that fail alone."""
 
+import math
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import structlog
@@ -16,11 +17,11 @@ from structlog.testing import LogCapture
 
 from deploy import parts
 from deploy.check import CHECKOUT
-from exporter import scrape
+from exporter import reference, scrape
 from exporter.collectors import COLLECTORS, jobs
-from exporter.evidence import Thresholds
+from exporter.evidence import NO_GPU, Thresholds
 from exporter.patience import Patience
-from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
+from exporter.readings import Snapshot, SourceHealth, Unknown, WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import LongStep
@@ -124,7 +125,6 @@ def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-0") == [0.0]
-    assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-1") == []
     assert values(text, "gpuwarden_container_gpu_utilization_ratio", container="worker-1", gpu="GPU-0") == [0.0]
     assert values(text, "gpuwarden_container_gpu_utilization_ratio", container="worker-1", gpu="GPU-1") == []
     assert values(text, "gpuwarden_container_gpu_memory_bytes", container="worker-1", gpu="GPU-1") == []
@@ -133,6 +133,49 @@ def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
     assert values(text, "gpuwarden_gpu_utilization_ratio", gpu="GPU-1") == []
     assert values(text, "gpuwarden_worker_alive", worker="w3") == []
     assert values(text, "gpuwarden_worker_heartbeat_age_seconds", worker="w3") == []
+
+
+NOTHING: Final = dict.fromkeys(
+    ("gpu_idle_s", "ram_still_s", "io_still_s", "fault_still_s", "cpu_still_s", "gpu_not_seen_busy_s"), None
+)
+"""What is told of a container of which nothing is known."""
+
+
+def not_numbers(snapshot: Snapshot) -> set[str]:
+    """The names of the series that are NaN."""
+    return {name for (name, _), value in series(golden.scraped(snapshot)).items() if math.isnan(value)}
+
+
+def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of_what() -> None:
+    unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", because=""), **NOTHING)
+    found = not_numbers(build.snapshot(build.sighting(pid=None), containers=(unknown,), apart={"w0": unknown}))
+
+    assert found == {name for name, when in reference.ABSENT.items() if "NaN" in when}
+    assert not_numbers(build.snapshot(build.sighting(), containers=(build.evidence(gpu_not_seen_busy_s=1.0),))) == set()
+
+
+@pytest.mark.parametrize(
+    ("place", "idle", "lost"),
+    [
+        pytest.param({}, [500.0], [], id="each GPU is measured: none is lost"),
+        pytest.param(
+            {"gpu_idle_s": None, "gpu_unknown": "gpu_missing", "gpu_lost_s": 7.0}, [None], [7.0], id="one is lost"
+        ),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": "source_failed"}, [None], [None], id="nobody knows"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": NO_GPU}, [], [], id="it was given none"),
+    ],
+)
+def test_of_gpus_nothing_is_told_where_there_is_none_and_nan_where_it_is_unknown(
+    place: dict[str, Any], idle: list[float | None], lost: list[float | None]
+) -> None:
+    reason = place.pop("gpu_unknown", None)
+    unknown = Unknown(reason=reason, because="") if reason else None
+    text = golden.scraped(build.snapshot(containers=(build.evidence(gpu_unknown=unknown, **place),)))
+
+    def told(name: str) -> list[float | None]:
+        return [None if math.isnan(each) else each for each in values(text, f"gpuwarden_container_gpu_{name}_seconds")]
+
+    assert (told("idle"), told("lost")) == (idle, lost)
 
 
 def test_beat_series_are_absent_until_the_job_is_armed() -> None:
@@ -331,16 +374,17 @@ def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_
 
     assert published() == [200.0]
     assert published(io_still_s=1.0) == [1.0]
-    assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == []
+    unknown = [published(**{each: None}) for each in ("io_still_s", "fault_still_s", "cpu_still_s")]
+    assert [list(map(math.isnan, each)) for each in unknown] == [[True]] * 3
 
 
-def test_for_how_long_nothing_moved_is_told_and_absent_while_it_is_unknown() -> None:
+def test_for_how_long_nothing_moved_is_told_and_nan_while_it_is_unknown() -> None:
     def published(**changes: float | None) -> list[float]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
         return values(text, "gpuwarden_container_unmoved_seconds")
 
     assert published(gpu_pegged_s=250.0) == [250.0]
-    assert published() == []
+    assert list(map(math.isnan, published())) == [True]
 
 
 def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
