@@ -57,7 +57,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_workers_duplicate": NO_WORKERS,
     "gpuwarden_job_info": NO_JOB,
     "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
-    "gpuwarden_job_budget_seconds": f"{NO_JOB}, has no budget, or {DEAD}",
+    "gpuwarden_job_budget_seconds": f"{NO_JOB}; NaN where it has no budget, or {DEAD}",
     "gpuwarden_job_phase": NO_JOB,
     "gpuwarden_job_phase_age_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
     "gpuwarden_job_steps": NO_JOB,
@@ -67,19 +67,21 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_items": NO_JOB,
     "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
-    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_job_stall_timeout_seconds`, `--stuck-steps` is 0, it is one "
-    f"rank of a gang, has done fewer than {STEPS_MIN} steps, or, in another phase than `step` for which it asked no "
-    f"patience, has been there fewer than {STAYS_MIN} times before, however many steps it has done",
-    "gpuwarden_job_stuck_still_seconds": "as `gpuwarden_job_stuck_after_seconds`",
+    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}; NaN while the stall condition does not police it, or {DEAD}",
+    "gpuwarden_job_stuck_after_seconds": f"{NO_JOB}, has no stall timeout, or it is one rank of a gang; NaN while "
+    f"`gpuwarden_job_stall_timeout_seconds` is, `--stuck-steps` is 0, it has done fewer than {STEPS_MIN} steps, or, in "
+    f"another phase than `step` for which it asked no patience, has been there fewer than {STAYS_MIN} times before, "
+    "however many steps it has done",
+    "gpuwarden_job_stuck_still_seconds": "absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_gang_rank_info": NO_RANK,
     "gpuwarden_gang_ranks": NO_RANK,
-    "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}, it is not armed yet, {DEAD}, or its GPU, RAM, I/O or "
-    "faults are unknown",
-    "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}, or else as `gpuwarden_job_stuck_after_seconds`",
-    "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
-    "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
-    "gpuwarden_job_health_grace_seconds": "as `gpuwarden_job_health_window_seconds`",
+    "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}; NaN while it is not armed yet, or its GPU, RAM, I/O or faults "
+    "are unknown",
+    "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}; NaN as `gpuwarden_job_stuck_after_seconds`",
+    "gpuwarden_job_stall_suspected": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
+    "gpuwarden_job_health_window_seconds": f"{NO_JOB}; NaN while its class uses no GPU, it says that it is idle, or "
+    f"{DEAD}",
+    "gpuwarden_job_health_grace_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
     "gpuwarden_task_info": f"its file is gone, or cannot be trusted, or {NO_TASKS}",
     "gpuwarden_task_alive": "as `gpuwarden_task_info`, or its process cannot be looked at",
     "gpuwarden_task_start_timestamp_seconds": "as `gpuwarden_task_info`",
@@ -109,9 +111,10 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_busiest_engine_ratio": "no engine did more for it than its utilisation there says, or "
     "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already",
     "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
-    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured; where it "
-    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio, and more of "
-    "its memory than `--vram-tie-mib` is in use beyond them, or an unknown amount",
+    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU; NaN while its processes, or what one of them holds "
+    "there, are unknown, or the GPU is missing; where it would be 0, also while the GPU does more than the processes "
+    "on its list, by more than the idle ratio, and more of its memory than `--vram-tie-mib` is in use beyond them, or "
+    "an unknown amount",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,
@@ -124,8 +127,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
-    "gpuwarden_server_answered": "as `gpuwarden_server_info`",
-    "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}, it was not asked lately, or it is paused",
+    "gpuwarden_server_answered": f"{NOT_ASKED}; NaN while that is unknown",
+    "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}; NaN while it was not asked lately, or is paused",
     "gpuwarden_server_silence_allowed_seconds": "as `gpuwarden_server_info`",
     "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
     "gpuwarden_driver_processes_killed_total": NO_DRIVER,
@@ -137,14 +140,14 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
-    "gpuwarden_gpu_memory_free_bytes": NOT_MEASURED,
+    "gpuwarden_gpu_memory_free_bytes": f"{NO_GPUS}; NaN while the driver does not say",
     "gpuwarden_gpu_memory_floor_bytes": f"{NO_GPUS}, or the GPU has no more memory than that in all",
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
-    "gpuwarden_gpu_memory_returning_bytes": "the GPU's processes are not listed, or what is in use is unknown; for "
-    "`--vram-return-s` after the first look, or one after so long a gap, and after one has left with nobody knows how "
-    "much, or a gap in which one may have",
+    "gpuwarden_gpu_memory_returning_bytes": f"{NO_GPUS}; NaN while the GPU's processes are not listed, or what is in "
+    "use is unknown; for `--vram-return-s` after the first look, or one after so long a gap, and after one has left "
+    "with nobody knows how much, or a gap in which one may have",
     "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured; or "
     "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its processes are "
     "unknown",

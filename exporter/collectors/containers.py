@@ -106,7 +106,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_container_gpu_memory_bytes",
         "GPU memory that the container's processes hold.",
         _ON_GPU,
-        (((each.container.name, share.gpu), share.memory_bytes) for each in found for share in each.shares),
+        (((each.container.name, gpu), or_nan(held)) for each in found for gpu, held in _held(each)),
         source="of the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
         "greater of AMD's `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo; of Intel's DRM fdinfo",
     )
@@ -224,6 +224,12 @@ def _lost_s(each: ContainerEvidence) -> float | None:
     """Absent where each GPU is measured: none is lost then, and its idleness contradicts what was lost before."""
     unknown = _has_gpus(each) and each.gpu_unknown is not None
     return or_nan(each.gpu_lost_s) if unknown else each.gpu_lost_s
+
+
+def _held(each: ContainerEvidence) -> Iterable[tuple[str, int | None]]:
+    """What it holds of each GPU that it is on, or of which it is not known whether it is."""
+    told = {share.gpu: share.memory_bytes for share in each.shares}
+    return {**dict.fromkeys(each.gpus), **told}.items()
 
 
 def _has_gpus(each: ContainerEvidence) -> bool:
