@@ -28,7 +28,9 @@ UNKNOWN_AGE: Final = "it was stamped before the last reboot"
 NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
 NO_GPUS: Final = "there is no GPU source, or it failed"
 NO_DRIVER: Final = "no driver of the source's is asked"
-NO_WORK_READ: Final = "its processes cannot be listed or read"
+IT_IS_DOWN: Final = "the container does not run"
+NO_WORK_READ: Final = f"{IT_IS_DOWN}; NaN while it is paused, its processes cannot be listed or read"
+NOT_SHARED: Final = "no other live worker is in its container"
 DEAD: Final = "its worker is dead"
 NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 NOT_MEASURED: Final = "the driver does not say"
@@ -42,11 +44,12 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_worker_heartbeat_age_seconds": UNKNOWN_AGE,
     "gpuwarden_worker_heartbeat_other_boot": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_heartbeat_timestamp_seconds": "as `gpuwarden_worker_info`",
-    "gpuwarden_worker_cpu_still_seconds": "its lock is not held, its process cannot be read, or it is paused",
-    "gpuwarden_worker_gpu_idle_seconds": "no other live worker is in its container; or any GPU of that is unknown",
-    "gpuwarden_worker_ram_still_seconds": "no other live worker is in its container; or its processes cannot be read",
-    "gpuwarden_worker_io_still_seconds": "no other live worker is in its container; or the kernel does not tell",
-    "gpuwarden_worker_work_still_seconds": "no other live worker is in its container; or any of the three is unknown",
+    "gpuwarden_worker_cpu_still_seconds": "as `gpuwarden_worker_info`; NaN while its lock is not held, its "
+    "process cannot be read, or it is paused",
+    "gpuwarden_worker_gpu_idle_seconds": f"{NOT_SHARED}; NaN while any GPU of that is unknown",
+    "gpuwarden_worker_ram_still_seconds": f"{NOT_SHARED}; NaN while its processes cannot be read",
+    "gpuwarden_worker_io_still_seconds": f"{NOT_SHARED}; NaN while the kernel does not tell",
+    "gpuwarden_worker_work_still_seconds": f"{NOT_SHARED}; NaN while any of the three is unknown",
     "gpuwarden_worker_dead_seconds": "its lock is held, or cannot be tested, or its container is paused",
     "gpuwarden_worker_dead_after_seconds": "as `gpuwarden_worker_info`",
     "gpuwarden_worker_loop_age_seconds": UNKNOWN_AGE,
@@ -55,7 +58,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_id": NO_JOB,
     "gpuwarden_job_info": NO_JOB,
     "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
-    "gpuwarden_job_budget_seconds": f"{NO_JOB}, has no budget, or {DEAD}",
+    "gpuwarden_job_budget_seconds": f"{NO_JOB}; NaN where it has no budget, or {DEAD}",
     "gpuwarden_job_phase": NO_JOB,
     "gpuwarden_job_phase_age_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
     "gpuwarden_job_steps": NO_JOB,
@@ -65,47 +68,54 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_items": NO_JOB,
     "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
-    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_job_stall_timeout_seconds`, `--stuck-steps` is 0, it is one "
-    f"rank of a gang, has done fewer than {STEPS_MIN} steps, or, in another phase than `step` for which it asked no "
-    f"patience, has been there fewer than {STAYS_MIN} times before, however many steps it has done",
-    "gpuwarden_job_stuck_still_seconds": "as `gpuwarden_job_stuck_after_seconds`",
+    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}; NaN while the stall condition does not police it, or {DEAD}",
+    "gpuwarden_job_stuck_after_seconds": f"{NO_JOB}, has no stall timeout, or it is one rank of a gang; NaN while "
+    f"`gpuwarden_job_stall_timeout_seconds` is, `--stuck-steps` is 0, it has done fewer than {STEPS_MIN} steps, or, in "
+    f"another phase than `step` for which it asked no patience, has been there fewer than {STAYS_MIN} times before, "
+    "however many steps it has done",
+    "gpuwarden_job_stuck_still_seconds": "absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_gang_rank_info": NO_RANK,
     "gpuwarden_gang_ranks": NO_RANK,
-    "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}, it is not armed yet, {DEAD}, or its GPU, RAM, I/O or "
-    "faults are unknown",
-    "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}, or else as `gpuwarden_job_stuck_after_seconds`",
-    "gpuwarden_job_stall_suspected": "as `gpuwarden_job_stall_timeout_seconds`",
-    "gpuwarden_job_health_window_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
-    "gpuwarden_job_health_grace_seconds": "as `gpuwarden_job_health_window_seconds`",
+    "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}; NaN while it is not armed yet, or its GPU, RAM, I/O or faults "
+    "are unknown",
+    "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}; NaN as `gpuwarden_job_stuck_after_seconds`",
+    "gpuwarden_job_stall_suspected": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
+    "gpuwarden_job_health_window_seconds": f"{NO_JOB}; NaN while its class uses no GPU, it says that it is idle, or "
+    f"{DEAD}",
+    "gpuwarden_job_health_grace_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
     "gpuwarden_task_info": f"its file is gone, or cannot be trusted, or {NO_TASKS}",
     "gpuwarden_task_alive": "as `gpuwarden_task_info`, or its process cannot be looked at",
     "gpuwarden_task_start_timestamp_seconds": "as `gpuwarden_task_info`",
     "gpuwarden_taskfiles_invalid": f"nothing is wrong with any file, or {NO_TASKS}",
-    "gpuwarden_container_info": "the container does not run",
+    "gpuwarden_container_info": IT_IS_DOWN,
     "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
     "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
     "gpuwarden_container_memory_working_set_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
-    "gpuwarden_container_ram_still_seconds": "as `gpuwarden_container_memory_bytes`",
+    "gpuwarden_container_ram_still_seconds": f"{IT_IS_DOWN}; NaN while `gpuwarden_container_memory_bytes` is absent, "
+    "or it is paused",
     "gpuwarden_container_io_still_seconds": f"{NO_WORK_READ}, or the kernel does not tell their I/O",
     "gpuwarden_container_fault_still_seconds": NO_WORK_READ,
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
-    "gpuwarden_container_work_still_seconds": "any of the three is absent",
-    "gpuwarden_container_unmoved_seconds": "RAM, I/O or faults are unknown, or its GPU is, with its CPU time, or hangs",
+    "gpuwarden_container_work_still_seconds": f"{IT_IS_DOWN}; NaN while any of the three is",
+    "gpuwarden_container_unmoved_seconds": f"{IT_IS_DOWN}; NaN while RAM, I/O or faults are unknown, or its GPU is, "
+    "with its CPU time, or hangs",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
-    "gpuwarden_container_gpu_not_seen_busy_seconds": "it has no GPU and may be on one that does not tell, is "
-    "paused, or no source of GPUs answers",
-    "gpuwarden_container_gpu_lost_seconds": "none of its GPUs is lost, or another is unknown, or it is paused",
-    "gpuwarden_container_gpu_idle_seconds": "it has no GPU, or any of its GPUs is unknown or used by no listed process",
+    "gpuwarden_container_gpu_not_seen_busy_seconds": f"{IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
+    "does not tell, is paused, or no source of GPUs answers",
+    "gpuwarden_container_gpu_lost_seconds": "it has no GPU, or each is measured; NaN while one is unknown and none is "
+    "lost, or while beside a lost one another is unknown, or it is paused",
+    "gpuwarden_container_gpu_idle_seconds": "it has no GPU; NaN while any of its GPUs is unknown or used by no listed "
+    "process, or it is paused",
     "gpuwarden_container_gpu_utilization_ratio": "it has no GPU, or a process of it on this GPU is not measured; where "
     "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1",
     "gpuwarden_container_gpu_busiest_engine_ratio": "no engine did more for it than its utilisation there says, or "
     "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already",
     "gpuwarden_container_gpu_attribution_missing": "it is on no GPU, or nobody tells just now how busy the GPU is",
-    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU, or a process of it on this GPU is not measured; where it "
-    "would be 0, also while the GPU does more than the processes on its list, by more than the idle ratio, and more of "
-    "its memory than `--vram-tie-mib` is in use beyond them, or an unknown amount",
+    "gpuwarden_container_gpu_memory_bytes": "it is on no GPU; NaN while its processes, or what one of them holds "
+    "there, are unknown, or the GPU is missing; where it would be 0, also while the GPU does more than the processes "
+    "on its list, by more than the idle ratio, and more of its memory than `--vram-tie-mib` is in use beyond them, or "
+    "an unknown amount",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
     "gpuwarden_container_recyclable": NO_BUDGET,
@@ -118,8 +128,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
-    "gpuwarden_server_answered": "as `gpuwarden_server_info`",
-    "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}, it was not asked lately, or it is paused",
+    "gpuwarden_server_answered": f"{NOT_ASKED}; NaN while that is unknown",
+    "gpuwarden_server_unanswered_seconds": f"{NOT_ASKED}; NaN while it was not asked lately, or is paused",
     "gpuwarden_server_silence_allowed_seconds": "as `gpuwarden_server_info`",
     "gpuwarden_server_invalid": "what the container asks for can be done, or it asks for nothing",
     "gpuwarden_driver_processes_killed_total": NO_DRIVER,
@@ -131,14 +141,14 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_utilization_ratio": NOT_MEASURED,
     "gpuwarden_gpu_memory_used_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
-    "gpuwarden_gpu_memory_free_bytes": NOT_MEASURED,
+    "gpuwarden_gpu_memory_free_bytes": f"{NO_GPUS}; NaN while the driver does not say",
     "gpuwarden_gpu_memory_floor_bytes": f"{NO_GPUS}, or the GPU has no more memory than that in all",
     "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
-    "gpuwarden_gpu_memory_returning_bytes": "the GPU's processes are not listed, or what is in use is unknown; for "
-    "`--vram-return-s` after the first look, or one after so long a gap, and after one has left with nobody knows how "
-    "much, or a gap in which one may have",
+    "gpuwarden_gpu_memory_returning_bytes": f"{NO_GPUS}; NaN while the GPU's processes are not listed, or what is in "
+    "use is unknown; for `--vram-return-s` after the first look, or one after so long a gap, and after one has left "
+    "with nobody knows how much, or a gap in which one may have",
     "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured; or "
     "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its processes are "
     "unknown",
@@ -172,7 +182,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_lost_threshold_seconds": "never",
     "gpuwarden_server_never_answered_threshold_seconds": "never",
 }
-"""When a series does not exist, by its name. A series without its line here fails `--check` and the tests."""
+"""When a series does not exist, or is NaN, by its name. One without its line here fails `--check` and the tests."""
 
 _UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
                  "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
@@ -214,16 +224,17 @@ def metrics_page() -> str:
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
             "What `/metrics` of the exporter publishes, for each host. Unknown is an absent series, never a zero; a",
-            "measured nothing is a 0. What only a failed source or collector tells is absent meanwhile, which",
-            "`gpuwarden_collector_success` tells; all but the exporter's own last rows are absent while the newest",
-            f"look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among these: the scrape",
-            "configuration sets it.",
+            "measured nothing is a 0. What a rule compares that acts is NaN while it is unknown, where the last",
+            "column says so: [why](rules.md#after-prometheus-was-down). What only a failed source or collector tells",
+            "is absent meanwhile, which `gpuwarden_collector_success` tells; all but the exporter's own last rows are",
+            f"absent while the newest look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among",
+            "these: the scrape configuration sets it.",
             "",
             "Of several sources each has GPUs or containers of its own; with `--simulate-gpu` all figures",
             "of GPUs are from its file. Beside these there are `process_*`, `python_gc_*` and `python_info` of the",
             "exporter's own process, as every Python program with Prometheus's client library has them.",
             "",
-            "| series | type | labels | unit | meaning | source | absent when |",
+            "| series | type | labels | unit | meaning | source | absent when, or NaN |",
             "|---|---|---|---|---|---|---|",
             *rows,
             "",

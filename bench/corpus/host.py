@@ -215,7 +215,7 @@ class _Life:
         beat_s = second - second % int(HEARTBEAT_S)
         if self.doing.heartbeat and self.worker is not None and beat_s > before_s:
             self.worker = replace(self.worker, heartbeat=_earlier(now, second - beat_s))
-            self.ticks += 1
+            self.ticks += self.doing.heartbeat_cpu
         if self.job is None:
             return
         for step_s in self._due(self.doing.step_every_s, before_s, second):
@@ -350,7 +350,7 @@ class Host:
             )  # fmt: skip
             if place.incarnation not in running:
                 ended[key] = evidence.without_figures(replace(place, pid=0))
-            if place.paused:
+            if place.paused or (life.runs and "cpu" in life.doing.unread):
                 self._cpu.pop(life.pid, None)
             elif life.runs:
                 self._deaths.pop(life.program.name, None)
@@ -442,7 +442,10 @@ class Host:
     ) -> ContainerEvidence:
         inside = [each for each in self.lives if each.program.container == container.name and each.runs]
         pids = frozenset(pid for each in inside for pid in each.born)
+        unread = {what for each in inside for what in each.doing.unread}
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
+        if "ram" in unread:
+            ram = RamUse(usage_bytes=None)
         history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
         use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
         work = evidence.AS_IT_WAS
@@ -450,6 +453,8 @@ class Host:
         looks = [(history, use), *((each.history, each.use) for each in members)]
         if any(each.wants_work(its, now_s=now.boottime_s) for each, its in looks):
             work = WorkUse(processes={each.works_in: each.work for each in inside})
+        if "work" in unread:
+            work = evidence.NOT_LOOKED_AT
         for each in members:
             own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
             self._apart[each.worker] = each.history.observe(

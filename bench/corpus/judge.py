@@ -267,6 +267,8 @@ def values(found: Sequence[float | str | None]) -> str:
             written.append(f"_x{more + 1}")
         elif isinstance(first, str):
             written.append(first)
+        elif math.isnan(first):
+            written.append("NaN")
         else:
             figure = str(int(first)) if first.is_integer() else repr(first)
             written.append(f"{figure}{step:+d}x{more}" if more else figure)

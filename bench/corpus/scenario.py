@@ -70,11 +70,14 @@ class Doing:
         faults_per_s: page faults.
         cpu_cores: CPU time.
         heartbeat: whether its thread refreshes the worker file every 10 s.
+        heartbeat_cpu: whether that takes as much CPU time as the kernel counts by, 10 ms.
         vram_mib: what it holds of each of its GPUs; what it held before, where nothing is said.
         vram_mib_per_s: by how much that grows.
         answers: whether it answers as a server.
         finishes_every_s: how far apart the items of its run are that it finishes; none without.
         fails_every_s: how far apart those are that it fails.
+        unread: what of it its exporter cannot read, of `ram`, `work` and `cpu`: the memory of its container, what the
+            processes there have done, and the CPU time of its worker.
     """
 
     process: Process = Process.WORKS
@@ -88,11 +91,13 @@ class Doing:
     faults_per_s: float = 0.0
     cpu_cores: float = 0.0
     heartbeat: bool = True
+    heartbeat_cpu: bool = True
     vram_mib: float | None = None
     vram_mib_per_s: float = 0.0
     answers: bool = False
     finishes_every_s: int | None = None
     fails_every_s: int | None = None
+    unread: tuple[str, ...] = ()
 
 
 DOINGS: Final[Mapping[str, Doing]] = {
@@ -118,6 +123,9 @@ DOINGS: Final[Mapping[str, Doing]] = {
     "holds": Doing(gpu_ratio=(0.1,)),
 }
 """What a program can do, by the words of a scenario. Whatever else is said beside `does` replaces a part of it."""
+
+UNREAD: Final = ("ram", "work", "cpu")
+"""What of a program an exporter may not be able to read."""
 
 GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unmeasured", "shared", "holds on")
 """A GPU: works; lost, as its driver says; vanished from its driver's list; unanswered, as every GPU of its host; its
@@ -479,15 +487,24 @@ def _ratios(value: Any) -> tuple[float | None, ...]:
     return found
 
 
+def _unread(value: Any) -> tuple[str, ...]:
+    found = tuple(value if isinstance(value, list) else [value])
+    if not set(found) <= set(UNREAD):
+        raise ValueError(f"wanted is any of: {', '.join(UNREAD)}")
+    return found
+
+
 _OTHER_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "process": Process,
     "phase": Phase,
     "step_every_s": int,
     "gpu_ratio": _ratios,
     "heartbeat": _yes,
+    "heartbeat_cpu": _yes,
     "answers": _yes,
     "finishes_every_s": int,
     "fails_every_s": int,
+    "unread": _unread,
 }
 _PARTS: Final = {each.name: _OTHER_PARTS.get(each.name, float) for each in fields(Doing)}
 """How each part of what is done is read."""

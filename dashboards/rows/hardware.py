@@ -98,7 +98,7 @@ PANELS: Final = (
     ),
     Panel(
         title="GPU idle for",
-        reads="For how long every GPU of each container has been measured idle. Absent while one of them is "
+        reads="For how long every GPU of each container has been measured idle. A gap is one that is "
         "unknown; a job cannot trip on stall then.",
         unit="s",
         queries=(

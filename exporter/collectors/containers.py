@@ -1,13 +1,14 @@
 """Containers: RAM, their share of each GPU, and how long they have shown no sign of life."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from prometheus_client.core import Metric
 
 from exporter import tenancy
-from exporter.collectors.family import counter, gauge
-from exporter.readings import Snapshot
+from exporter.collectors.family import counter, gauge, or_nan
+from exporter.evidence import NO_GPU
+from exporter.readings import ContainerEvidence, Snapshot
 
 _NAME = ("container",)
 _ON_GPU = ("container", "gpu")
@@ -56,66 +57,6 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "ram_working_set_bytes",
             "the cgroup's memory less `inactive_file` of `memory.stat`, or `total_inactive_file` of version 1",
         ),
-        (
-            "ram_still_seconds",
-            "For how long the container's RAM has moved by no more than the delta.",
-            "ram_still_s",
-            "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-delta-mib`",
-        ),
-        (
-            "gpu_idle_seconds",
-            "For how long every GPU of the container has been measured at or under the idle ratio; absent if unknown.",
-            "gpu_idle_s",
-            f"{_IDLE_BY}, compared at each look with `--idle-ratio`",
-        ),
-        (
-            "gpu_lost_seconds",
-            "For how long a GPU of the container has been lost and each other one was lost or idle; absent if unknown.",
-            "gpu_lost_s",
-            "the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
-        ),
-        (
-            "gpu_pegged_seconds",
-            "For how long it kept the same GPUs fully busy without a pause, others idle or lost; absent if unknown.",
-            "gpu_pegged_s",
-            "its share of each of its GPUs at each look",
-        ),
-        (
-            "gpu_not_seen_busy_seconds",
-            "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
-            "gpu_not_seen_busy_s",
-            "its share of each of its GPUs at each look, compared with `--idle-ratio`",
-        ),
-        (
-            "io_still_seconds",
-            "For how long its processes have read and written no more than the threshold.",
-            "io_still_s",
-            f"`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`{_SELDOM}",
-        ),
-        (
-            "fault_still_seconds",
-            "For how long its processes have had no more page faults than the threshold.",
-            "fault_still_s",
-            f"`/proc/PID/stat`, compared at each look with `--faults-still-per-s`{_SELDOM}",
-        ),
-        (
-            "cpu_still_seconds",
-            "For how long its processes have used no more CPU time than the threshold.",
-            "cpu_still_s",
-            f"`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`{_SELDOM}",
-        ),
-        (
-            "work_still_seconds",
-            "For how long I/O, page faults and CPU time of its processes have all been still.",
-            "work_still_s",
-            "the least of the three times for I/O, page faults and CPU time",
-        ),
-        (
-            "unmoved_seconds",
-            "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
-            "unmoved_s",
-            "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
-        ),
     ):
         yield gauge(
             f"gpuwarden_container_{name}",
@@ -124,6 +65,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             (((each.container.name,), getattr(each, value)) for each in found),
             source=source,
         )
+    yield from _durations(found)
     yield gauge(
         "gpuwarden_container_gpu_utilization_ratio",
         "Share of the GPU's time that the container's processes used, as its own utilisation counts it: their sum, "
@@ -164,7 +106,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_container_gpu_memory_bytes",
         "GPU memory that the container's processes hold.",
         _ON_GPU,
-        (((each.container.name, share.gpu), share.memory_bytes) for each in found for share in each.shares),
+        (((each.container.name, gpu), or_nan(held)) for each in found for gpu, held in _held(each)),
         source="of the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
         "greater of AMD's `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo; of Intel's DRM fdinfo",
     )
@@ -199,6 +141,99 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
         source="what was unknown at each look, counted",
     )
+
+
+def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
+    """For how long each container has shown no sign of life, by each that there is."""
+    for name, help_text, told, source in (
+        (
+            "ram_still_seconds",
+            "For how long the container's RAM has moved by no more than the delta.",
+            lambda each: or_nan(each.ram_still_s),
+            "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-delta-mib`",
+        ),
+        (
+            "gpu_idle_seconds",
+            "For how long every GPU of the container has been measured at or under the idle ratio; NaN if unknown.",
+            _idle_s,
+            f"{_IDLE_BY}, compared at each look with `--idle-ratio`",
+        ),
+        (
+            "gpu_lost_seconds",
+            "For how long a GPU of the container has been lost and each other one was lost or idle; NaN if unknown.",
+            _lost_s,
+            "the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
+        ),
+        (
+            "gpu_pegged_seconds",
+            "For how long it kept the same GPUs fully busy without a pause, others idle or lost; absent if unknown.",
+            lambda each: each.gpu_pegged_s,
+            "its share of each of its GPUs at each look",
+        ),
+        (
+            "gpu_not_seen_busy_seconds",
+            "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
+            lambda each: or_nan(each.gpu_not_seen_busy_s),
+            "its share of each of its GPUs at each look, compared with `--idle-ratio`",
+        ),
+        (
+            "io_still_seconds",
+            "For how long its processes have read and written no more than the threshold.",
+            lambda each: or_nan(each.io_still_s),
+            f"`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`{_SELDOM}",
+        ),
+        (
+            "fault_still_seconds",
+            "For how long its processes have had no more page faults than the threshold.",
+            lambda each: or_nan(each.fault_still_s),
+            f"`/proc/PID/stat`, compared at each look with `--faults-still-per-s`{_SELDOM}",
+        ),
+        (
+            "cpu_still_seconds",
+            "For how long its processes have used no more CPU time than the threshold.",
+            lambda each: or_nan(each.cpu_still_s),
+            f"`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`{_SELDOM}",
+        ),
+        (
+            "work_still_seconds",
+            "For how long I/O, page faults and CPU time of its processes have all been still.",
+            lambda each: or_nan(each.work_still_s),
+            "the least of the three times for I/O, page faults and CPU time",
+        ),
+        (
+            "unmoved_seconds",
+            "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
+            lambda each: or_nan(each.unmoved_s),
+            "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
+        ),
+    ):
+        yield gauge(
+            f"gpuwarden_container_{name}",
+            help_text,
+            _NAME,
+            (((each.container.name,), told(each)) for each in found),
+            source=source,
+        )
+
+
+def _idle_s(each: ContainerEvidence) -> float | None:
+    return or_nan(each.gpu_idle_s) if _has_gpus(each) else None
+
+
+def _lost_s(each: ContainerEvidence) -> float | None:
+    """Absent where each GPU is measured: none is lost then, and its idleness contradicts what was lost before."""
+    unknown = _has_gpus(each) and each.gpu_unknown is not None
+    return or_nan(each.gpu_lost_s) if unknown else each.gpu_lost_s
+
+
+def _held(each: ContainerEvidence) -> Iterable[tuple[str, int | None]]:
+    """What it holds of each GPU that it is on, or of which it is not known whether it is."""
+    told = {share.gpu: share.memory_bytes for share in each.shares}
+    return {**dict.fromkeys(each.gpus), **told}.items()
+
+
+def _has_gpus(each: ContainerEvidence) -> bool:
+    return each.gpu_unknown is None or each.gpu_unknown.reason != NO_GPU
 
 
 def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:

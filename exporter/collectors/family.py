@@ -1,10 +1,16 @@
 """One small way to build a family: samples that are `None` are left out, for unknown is absent.
 
+But a figure that a rule compares which acts, and that is there while all is well, is `or_nan` while it is unknown. What
+is left out Prometheus notes at the next scrape; but one that was down meanwhile does not miss it, and repeats its last
+value for five minutes: an idleness from before would accuse who is busy by now. NaN takes its place, compares with
+nothing, and beside a number `min` and `max` do not see it.
+
 A family says where its figures come from, which stands in docs/metrics.md and is not sent with every scrape. It keeps
 its rows as they are: what renders a scrape reads these; the samples of Prometheus' own library, an object and a
 dictionary each, are made only for who asks for them.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,6 +44,11 @@ class Family(Metric):
             Sample(self.sample_name, dict(zip(self.labels, values, strict=True)), value) for values, value in self.rows
         ]
         return self.samples
+
+
+def or_nan(figure: float | None) -> float:
+    """The figure, or NaN while it is unknown, so that no older one is taken for it."""
+    return math.nan if figure is None else figure
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Family:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from exporter import evidence, tenancy
-from exporter.collectors.family import counter, gauge
+from exporter.collectors.family import counter, gauge, or_nan
 from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
 
 _GPU = ("gpu",)
@@ -70,7 +70,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_gpu_memory_free_bytes",
         "GPU memory that anyone can still have, as the driver tells it.",
         _GPU,
-        (((gpu.uuid,), gpu.memory_free_bytes) for gpu in gpus),
+        (((gpu.uuid,), or_nan(gpu.memory_free_bytes)) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total` less `mem_info_vram_used`",
     )
     yield gauge(
@@ -109,10 +109,9 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_memory_returning_bytes",
-        "GPU memory that processes held which have ended, and which the driver counts as in use still; absent if "
-        "unknown.",
+        "GPU memory that processes held which have ended, and which the driver counts as in use still; NaN if unknown.",
         _GPU,
-        (((gpu.uuid,), snapshot.returning_bytes.get(gpu.uuid)) for gpu in gpus),
+        (((gpu.uuid,), or_nan(snapshot.returning_bytes.get(gpu.uuid))) for gpu in gpus),
         source="what has left the GPU's list at a look, for as long as the memory that no listed process holds is as "
         "much greater than before, where that is known, and for `--vram-return-s` at most",
     )

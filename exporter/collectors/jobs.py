@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from exporter import evidence
-from exporter.collectors.family import gauge
+from exporter.collectors.family import gauge, or_nan
 from exporter.patience import Patience, Pauses, is_rank
 from exporter.readings import ContainerEvidence, Snapshot
 from gpuwarden.statefile import JobFile
@@ -165,20 +165,26 @@ def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
-    policed = [row for row in rows if row.policed]
-    on_gpu = [row for row in policed if row.job.job_class.uses_gpu]
+    """What a job is not judged by is NaN, as all is once its worker is dead: no limit from before stands for it."""
+
+    def limit(row: _Row, limit_s: float | None) -> float:
+        return or_nan(limit_s or None if row.policed else None)
+
+    on_gpu = [row for row in rows if row.policed and row.job.job_class.uses_gpu]
+    # Where no stall is looked for at all, and of one rank of several, these never tell of anything.
+    alone = [row for row in rows if row.job.stall_timeout_s and row.job.ranks <= 1]
     yield gauge(
         "gpuwarden_job_budget_seconds",
-        "Wall-clock budget of one attempt; absent where it has none.",
+        "Wall-clock budget of one attempt; NaN where it has none.",
         _SLOT,
-        ((row.key, row.job.budget_s or None) for row in policed),
+        ((row.key, limit(row, row.job.budget_s)) for row in rows),
         source="job file",
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
-        "Silence the job is allowed in its phase once armed; absent while the stall condition does not police the job.",
+        "Silence the job is allowed in its phase once armed; NaN while the stall condition does not police the job.",
         _SLOT,
-        ((row.key, snapshot.patience.silence_s(row.job) or None) for row in policed),
+        ((row.key, limit(row, snapshot.patience.silence_s(row.job))) for row in rows),
         source="job file, and for its phase `--load-patience-s` and its like",
     )
     yield gauge(
@@ -186,7 +192,7 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
         "step it has taken, or in a phase that owes no steps than any earlier stay there.",
         _SLOT,
-        ((row.key, snapshot.patience.stuck_after_s(row.job, row.pauses)) for row in policed),
+        ((row.key, limit(row, snapshot.patience.stuck_after_s(row.job, row.pauses))) for row in alone),
         source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
     )
     yield gauge(
@@ -194,15 +200,15 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
         "beat, for rates of work show late.",
         _SLOT,
-        ((row.key, snapshot.patience.stuck_still_s(row.job, row.pauses)) for row in policed),
+        ((row.key, limit(row, snapshot.patience.stuck_still_s(row.job, row.pauses))) for row in alone),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`",
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
         "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
-        "allowed; absent for jobs of other classes, and while the job says that it is idle.",
+        "allowed; NaN for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        ((row.key, snapshot.patience.window_s(row.job, snapshot.health_window_s)) for row in policed),
+        ((row.key, limit(row, snapshot.patience.window_s(row.job, snapshot.health_window_s))) for row in rows),
         source="`--health-window-s`, and the job's patience where that is longer",
     )
     yield gauge(
@@ -249,7 +255,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank has been without a beat, its GPU pegged and nothing else of it moving, 20 s of which, or half "
         "its limit where that is less, may be from before that was seen, for rates of work show late.",
         _SLOT,
-        ((row.key, _spinning_s(row, snapshot.patience)) for row in ranks),
+        ((row.key, or_nan(_spinning_s(row, snapshot.patience))) for row in ranks),
         source="job file, and its container's GPU, RAM, I/O and page faults",
     )
     yield gauge(
@@ -257,7 +263,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank must have been spinning to be stuck, if every other rank of its gang is too: as "
         "`gpuwarden_job_stuck_after_seconds` of a job that is alone.",
         _SLOT,
-        ((row.key, snapshot.patience.gang_stuck_after_s(row.job, row.pauses)) for row in ranks),
+        ((row.key, or_nan(snapshot.patience.gang_stuck_after_s(row.job, row.pauses))) for row in ranks),
         source="job file; `--stuck-floor-s`, `--stuck-steps`",
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.family import gauge
+from exporter.collectors.family import gauge, or_nan
 from exporter.readings import Probe, Snapshot
 
 _NAME = ("container",)
@@ -28,14 +28,14 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_server_answered",
         "1 once the server has answered in this incarnation of its container, as far as its exporter knows.",
         _NAME,
-        (((each.container.name,), None if each.answered is None else float(each.answered)) for each, _ in asked),
+        (((each.container.name,), or_nan(each.answered)) for each, _ in asked),
         source="its answers over HTTP, or the log of Docker's health check",
     )
     yield gauge(
         "gpuwarden_server_unanswered_seconds",
         "For how long the server has been asked again and again without an answer; 0 while it answers.",
         _NAME,
-        (((each.container.name,), each.unanswered_s) for each, _ in asked),
+        (((each.container.name,), or_nan(each.unanswered_s)) for each, _ in asked),
         source="its answers over HTTP, or the log of Docker's health check",
     )
     yield gauge(

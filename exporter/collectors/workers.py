@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.family import gauge
+from exporter.collectors.family import gauge, or_nan
 from exporter.readings import Snapshot
 
 _SLOT = ("worker", "container")
@@ -69,7 +69,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_worker_cpu_still_seconds",
         "For how long the worker's process has been seen to use no CPU time, all its threads together.",
         _SLOT,
-        ((key, snapshot.cpu_still_of(sighting)) for key, sighting in keyed),
+        ((key, or_nan(snapshot.cpu_still_of(sighting))) for key, sighting in keyed),
         source="`/proc/PID/stat`, compared at each look",
     )
     for name, help_text, value, source in (
@@ -103,7 +103,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             help_text,
             _SLOT,
             (
-                (key, getattr(own, value))
+                (key, or_nan(getattr(own, value)))
                 for key, sighting in keyed
                 if (own := snapshot.apart.get(sighting.worker.worker)) is not None
             ),

@@ -1416,7 +1416,8 @@ VRAM_MUTANTS: Final = [
         VRAM,
         WHO_WAS,
         ("named: a scrape that fails ends it", f"{WAS_NAMED} > time()", f"{WAS_NAMED} > 1e18 + time()"),
-        ("named: room does not end it", "unless on (host, gpu) gpuwarden_gpu_memory_free_bytes", ""),
+        ("named: room does not end it", "unless on (host, gpu) gpuwarden_gpu_memory_free_bytes >= 0", ""),
+        ("named: free memory that is unknown is told, and ends it", f"{FREE_NOW} >= 0", FREE_NOW),
         ("named: a neighbour of the GPU ends it", "unless on (host, gpu)", "unless on (host)"),
         ("named: a namesake of the GPU ends it", "unless on (host, gpu)", "unless on (gpu)"),
         ("named: what was told of the GPU before ends it", FREE_NOW, f"last_over_time({FREE_NOW}[5m])"),
@@ -1836,6 +1837,14 @@ _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 _HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
 EQUIVALENT: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
+            "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 2",
+            "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 6",
+        ),
+        "it is asked whether it is a number, and none of these is less than 0",
+    ),
     **{
         f"{its}: * -> /": _INFO_IS_1
         for its in (

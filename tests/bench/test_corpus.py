@@ -212,7 +212,10 @@ STILL: Final = ("ram", "io", "fault", "cpu", "work")
 
 def differences(one: Sequence[float | str | None], other: Sequence[float | str | None]) -> Iterator[float]:
     for a, b in zip(one, other, strict=True):
-        yield abs(a - b) if isinstance(a, float) and isinstance(b, float) else 0.0 if a == b else math.inf
+        if isinstance(a, float) and isinstance(b, float) and not (math.isnan(a) or math.isnan(b)):
+            yield abs(a - b)
+        else:
+            yield 0.0 if str(a) == str(b) else math.inf
 
 
 @pytest.mark.parametrize(

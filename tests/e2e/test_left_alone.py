@@ -167,7 +167,7 @@ def test_a_wedge_whose_gpu_or_one_of_two_cannot_be_read_is_left_alone(watched: W
     assert facts.gpu_idle_s is None
     assert facts.gpu_unknown is not None
     series = watched.scene.chain.query(f'gpuwarden_container_gpu_idle_seconds{{container="{_worker(name)}"}}')
-    assert series == []
+    assert [each["value"][1] for each in series] == ["NaN"]
     counted = f'gpuwarden_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
     eventually(lambda: watched.scene.chain.query(counted), "it is counted")
 
@@ -181,7 +181,8 @@ def test_a_wedged_video_model_or_job_without_steps_is_left_to_its_budget(watched
     assert facts.gpu_idle_s is not None
     assert facts.ram_still_s is not None
     assert min(facts.gpu_idle_s, facts.ram_still_s, facts.beat_age_s or 0) > SILENCE_S
-    assert watched.scene.chain.query(f'gpuwarden_job_stall_timeout_seconds{{worker="{_worker(name)}"}}') == []
+    (timeout,) = watched.scene.chain.query(f'gpuwarden_job_stall_timeout_seconds{{worker="{_worker(name)}"}}')
+    assert timeout["value"][1] == "NaN"
 
 
 @pytest.mark.behaviour("A5")

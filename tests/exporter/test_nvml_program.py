@@ -3,6 +3,7 @@
 import csv
 import http.client
 import json
+import math
 import os
 import shutil
 import signal
@@ -36,7 +37,7 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Scrape:
-    """One scrape: what a series of that name and these labels said, `None` when there is none."""
+    """One scrape: what a series of that name and these labels said, `None` when there is none, or it is NaN."""
 
     text: str
 
@@ -44,7 +45,7 @@ class Scrape:
         for family in text_string_to_metric_families(self.text):
             for sample in family.samples:
                 if sample.name == f"gpuwarden_{series}" and labels.items() <= sample.labels.items():
-                    return sample.value
+                    return None if math.isnan(sample.value) else sample.value
         return None
 
 

@@ -26,9 +26,14 @@ Read = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 
 
 def read(families: Iterable[Metric]) -> Read:
-    """What a page says: of each family its name, type, help, and its samples."""
+    """What a page says: of each family its name, type, help, and its samples. One NaN is like another."""
     return [
-        (each.name, each.type, each.documentation, [(one.name, one.labels, one.value) for one in each.samples])
+        (
+            each.name,
+            each.type,
+            each.documentation,
+            [(one.name, one.labels, math.nan if math.isnan(one.value) else one.value) for one in each.samples],
+        )
         for each in families
     ]
 

@@ -1,11 +1,12 @@
 """What Prometheus is given: the golden scrape, what is absent, and collectors that fail alone."""
 
+import math
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import structlog
@@ -16,11 +17,11 @@ from structlog.testing import LogCapture
 
 from deploy import parts
 from deploy.check import CHECKOUT
-from exporter import scrape
+from exporter import reference, scrape
 from exporter.collectors import COLLECTORS, jobs
-from exporter.evidence import Thresholds
+from exporter.evidence import NO_GPU, Thresholds
 from exporter.patience import Patience
-from exporter.readings import Snapshot, SourceHealth, WorkerReadings, WorkerSighting
+from exporter.readings import GpuShare, Snapshot, SourceHealth, Unknown, WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import LongStep
@@ -48,6 +49,11 @@ def values(text: str, name: str, **labels: str) -> list[float]:
         for (found, given), value in series(text).items()
         if found == name and labels.items() <= dict(given).items()
     ]
+
+
+def told(text: str, name: str, **labels: str) -> list[float | None]:
+    """The same; `None` is one that is NaN."""
+    return [None if math.isnan(value) else value for value in values(text, name, **labels)]
 
 
 def hot(text: str) -> set[str]:
@@ -124,15 +130,77 @@ def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-0") == [0.0]
-    assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-1") == []
     assert values(text, "gpuwarden_container_gpu_utilization_ratio", container="worker-1", gpu="GPU-0") == [0.0]
     assert values(text, "gpuwarden_container_gpu_utilization_ratio", container="worker-1", gpu="GPU-1") == []
-    assert values(text, "gpuwarden_container_gpu_memory_bytes", container="worker-1", gpu="GPU-1") == []
     assert values(text, "gpuwarden_container_gpu_busy_seconds_total", container="worker-1") == [0.0]
     assert values(text, "gpuwarden_container_memory_bytes", container="w3") == []
     assert values(text, "gpuwarden_gpu_utilization_ratio", gpu="GPU-1") == []
     assert values(text, "gpuwarden_worker_alive", worker="w3") == []
     assert values(text, "gpuwarden_worker_heartbeat_age_seconds", worker="w3") == []
+
+
+NOTHING: Final = dict.fromkeys(
+    ("gpu_idle_s", "ram_still_s", "io_still_s", "fault_still_s", "cpu_still_s", "gpu_not_seen_busy_s"), None
+)
+"""What is told of a container of which nothing is known."""
+
+
+def not_numbers(snapshot: Snapshot) -> set[str]:
+    """The names of the series that are NaN."""
+    return {name for (name, _), value in series(golden.scraped(snapshot)).items() if math.isnan(value)}
+
+
+def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of_what() -> None:
+    unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", because=""), **NOTHING)
+    gpus = build.gpus(build.gpu(0, memory_free_bytes=None))
+    server = build.server_evidence(answered=None, unanswered_s=None)
+    jobs = [
+        build.job_file(**each) for each in ({"phase": Phase.IDLE, "budget_s": 0.0}, RANK | {"beat": None, "step": 0})
+    ]
+    found = set[str]().union(
+        *(
+            not_numbers(
+                build.snapshot(
+                    build.sighting(pid=None, job=each), containers=(unknown,), apart={"w0": unknown}, gpus=gpus,
+                    servers=(server,), returning_bytes={},
+                )
+            )
+            for each in jobs
+        )
+    )  # fmt: skip
+
+    assert found == {name for name, when in reference.ABSENT.items() if "NaN" in when}
+    share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0)
+    known = build.evidence(gpu_not_seen_busy_s=1.0, shares=(share,))
+    well = build.snapshot(
+        build.sighting(job=build.job_file(step=100, step_max_s=1.0)),
+        containers=(known,), apart={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
+        servers=(build.server_evidence(unanswered_s=0.0),), returning_bytes={"GPU-0": 0},
+    )  # fmt: skip
+    assert not_numbers(well) == set()
+
+
+@pytest.mark.parametrize(
+    ("place", "idle", "lost"),
+    [
+        pytest.param({}, [500.0], [], id="each GPU is measured: none is lost"),
+        pytest.param(
+            {"gpu_idle_s": None, "gpu_unknown": "gpu_missing", "gpu_lost_s": 7.0}, [None], [7.0], id="one is lost"
+        ),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": "source_failed"}, [None], [None], id="nobody knows"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": NO_GPU}, [], [], id="it was given none"),
+    ],
+)
+def test_of_gpus_nothing_is_told_where_there_is_none_and_nan_where_it_is_unknown(
+    place: dict[str, Any], idle: list[float | None], lost: list[float | None]
+) -> None:
+    reason = place.pop("gpu_unknown", None)
+    unknown = Unknown(reason=reason, because="") if reason else None
+    text = golden.scraped(build.snapshot(containers=(build.evidence(gpu_unknown=unknown, **place),)))
+
+    found = [told(text, f"gpuwarden_container_gpu_{name}_seconds") for name in ("idle", "lost")]
+
+    assert found == [idle, lost]
 
 
 def test_beat_series_are_absent_until_the_job_is_armed() -> None:
@@ -160,7 +228,7 @@ def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected()
     text = golden.scraped(golden.SNAPSHOT)
 
     assert values(text, "gpuwarden_job_budget_seconds", worker="w1") == [1800.0]
-    assert values(text, "gpuwarden_job_stall_timeout_seconds", worker="w1") == []
+    assert told(text, "gpuwarden_job_stall_timeout_seconds", worker="w1") == [None]
     assert values(text, "gpuwarden_job_stall_suspected", worker="w1") == []
 
 
@@ -169,17 +237,17 @@ def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected()
     [
         pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, [900.0], [900.0], id="as it asks in its phase"),
         pytest.param({"stall_timeout_s": 700.0}, [700.0], [700.0], id="as its owner allows"),
-        pytest.param({"phase": Phase.IDLE}, [], [], id="not at all while it is idle"),
+        pytest.param({"phase": Phase.IDLE}, [None], [None], id="not at all while it is idle"),
     ],
 )
-def test_a_job_is_policed(changes: dict[str, Any], silence_s: list[float], window_s: list[float]) -> None:
+def test_a_job_is_policed(changes: dict[str, Any], silence_s: list[float | None], window_s: list[float | None]) -> None:
     job = build.job_file(beat=build.ago(9999), **changes)
 
     text = golden.scraped(build.snapshot(build.sighting(job=job)))
 
-    assert values(text, "gpuwarden_job_stall_timeout_seconds") == silence_s
-    assert values(text, "gpuwarden_job_health_window_seconds") == window_s
-    assert values(text, "gpuwarden_job_stall_suspected") == [1.0] * len(silence_s)
+    assert told(text, "gpuwarden_job_stall_timeout_seconds") == silence_s
+    assert told(text, "gpuwarden_job_health_window_seconds") == window_s
+    assert values(text, "gpuwarden_job_stall_suspected") == [1.0 for each in silence_s if each]
 
 
 def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() -> None:
@@ -209,11 +277,11 @@ SPINS: dict[str, Any] = {
 }
 
 
-def of_a_rank(place: dict[str, Any], alive: bool | None = True, **job: Any) -> dict[str, list[float]]:
+def of_a_rank(place: dict[str, Any], alive: bool | None = True, **job: Any) -> dict[str, list[float | None]]:
     """What is told of a rank that spins, but for these."""
     seen = build.sighting(job=build.job_file(**(RANK | job)), alive=alive)
     text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**(SPINS | place)),)))
-    return {name.removeprefix("gpuwarden_gang_"): values(text, name) for name in GANG_SERIES}
+    return {name.removeprefix("gpuwarden_gang_"): told(text, name) for name in GANG_SERIES}
 
 
 def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_may_be() -> None:
@@ -239,18 +307,18 @@ def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_ma
         pytest.param({}, {"beat": build.ago(100)}, [100.0], id="no longer than since its beat"),
         pytest.param({"gpu_pegged_s": 0.0}, {}, [0.0], id="not at all while its GPU is not pegged"),
         pytest.param({"gpu_pegged_s": 0.0, "gpu_not_seen_busy_s": 900.0}, {}, [0.0], id="nor while that idles"),
-        pytest.param({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 900.0}, {}, [], id="unknown where its GPU is"),
-        pytest.param({"ram_still_s": None}, {}, [], id="or its RAM"),
-        pytest.param({"io_still_s": None}, {}, [], id="or its I/O"),
-        pytest.param({"fault_still_s": None}, {}, [], id="or its page faults"),
-        pytest.param({}, {"beat": None}, [], id="or it has never beaten"),
+        pytest.param({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 900.0}, {}, [None], id="unknown where its GPU is"),
+        pytest.param({"ram_still_s": None}, {}, [None], id="or its RAM"),
+        pytest.param({"io_still_s": None}, {}, [None], id="or its I/O"),
+        pytest.param({"fault_still_s": None}, {}, [None], id="or its page faults"),
+        pytest.param({}, {"beat": None}, [None], id="or it has never beaten"),
     ],
 )
-def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], spinning_s: list[float]) -> None:
-    told = of_a_rank(place, **job)
+def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], spinning_s: list[float | None]) -> None:
+    found = of_a_rank(place, **job)
 
-    assert told["rank_spinning_seconds"] == spinning_s
-    assert (told["rank_info"], told["ranks"]) == ([1.0], [4.0]), "it is known all the same"
+    assert found["rank_spinning_seconds"] == spinning_s
+    assert (found["rank_info"], found["ranks"]) == ([1.0], [4.0]), "it is known all the same"
 
 
 @pytest.mark.parametrize(
@@ -297,8 +365,8 @@ def test_a_dead_worker_is_published_with_its_job_and_where_it_was_and_without_th
     assert values(text, "gpuwarden_worker_dead_seconds", worker="w2", container="worker-2") == [12.5]
     assert values(text, "gpuwarden_job_id", worker="w2", container="worker-2") == [9.0]
     for limit in ("budget", "stall_timeout", "health_window", "health_grace"):
-        assert values(text, f"gpuwarden_job_{limit}_seconds", worker="w2") == []
-        assert bool(values(text, f"gpuwarden_job_{limit}_seconds", worker="w0")) is True
+        assert not any(told(text, f"gpuwarden_job_{limit}_seconds", worker="w2"))
+        assert any(told(text, f"gpuwarden_job_{limit}_seconds", worker="w0")) is True
     assert values(text, "gpuwarden_container_info", container="worker-2") == []
 
 
@@ -314,33 +382,33 @@ def test_a_dead_worker_whose_container_is_unknown_is_published_without_one() -> 
 def test_gpu_health_watches_jobs_that_use_a_gpu(job_class: JobClass, watched: bool) -> None:
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(job_class=job_class))))
 
-    assert values(text, "gpuwarden_job_health_window_seconds") == [300.0] * watched
+    assert told(text, "gpuwarden_job_health_window_seconds") == [300.0 if watched else None]
     assert values(text, "gpuwarden_job_health_grace_seconds") == [60.0] * watched
 
 
 def test_a_budget_of_nothing_is_none() -> None:
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(budget_s=0.0))))
 
-    assert values(text, "gpuwarden_job_budget_seconds") == []
+    assert told(text, "gpuwarden_job_budget_seconds") == [None]
 
 
 def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_any() -> None:
-    def published(**changes: float | None) -> list[float]:
+    def published(**changes: float | None) -> list[float | None]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
-        return values(text, "gpuwarden_container_work_still_seconds")
+        return told(text, "gpuwarden_container_work_still_seconds")
 
     assert published() == [200.0]
     assert published(io_still_s=1.0) == [1.0]
-    assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == []
+    assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == [None]
 
 
-def test_for_how_long_nothing_moved_is_told_and_absent_while_it_is_unknown() -> None:
-    def published(**changes: float | None) -> list[float]:
+def test_for_how_long_nothing_moved_is_told_and_nan_while_it_is_unknown() -> None:
+    def published(**changes: float | None) -> list[float | None]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
-        return values(text, "gpuwarden_container_unmoved_seconds")
+        return told(text, "gpuwarden_container_unmoved_seconds")
 
     assert published(gpu_pegged_s=250.0) == [250.0]
-    assert published() == []
+    assert published() == [None]
 
 
 def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:

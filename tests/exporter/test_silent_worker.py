@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 from structlog.testing import LogCapture
@@ -131,10 +131,13 @@ def seen_as(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     monkeypatch.setattr(workers, "read", lambda _: found)
 
 
+CPU_STILL: Final = 'gpuwarden_worker_cpu_still_seconds{container="w0",worker="w0"}'
+
+
 @pytest.mark.parametrize(
     "error", [PermissionError("not ours to look at"), ValueError("no such line")], ids=["refused", "not understood"]
 )
-def test_cpu_time_that_cannot_be_read_is_absent_and_counted_and_starts_anew_afterwards(
+def test_cpu_time_that_cannot_be_read_is_nan_and_counted_and_starts_anew_afterwards(
     error: Exception, house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker("w0").stop()
@@ -153,9 +156,9 @@ def test_cpu_time_that_cannot_be_read_is_absent_and_counted_and_starts_anew_afte
     assert known[1] != 0.0
     assert silence(unread).cpu_s is None
     assert unread.unknown["w0", "cpu", "unreadable"] == 2
-    assert "gpuwarden_worker_cpu_still_seconds{" not in golden.scraped(unread, now=unread.taken)
+    assert f"{CPU_STILL} NaN" in golden.scraped(unread, now=unread.taken)
     assert silence(again).cpu_s == 0.0
-    assert "gpuwarden_worker_cpu_still_seconds{" in golden.scraped(again, now=again.taken)
+    assert f"{CPU_STILL} 0.0" in golden.scraped(again, now=again.taken)
 
 
 def test_a_container_whose_worker_cannot_be_read_is_counted_by_its_name(

@@ -4,6 +4,7 @@ The containers, the worker and the process beside them are real. What each holds
 that is asked through NVML as a real one is, says of its host pid.
 """
 
+import math
 import os
 import subprocess
 import time
@@ -86,12 +87,12 @@ def passer_by() -> Iterator[int]:
 
 
 def held(found: Scrape, series: str = "container_gpu_memory_bytes") -> dict[tuple[str, ...], int]:
-    """What a scrape says of a series, bytes, by the values of its labels."""
+    """What a scrape says of a series, bytes, by the values of its labels; not where it is unknown."""
     return {
         tuple(sample.labels[name] for name in sorted(sample.labels)): int(sample.value)
         for family in text_string_to_metric_families(found.text)
         for sample in family.samples
-        if sample.name == f"gpuwarden_{series}"
+        if sample.name == f"gpuwarden_{series}" and not math.isnan(sample.value)
     }
 
 
