@@ -58,7 +58,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_id": NO_JOB,
     "gpuwarden_job_info": NO_JOB,
     "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
-    "gpuwarden_job_budget_seconds": f"{NO_JOB}; NaN where it has no budget, or {DEAD}",
+    "gpuwarden_job_budget_seconds": "as `gpuwarden_worker_info`; NaN where the worker runs no job, or one without a "
+    f"budget, or {DEAD}",
     "gpuwarden_job_phase": NO_JOB,
     "gpuwarden_job_phase_age_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
     "gpuwarden_job_steps": NO_JOB,
@@ -68,8 +69,9 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_items": NO_JOB,
     "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
-    "gpuwarden_job_stall_timeout_seconds": f"{NO_JOB}; NaN while the stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_stuck_after_seconds": f"{NO_JOB}, has no stall timeout, or it is one rank of a gang; NaN while "
+    "gpuwarden_job_stall_timeout_seconds": f"as `gpuwarden_worker_info`; NaN where the worker runs no job, while the "
+    f"stall condition does not police it, or {DEAD}",
+    "gpuwarden_job_stuck_after_seconds": "its job has no stall timeout, or is one rank of a gang; NaN while "
     f"`gpuwarden_job_stall_timeout_seconds` is, `--stuck-steps` is 0, it has done fewer than {STEPS_MIN} steps, or, in "
     f"another phase than `step` for which it asked no patience, has been there fewer than {STAYS_MIN} times before, "
     "however many steps it has done",
@@ -80,8 +82,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "are unknown",
     "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}; NaN as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_job_stall_suspected": f"{NO_JOB}, the stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_health_window_seconds": f"{NO_JOB}; NaN while its class uses no GPU, it says that it is idle, or "
-    f"{DEAD}",
+    "gpuwarden_job_health_window_seconds": "as `gpuwarden_worker_info`; NaN where the worker runs no job, "
+    f"while its class uses no GPU or it says that it is idle, or {DEAD}",
     "gpuwarden_job_health_grace_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",
     "gpuwarden_task_info": f"its file is gone, or cannot be trusted, or {NO_TASKS}",
     "gpuwarden_task_alive": "as `gpuwarden_task_info`, or its process cannot be looked at",

@@ -1,12 +1,13 @@
 """Jobs: how far they are, when they last beat, and the limits that their owners set for them."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
 from exporter import evidence
-from exporter.collectors.family import gauge, or_nan
+from exporter.collectors.family import Row, gauge, or_nan
 from exporter.patience import Patience, Pauses, is_rank
 from exporter.readings import ContainerEvidence, Snapshot
 from gpuwarden.statefile import JobFile
@@ -36,21 +37,20 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     """
     if snapshot.workers is None:
         return
-    rows = [
-        _Row(
-            key=(sighting.worker.worker, place.container.name if (place := snapshot.container_of(sighting)) else ""),
-            job=job,
-            beat_age_s=job.beat.age_s(snapshot.taken) if job.beat else None,
-            place=place,
-            policed=sighting.alive is not False,
-        )
-        for sighting in snapshot.workers.workers
-        if (job := sighting.job) is not None
-    ]
+    rows: list[_Row] = []
+    waiting: list[tuple[str, str]] = []
+    for sighting in snapshot.workers.workers:
+        job, place = sighting.job, snapshot.container_of(sighting)
+        key = sighting.worker.worker, place.container.name if place else ""
+        if job is None:
+            waiting.append(key)
+            continue
+        beat_age_s = job.beat.age_s(snapshot.taken) if job.beat else None
+        rows.append(_Row(key=key, job=job, beat_age_s=beat_age_s, place=place, policed=sighting.alive is not False))
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
     yield from _silence(rows, snapshot)
-    yield from _limits(rows, snapshot)
+    yield from _limits(rows, waiting, snapshot)
     # The file of a dead worker stays, and its rank may long be another's.
     yield from _ranks([row for row in rows if is_rank(row.job) and row.policed], snapshot)
 
@@ -164,12 +164,18 @@ def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
 
 
-def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
-    """What a job is not judged by is NaN, as all is once its worker is dead: no limit from before stands for it."""
+def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot) -> Iterable[Metric]:
+    """What a job is not judged by is NaN, as all is once its worker is dead: no limit from before stands for it.
 
-    def limit(row: _Row, limit_s: float | None) -> float:
-        return or_nan(limit_s or None if row.policed else None)
+    So it is of a worker that waits for a job, or its last one would be accused whose figures Prometheus repeats.
+    """
 
+    def limits(of: list[_Row], limit_s: Callable[[JobFile, Pauses], float | None]) -> Iterator[Row]:
+        for row in of:
+            yield row.key, or_nan(limit_s(row.job, row.pauses) or None if row.policed else None)
+        yield from ((key, math.nan) for key in waiting)
+
+    patience = snapshot.patience
     on_gpu = [row for row in rows if row.policed and row.job.job_class.uses_gpu]
     # Where no stall is looked for at all, and of one rank of several, these never tell of anything.
     alone = [row for row in rows if row.job.stall_timeout_s and row.job.ranks <= 1]
@@ -177,14 +183,14 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_job_budget_seconds",
         "Wall-clock budget of one attempt; NaN where it has none.",
         _SLOT,
-        ((row.key, limit(row, row.job.budget_s)) for row in rows),
+        limits(rows, lambda job, _: job.budget_s),
         source="job file",
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
         "Silence the job is allowed in its phase once armed; NaN while the stall condition does not police the job.",
         _SLOT,
-        ((row.key, limit(row, snapshot.patience.silence_s(row.job))) for row in rows),
+        limits(rows, lambda job, _: patience.silence_s(job)),
         source="job file, and for its phase `--load-patience-s` and its like",
     )
     yield gauge(
@@ -192,7 +198,7 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
         "step it has taken, or in a phase that owes no steps than any earlier stay there.",
         _SLOT,
-        ((row.key, limit(row, snapshot.patience.stuck_after_s(row.job, row.pauses))) for row in alone),
+        limits(alone, patience.stuck_after_s),
         source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
     )
     yield gauge(
@@ -200,7 +206,7 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
         "beat, for rates of work show late.",
         _SLOT,
-        ((row.key, limit(row, snapshot.patience.stuck_still_s(row.job, row.pauses))) for row in alone),
+        limits(alone, patience.stuck_still_s),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`",
     )
     yield gauge(
@@ -208,7 +214,7 @@ def _limits(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
         "allowed; NaN for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        ((row.key, limit(row, snapshot.patience.window_s(row.job, snapshot.health_window_s))) for row in rows),
+        limits(rows, lambda job, _: patience.window_s(job, snapshot.health_window_s)),
         source="`--health-window-s`, and the job's patience where that is longer",
     )
     yield gauge(

@@ -417,7 +417,11 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     empty = build.snapshot(containers=())
 
     assert {"gpuwarden_job_id", "gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
-    assert not {name for name in hot(golden.scraped(idle)) if name.startswith("gpuwarden_job_")}
+    of_jobs = {name: value for (name, _), value in series(golden.scraped(idle)).items() if "gpuwarden_job_" in name}
+    assert all(math.isnan(value) for value in of_jobs.values()), "limits, for which no older one is to be taken"
+    assert {name.removeprefix("gpuwarden_job_") for name in of_jobs} == {
+        "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_still_seconds", "health_window_seconds"
+    }  # fmt: skip
     assert hot(golden.scraped(idle)) >= {"gpuwarden_worker_info", "gpuwarden_container_info"}
     assert {name for name in hot(golden.scraped(empty)) if not name.startswith("gpuwarden_gpu_")} == {
         "gpuwarden_workers_duplicate"
