@@ -46,7 +46,7 @@ class Scene:
     fleet: DockerFleet
     jobs: dict[str, JobId]
 
-    def until(self, holds: Callable[[], bool], what: str, within_s: float = 60) -> None:
+    def until(self, holds: Callable[[], bool], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
     def completed(self, job_id: JobId) -> None:
@@ -192,7 +192,7 @@ def listed(scene: Scene) -> list[dict[str, Any]]:
 
 def gpuwarden(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpuwarden", *arguments], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-m", "gpuwarden", *arguments], capture_output=True, text=True, timeout=180, check=False
     )
 
 
@@ -212,9 +212,13 @@ def silence(scene: Scene, worker: str) -> None:
 
 
 def speak(scene: Scene, worker: str) -> None:
-    """End the silence; the alert must have been there all the while."""
+    """End the silence, while the alert is there."""
     chain = scene.stage.chain
-    held = chain.http.get(f"{chain.alertmanager_url}/api/v2/alerts", params={"filter": f'worker="{worker}"'}).json()
-    assert [alert["status"]["state"] for alert in held] == ["suppressed"]
+
+    def is_held() -> bool:
+        held = chain.http.get(f"{chain.alertmanager_url}/api/v2/alerts", params={"filter": f'worker="{worker}"'}).json()
+        return [alert["status"]["state"] for alert in held] == ["suppressed"]
+
+    scene.until(is_held, "Alertmanager keeps it to itself")
     for found in chain.http.get(f"{chain.alertmanager_url}/api/v2/silences").json():
         chain.http.delete(f"{chain.alertmanager_url}/api/v2/silence/{found['id']}").raise_for_status()
