@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy import check
+from tests.conftest import LONGEST, TESTS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -68,3 +69,7 @@ def test_ci_fails_with_each_of_its_steps_and_says_with_which(step: str, tmp_path
     assert whole.returncode == 0, whole.stderr
     assert broken.returncode != 0
     assert f"{step} failed" in broken.stdout
+
+
+def test_whatever_is_to_start_before_the_others_is_there() -> None:
+    assert [name for name in LONGEST if not (TESTS / f"{name}.py").is_file()] == []
