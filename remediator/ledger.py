@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Engine,
+    Integer,
     Row,
     Select,
     String,
     and_,
+    bindparam,
     cast,
     delete,
     exists,
@@ -305,11 +308,8 @@ class Ledger:
         tally = Tally()
         with writing(self._engine) as connection:
             in_turn(connection, f"alerts of {host}")
-            its = ALERTS.c.host == host
-            if only_one(connection, "alerts about hosts"):
-                its = or_(its, ALERTS.c.host.is_(None))
-            new = select(ALERTS).where(ALERTS.c.state == "new", its).order_by(ALERTS.c.alert_id)
-            rows = connection.execute(new.limit(TAKE_MAX).with_for_update(skip_locked=True)).all()
+            new = _NEW_OF_ANYBODY if only_one(connection, "alerts about hosts") else _NEW
+            rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
             taken: list[Row[Any]] = []
             for row in rows:
                 episode_id = _open_episode_of(connection, row.labels)
@@ -1014,8 +1014,12 @@ def _warned_before(connection: Connection, episode: Episode, key: str) -> Mappin
     return warned
 
 
+# What each look of an executor asks is put together once: to do so each time took longer than to ask.
+_ORDERS: Final = select(ORDERS).where(retention.matters(bindparam("at_now"))).order_by(ORDERS.c.order_id)
+
+
 def _orders(connection: Connection, now: float) -> Orders:
-    rows = connection.execute(select(ORDERS).where(retention.matters(now)).order_by(ORDERS.c.order_id))
+    rows = connection.execute(_ORDERS, {"at_now": now})
     return Orders(given=tuple(_order(row) for row in rows))
 
 
@@ -1168,6 +1172,15 @@ def _row(alert: Alert, now: float) -> dict[str, Any]:
     }
 
 
+def _new(its: ColumnElement[bool]) -> Select[Any]:
+    new = select(ALERTS).where(ALERTS.c.state == "new", its).order_by(ALERTS.c.alert_id)
+    return new.limit(bindparam("at_most", type_=Integer)).with_for_update(skip_locked=True)
+
+
+_NEW: Final = _new(ALERTS.c.host == bindparam("of"))
+_NEW_OF_ANYBODY: Final = _new(or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))
+
+
 def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
     """The open episode of a subject, kept open until this is committed: what is tied to a closed one would be lost."""
     kind, name = subject(labels)
@@ -1224,7 +1237,7 @@ def _hand_back(connection: Connection, episode: Row[Any]) -> int:
     return len(others)
 
 
-def _newest(episode_id: int) -> Select[tuple[int]]:
+def _newest(episode_id: int | BindParameter[int]) -> Select[tuple[int]]:
     """The newest alert of each series that is tied to an episode."""
     newest = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == episode_id)
     return newest.group_by(ALERTS.c.fingerprint)
@@ -1260,6 +1273,12 @@ def _promise(
     return connection.scalar(promised) is not None
 
 
+_INTENTS: Final = select(INTENTS).where(INTENTS.c.episode_id == bindparam("of"), INTENTS.c.stage != Stage.WITHDRAWN)
+_NEWEST_ALERTS: Final = select(ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint).where(
+    ALERTS.c.alert_id.in_(_newest(bindparam("of")))
+)
+
+
 def _episode(connection: Connection, row: Row[Any]) -> Episode:
     intents = {
         Kind(found.kind): Intent(
@@ -1271,13 +1290,9 @@ def _episode(connection: Connection, row: Row[Any]) -> Episode:
             entered_at=found.entered_at,
             data=found.data,
         )
-        for found in connection.execute(
-            select(INTENTS).where(INTENTS.c.episode_id == row.episode_id, INTENTS.c.stage != Stage.WITHDRAWN)
-        )
+        for found in connection.execute(_INTENTS, {"of": row.episode_id})
     }
-    newest = ALERTS.c.alert_id.in_(_newest(row.episode_id))
-    its = select(ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint).where(newest)
-    alerts = connection.execute(its).all()
+    alerts = connection.execute(_NEWEST_ALERTS, {"of": row.episode_id}).all()
     firing = [alert for alert in alerts if alert.firing]
     return Episode(
         episode_id=row.episode_id,

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Final
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Select,
@@ -51,7 +52,7 @@ ASIDE_BITE: Final = 50_000
 """So many of them are deleted at a time, at most: more than one transaction ever adds."""
 
 
-def matters(now: float) -> ColumnElement[bool]:
+def matters(now: float | BindParameter[float]) -> ColumnElement[bool]:
     """Whether an order may still matter, to whatever episode; what answers one episode is read with that one."""
     undo = ORDERS.c.topic.not_in(("approval", "maintenance"))
     newest = select(func.max(ORDERS.c.order_id)).where(undo).group_by(ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)

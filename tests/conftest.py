@@ -20,12 +20,22 @@ Cli = Callable[..., tuple[int, str, str]]
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    *("races/test_races", "e2e/test_up_faults", "e2e/test_killed_executor", "remediator/test_execute"),
-    *("gpuwarden/test_queue_machine", "e2e/test_conditions", "alerts/test_rules", "e2e/test_arming"),
-    *("races/test_notifications", "e2e/test_races", "gpuwarden/test_queue", "e2e/test_queue_chaos", "e2e/test_up"),
-    "e2e/test_rolling_upgrade",
+    *("e2e/test_up_faults", "remediator/test_execute", "e2e/test_vram", "races/test_races"),
+    *("e2e/test_conditions", "gpuwarden/test_queue_machine", "e2e/test_up", "bench/test_corpus"),
+    *("e2e/test_lost_node", "gpuwarden/test_queue", "e2e/test_killed_executor", "exporter/test_driver_parent"),
+    *("e2e/test_queue_chaos", "alerts/test_rules", "e2e/test_held", "remediator/test_docker_actuator"),
+    *("e2e/test_races", "remediator/test_ledger_away", "e2e/test_arming", "exporter/test_nvml_program"),
+    *("e2e/test_rolling_upgrade", "gpuwarden/test_worker", "e2e/test_servers", "exporter/test_containers_source"),
+    *("races/test_notifications", "exporter/test_cgroups", "e2e/test_bad_input", "remediator/test_wrangling"),
 )
-"""Modules that start before the others: each runs in one process, and whichever comes last is waited for by all."""
+"""Modules that start before the others: each runs in one process, and whichever comes last is waited for by all.
+
+By turns one of those that mostly wait and one that computes: processes that all wait leave the processors idle, and
+later those that all compute wait for these.
+"""
+
+SPREAD = 0.8
+"""Over how much of the rest of a run the end-to-end tests are spread that are none of those."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what the tests start would inherit it, and no test could interrupt it.
@@ -56,8 +66,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    longest = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    others = sorted({item.path for item in items} - longest.keys())
+    waiting = [path for path in others if path.parent.name == "e2e"]
+    rest = [path for path in others if path.parent.name != "e2e"]
+    # Those that wait are spread among the others, but for the end: they take longer.
+    place = {path: number / len(waiting) * SPREAD for number, path in enumerate(waiting)}
+    place |= {path: number / len(rest) for number, path in enumerate(rest)}
+    items.sort(key=lambda item: (longest.get(item.path, len(longest)), place.get(item.path, 0.0), str(item.path)))
 
 
 class _NoSkips:
