@@ -70,6 +70,7 @@ ABSENT: Final[Mapping[str, str]] = {
     f"patience, has been there fewer than {STAYS_MIN} times before, however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_gang_rank_info": NO_RANK,
+    "gpuwarden_gang_rank_attempt": NO_RANK,
     "gpuwarden_gang_ranks": NO_RANK,
     "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}, it is not armed yet, {DEAD}, or its GPU, RAM, I/O or "
     "faults are unknown",

@@ -9,13 +9,13 @@ from tests.alerts.test_literals import rules
 
 PAGE = CHECKOUT / "docs" / "metrics.md"
 
-AGAIN = {("GpuwardenGangStuck", "gpuwarden_gang_rank_info"): 4}
+AGAIN = {("GpuwardenGangStuck", "gpuwarden_gang_rank_attempt"): 4}
 """What is read more often, and how often: of ranks alone, whose jobs are fewer than those of single workers by far."""
 
 
 def of_each_job() -> set[str]:
-    """The metrics of the exporter that bear a job's id."""
-    return set(re.findall(r"^\| `(\w+)` \| \w+ \|[^|]*`job_id`", PAGE.read_text(), re.MULTILINE))
+    """The metrics of the exporter that bear a job's id, or a gang's, which is the id of its first."""
+    return set(re.findall(r"^\| `(\w+)` \| \w+ \|[^|]*`(?:job_id|gang)`", PAGE.read_text(), re.MULTILINE))
 
 
 def test_a_series_that_each_job_has_of_its_own_is_read_once_in_a_rule() -> None:
