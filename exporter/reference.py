@@ -77,6 +77,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_gang_rank_info": NO_RANK,
+    "gpuwarden_gang_rank_attempt": NO_RANK,
     "gpuwarden_gang_ranks": NO_RANK,
     "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}; NaN while it is not armed yet, or its GPU, RAM, I/O or faults "
     "are unknown",

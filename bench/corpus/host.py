@@ -189,10 +189,12 @@ class _Life:
             started = replace(now, boottime_s=now.boottime_s - program.ran_s) if self.attempts == 1 else now
             self._stays = Stays(started.boottime_s)
             budget_s = program.job_class.budget_s if program.budget_s is None else program.budget_s
+            # Whoever is of a gang is queued again with it: what it runs next is the same job.
+            job_id = 1 + program.rank if program.gang else self.attempts
             self.job = JobFile(
                 # Another attempt each time, so that what Prometheus repeats of the one before is a series of its own.
-                job_id=self.attempts, attempt=self.attempts, worker=program.name, incarnation=self.worker_incarnation,
-                job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
+                job_id=job_id, attempt=program.attempt + self.attempts - 1, worker=program.name,
+                incarnation=self.worker_incarnation, job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
                 stall_timeout_s=program.patience_s, started=started, phase=Phase.LOAD, phase_started=started,
                 beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
                 items_failed=0, ranks=program.ranks, gang=program.gang, rank=program.rank,

@@ -175,6 +175,7 @@ class Program:
     ranks: int = 1
     gang: str | None = None
     rank: int = 0
+    attempt: int = 1
     run: str = ""
     works_in: str = ""
     budget_mib: int | None = None
@@ -427,6 +428,7 @@ _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "ranks": (("worker",), int),
     "gang": (("worker",), str),
     "rank": (("worker",), int),
+    "attempt": (("worker",), int),
     "run": (("worker",), str),
     "works_in": (("worker",), _helper),
     "budget_mib": (("tenant",), int),

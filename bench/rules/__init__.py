@@ -32,6 +32,8 @@ UP_S: Final = 180.0
 LOOK_S: Final = 0.5
 _MISSED: Final = "prometheus_rule_group_iterations_missed_total"
 TURNOVER_S: Final = 290.0
+GANGS: Final = "gpuwarden_gang"
+"""The group that a fleet without gangs pays nothing for."""
 EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenRulesUnwatched"})
 """What fires in a fleet in health: the dead-man's switch, and that this Prometheus does not scrape itself."""
 
@@ -69,7 +71,7 @@ class _Seen:
 
 
 def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
-    """A fleet after another, then the largest one with jobs ten times as short.
+    """A fleet after another, then the largest one with gangs alone, and with jobs ten times as short.
 
     Raises:
         BenchError: Prometheus or the fleet did not start, a rule failed or found something, or an evaluation was left
@@ -78,6 +80,7 @@ def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
     load = load or Load()
     for hosts in load.hosts:
         yield from _round(place, load, hosts)
+    yield from _gangs(place, load)
     yield from _churn(place, load)
 
 
@@ -101,6 +104,22 @@ def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
     yield figure("rules", f"{name}: resident memory of Prometheus", "MiB", [seen.resident_mib])
     yield figure("rules", f"{name}: the same, a worker", "KiB", [1024 * seen.resident_mib / workers])
     yield figure("rules", f"{name}: CPU of Prometheus", "% of a core", [100 * seen.cpu_share])
+
+
+def _gangs(place: Place, load: Load) -> Iterator[Figure]:
+    """What the rule of gangs takes where every worker runs a rank of one."""
+    hosts = load.hosts[-1]
+    workers = hosts * WORKERS
+    progress(f"rules, {workers:,} workers in gangs of {WORKERS}")
+    with _prometheus(place.folder / "rules-gangs", load, hosts, turnover_s=TURNOVER_S, gangs=True) as prometheus:
+        prometheus.wait_up(hosts)
+        time.sleep(load.settles_s)
+        seen = prometheus.watch(load.watched_s)
+    what = f"{workers:,} workers in gangs of {WORKERS}: group {GANGS}"
+    yield figure("rules", what, "ms", [1000 * took_s for took_s in seen.groups[GANGS]],
+                 base=1000 * seen.intervals[GANGS] / 5, against="a fifth of its interval")  # fmt: skip
+    yield figure("rules", f"{workers:,} workers in gangs of {WORKERS}: series a worker", "series",
+                 [seen.series / workers])  # fmt: skip
 
 
 def _churn(place: Place, load: Load) -> Iterator[Figure]:
@@ -207,13 +226,13 @@ class _Prometheus:
 
 
 @contextmanager
-def _prometheus(work: Path, load: Load, hosts: int, *, turnover_s: float) -> Iterator[_Prometheus]:
+def _prometheus(work: Path, load: Load, hosts: int, *, turnover_s: float, gangs: bool = False) -> Iterator[_Prometheus]:
     """A Prometheus of its own, and the fleet that it scrapes."""
     data = work / "data"
     data.mkdir(parents=True)
     fleet = subprocess.Popen(
-        [sys.executable, "-m", "bench.rules.serve", str(turnover_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "bench.rules.serve", str(turnover_s), *(["gangs"] if gangs else [])],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     server = None
     try:

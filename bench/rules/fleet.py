@@ -2,7 +2,8 @@
 
 A page is what the exporter's own collectors publish of the host in `host.yaml`, taken once while its jobs load and once
 while they step; what moves in it is filled in at each scrape. A job takes `turnover_s`, and the next one follows at
-once; the jobs of a fleet do not change all at once, for each worker is somewhere else in its own.
+once; the jobs of a fleet do not change all at once, for each worker is somewhere else in its own. Of a fleet of gangs
+each host runs one whose ranks are its workers, and which they begin together.
 """
 
 import re
@@ -55,6 +56,10 @@ FIGURES: Final = GpuFigures(
 _LINE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)")
 _GPU: Final = re.compile(r"GPU-(\d)")
 
+GANG: Final = "g"
+"""What the gang is called on the page that is taken."""
+
+_OF_THE_GANG: Final = ("gpuwarden_gang_rank_attempt", "gpuwarden_gang_ranks")
 _OF_THE_JOB: Final = {
     "gpuwarden_job_elapsed_seconds": "elapsed",
     "gpuwarden_job_phase_age_seconds": "phase",
@@ -79,8 +84,12 @@ class _Line:
 class Fleet:
     """The pages of as many hosts."""
 
-    def __init__(self, *, turnover_s: float) -> None:
+    def __init__(self, *, turnover_s: float, gangs: bool = False) -> None:
         (played,) = scenario.read(Path(__file__).parent)
+        if gangs:
+            ranks = (replace(each, gang=GANG, rank=rank, ranks=WORKERS) for rank, each in enumerate(played.programs))
+            played = replace(played, programs=tuple(ranks))
+        self._gangs = gangs
         host = Host("a", played)
         pages: dict[int, list[_Line]] = {}
         for second in range(STEPPING_S + 1):
@@ -99,9 +108,11 @@ class Fleet:
         out: list[str] = []
         _write(out, self._rest, now_s, age_s=0.0)
         for worker in range(WORKERS):
-            jobs, age_s = divmod(now_s + self._offset_s(number, worker), self._turnover_s)
+            ahead_s = self._offset_s(number, 0 if self._gangs else worker)
+            jobs, age_s = divmod(now_s + ahead_s, self._turnover_s)
             lines = (self._loading if age_s < LOAD_S else self._stepping)[f"w{worker}"]
-            _write(out, lines, now_s, age_s=age_s, job_id=int(jobs) * WORKERS + worker)
+            first = int(jobs) * WORKERS
+            _write(out, lines, now_s, age_s=age_s, job_id=first + worker, gang=f"{first}@{number}/night")
         gpus = self._gpus.setdefault(
             number, [f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{number}.{gpu}')}" for gpu in range(WORKERS)]
         )
@@ -138,6 +149,10 @@ def _kind(name: str, value: float) -> str:
         return _OF_THE_JOB[name]
     if name == "gpuwarden_job_id":
         return "id"
+    if name == "gpuwarden_gang_rank_info":
+        return "info"
+    if name in _OF_THE_GANG:
+        return "gang"
     if name.endswith(_BY_THE_CLOCK):
         return "clock" if name.endswith("_timestamp_seconds") else "age"
     if name == _GROWS:
@@ -147,7 +162,7 @@ def _kind(name: str, value: float) -> str:
 
 def _worker_of(line: _Line) -> str | None:
     found = re.search(r'[{,]worker="(w\d)"', line.text)
-    return None if found is None or not line.text.startswith("gpuwarden_job_") else found[1]
+    return found[1] if found and line.text.startswith(("gpuwarden_job_", "gpuwarden_gang_")) else None
 
 
 def _by_worker(lines: list[_Line]) -> dict[str, list[_Line]]:
@@ -159,7 +174,7 @@ def _by_worker(lines: list[_Line]) -> dict[str, list[_Line]]:
     return found
 
 
-def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, job_id: int = 0) -> None:
+def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, job_id: int = 0, gang: str = "") -> None:
     moves = {
         "elapsed": age_s,
         "phase": age_s - LOAD_S if age_s >= LOAD_S else age_s,
@@ -173,6 +188,11 @@ def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, jo
         kind = each.kind
         if kind == "stays":
             out.append(f"{each.text}{each.value!r}\n")
+        elif kind == "info":
+            named = re.sub(r'job_id="\d+"', f'job_id="{job_id}"', each.text)
+            out.append(named.replace(f'gang="{GANG}"', f'gang="{gang}"') + "1.0\n")
+        elif kind == "gang":
+            out.append(each.text.replace(f'gang="{GANG}"', f'gang="{gang}"') + f"{each.value!r}\n")
         elif kind == "counter":
             out.append(f"{each.text}{each.value + now_s * 0.7!r}\n")
         elif kind == "wanders":

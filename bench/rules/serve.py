@@ -1,4 +1,4 @@
-"""`python -m bench.rules.serve TURNOVER_S`: serves a fleet to a Prometheus.
+"""`python -m bench.rules.serve TURNOVER_S [gangs]`: serves a fleet, or one of gangs, to a Prometheus.
 
 A host's exporter is at `/NUMBER/metrics`, and at `/NUMBER/remediator` is what the rules read of its remediator. Prints
 its port, and ends when its stdin does.
@@ -37,8 +37,8 @@ class _Server(asyncio.Protocol):
             self._transport.write(begin + body)
 
 
-async def _serve(turnover_s: float) -> None:
-    fleet = Fleet(turnover_s=turnover_s)
+async def _serve(turnover_s: float, *, gangs: bool) -> None:
+    fleet = Fleet(turnover_s=turnover_s, gangs=gangs)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Server(fleet), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -46,4 +46,4 @@ async def _serve(turnover_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1])))
+    asyncio.run(_serve(float(sys.argv[1]), gangs="gangs" in sys.argv[2:]))

@@ -250,6 +250,13 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         source="job file",
     )
     yield gauge(
+        "gpuwarden_gang_rank_attempt",
+        "The attempt at its rank that a worker runs; where several run one rank of a gang, it is of the highest.",
+        (*_SLOT, "gang", "rank"),
+        (((*row.key, row.job.gang or "", str(row.job.rank)), float(row.job.attempt)) for row in ranks),
+        source="job file",
+    )
+    yield gauge(
         "gpuwarden_gang_ranks",
         "How many ranks the gang has of which the worker runs one.",
         (*_SLOT, "gang"),

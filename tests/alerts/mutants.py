@@ -53,6 +53,7 @@ FIRST: Final = {
         "fires on one host, and with three ranks",
         "does not fire where a rank is missing",
         "fires when two exporters watch one host",
+        "does not look at who has lost its rank",
     ),
     WORKER: (
         "fires when a second exporter cannot tell",
@@ -1963,12 +1964,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"gang: GpuwardenGangStuck: {change}": why
         for change, why in (
-            ("by (gang) -> by (gang, instance)", _NO_INSTANCE),
+            ("by (gang) -> by (gang, instance), at its place 2", _NO_INSTANCE),
             ("count -> sum", "a group is worth 1"),
-            (
-                'gpuwarden_gang_rank_info{rank="0"} -> last_over_time(gpuwarden_gang_rank_info{rank="0"}[5m])',
-                "whom it picks is there now: it only says that 0 is the rank",
-            ),
             (
                 f"{_SPINNING} -> last_over_time({_SPINNING}[5m])",
                 "who is not known to spin now is not let through by the last leg",

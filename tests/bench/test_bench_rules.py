@@ -22,6 +22,8 @@ def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Pa
     slowest = [what for what in found if what.startswith("16 workers: group ")]
     assert len(slowest) == 3
     assert all(found[what].against == "a fifth of its interval" for what in slowest)
+    assert found["16 workers in gangs of 8: group gpuwarden_gang"].against == "a fifth of its interval"
+    assert found["16 workers in gangs of 8: series a worker"].median > found["16 workers: series a worker"].median
     (made,) = [each for what, each in found.items() if what.endswith("series made, a job")]
     assert made.median == pytest.approx(0, abs=0.3), "a worker's next job goes on with the series of the last one"
 
@@ -58,6 +60,26 @@ def test_a_job_is_followed_by_another_and_its_ages_are_its_own(fleet: Fleet) -> 
     assert late[f"gpuwarden_job_phase_age_seconds{slot}"] == pytest.approx(200.5 - LOAD_S, abs=1)
     assert late[f"gpuwarden_job_beat_age_seconds{slot}"] < 2
     assert job_id(fleet, begins_s) == job_id(fleet, begins_s + 288) != job_id(fleet, begins_s + 291)
+
+
+def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_rule_reads() -> None:
+    fleet = Fleet(turnover_s=290.0, gangs=True)
+    begins_s = next(now_s for now_s in range(290) if gangs(fleet, now_s) != gangs(fleet, now_s + 1)) + 1.0
+    there = {series.partition("{")[0] for series in page(fleet, begins_s + 200)}
+    (path,) = [path for path in rules() if path.name == "gang.rules.yaml"]
+
+    assert (
+        set(re.findall(r"\bgpuwarden_gang_[a-z_]+\b", path.read_text(encoding="utf-8"))) - {"gpuwarden_gang"} <= there
+    )
+    (gang,) = gangs(fleet, begins_s)
+    assert gangs(fleet, begins_s + 288) == {gang} != gangs(fleet, begins_s + 291)
+    assert {gang}.isdisjoint(re.findall(r'gang="([^"]+)"', fleet.page(8, now_s=begins_s).decode()))
+    ranks = [series for series in page(fleet, begins_s + 200) if series.startswith("gpuwarden_gang_rank_info")]
+    assert len({re.sub(r'.*rank="(\d)".*', r"\1", each) for each in ranks}) == WORKERS
+
+
+def gangs(fleet: Fleet, now_s: float) -> set[str]:
+    return {found for series in page(fleet, float(now_s)) for found in re.findall(r'gang="([^"]+)"', series)}
 
 
 def job_id(fleet: Fleet, now_s: float) -> float:

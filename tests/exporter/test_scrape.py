@@ -263,6 +263,7 @@ def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() 
 
 GANG_SERIES = (
     "gpuwarden_gang_rank_info",
+    "gpuwarden_gang_rank_attempt",
     "gpuwarden_gang_ranks",
     "gpuwarden_gang_rank_spinning_seconds",
     "gpuwarden_gang_rank_stuck_after_seconds",
@@ -287,6 +288,7 @@ def of_a_rank(place: dict[str, Any], alive: bool | None = True, **job: Any) -> d
 def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_may_be() -> None:
     assert of_a_rank({}) == {
         "rank_info": [1.0],
+        "rank_attempt": [1.0],
         "ranks": [4.0],
         "rank_spinning_seconds": [700.0],
         "rank_stuck_after_seconds": [600.0],
@@ -294,6 +296,7 @@ def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_ma
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(**RANK))))
     assert len(values(text, "gpuwarden_gang_rank_info", gang="7/night", rank="2", job_id="7", attempt="1")) == 1
     assert values(text, "gpuwarden_gang_ranks", gang="7/night") == [4.0]
+    assert values(text, "gpuwarden_gang_rank_attempt", gang="7/night", rank="2") == [1.0]
     assert values(text, "gpuwarden_job_stuck_after_seconds") == []
 
 
