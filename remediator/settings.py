@@ -85,7 +85,7 @@ class ServeSettings(_Common):
 
     model_config = _config("gpuwarden remediator serve")
 
-    listen: str = Field(default="127.0.0.1", description="address to listen on")
+    listen: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0 is all of IPv4, :: all of both")
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     token_file: Path | None = Field(
         default=None,

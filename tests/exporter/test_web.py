@@ -44,8 +44,10 @@ PROMETHEUS_ACCEPTS = (
 """What Prometheus 2.42 sends."""
 
 
-def get(port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+def get(
+    port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
+) -> Answer:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
@@ -62,10 +64,12 @@ def pages(latest: Callable[[], Snapshot | None], door: Doorkeeper) -> web.Pages:
 
 
 @contextmanager
-def served(latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None) -> Iterator[int]:
+def served(
+    latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None, listen: str = "127.0.0.1"
+) -> Iterator[int]:
     """The port of a server of this snapshot."""
     door = Doorkeeper(web_config_file)
-    with web.server("127.0.0.1", 0, pages(latest, door), door) as server:
+    with web.server(listen, 0, pages(latest, door), door) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -337,6 +341,21 @@ def test_a_port_in_use_is_named() -> None:
 def test_an_address_that_is_not_ours_is_named() -> None:
     with pytest.raises(web.PortTakenError, match=r"cannot listen on 192\.0\.2\.1:0"):
         web.server("192.0.2.1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
+
+
+@pytest.mark.parametrize(("listen", "asked"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
+def test_an_ipv6_address_is_listened_on_and_all_of_them_with_all_of_ipv4(listen: str, asked: list[str]) -> None:
+    with served(live(build.sighting()), listen=listen) as port:
+        told = [get(port, path, host=host)[0] for host in asked for path in ("/-/healthy", "/evidence?worker=w0")]
+
+    assert told == [200, 200] * len(asked)
+
+
+def test_an_ipv6_address_is_told_in_brackets() -> None:
+    with served(live(), listen="::1") as port, pytest.raises(web.PortTakenError, match=rf"\[::1\]:{port} is in use"):
+        web.server("::1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
+    with pytest.raises(web.PortTakenError, match=r"cannot listen on \[2001:db8::1\]:0"):
+        web.server("2001:db8::1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 # Testimony
