@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services, split
+from gpuwarden.settings import engine, services, split
 
 
 class Settings(BaseSettings):
@@ -242,6 +242,11 @@ class Settings(BaseSettings):
     @classmethod
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
+
+    @field_validator("docker", "podman")
+    @classmethod
+    def _an_engine_listens_there(cls, found: str, about: ValidationInfo) -> str:
+        return engine(found, words=("none", "auto") if about.field_name == "docker" else ("none",))
 
     @field_validator("task_dir", mode="before")
     @classmethod

@@ -323,7 +323,10 @@ def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(f"{where} is in use: stop what listens there, or give another --port") from None
-        raise PortTakenError(f"cannot listen on {where}: {error}") from None
+        says = error.strerror or str(error)
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            says += ": give --listen an address of this host, or 0.0.0.0 for all of them"
+        raise PortTakenError(f"cannot listen on {where}: {says}") from None
     bound.door = door
     return bound
 

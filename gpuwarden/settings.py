@@ -3,9 +3,10 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
@@ -17,15 +18,16 @@ DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
     """What is wrong with the settings, a line each: the option, its environment variable, and what was wanted."""
     for found in error.errors():
+        says = found["msg"].removeprefix("Value error, ")  # which is what pydantic calls a sentence of ours
         if not found["loc"]:
-            yield found["msg"]
+            yield says
             continue
         name = str(found["loc"][0])
         option = f"--{name.replace('_', '-')} (or {settings.model_config.get('env_prefix', '')}{name.upper()})"
         if found["type"] == "missing":
             yield f"{option} is wanted: {settings.model_fields[name].description}"
         else:
-            yield f"{found['input']!r} will not do for {option}: {found['msg']}"
+            yield f"{found['input']!r} will not do for {option}: {says}"
 
 
 def split(found: Any) -> Any:
@@ -44,6 +46,25 @@ def services(found: Any) -> Any:
         if not _SERVICES.fullmatch(pattern):
             raise ValueError(f"{pattern!r} names no services: wanted are names as 'gpu-worker@*.service', not '*'")
     return patterns
+
+
+def engine(found: str, *, words: Collection[str]) -> str:
+    """A setting that holds where a container engine listens, or one of these words.
+
+    Raises:
+        ValueError: nothing listens at such an address, and what to give.
+    """
+    if found in words:
+        return found
+    try:
+        parts = urlsplit(found)
+        listens = bool(parts.path.strip("/")) and not parts.netloc if parts.scheme == "unix" else bool(parts.port)
+    except ValueError:  # a port that is none, or half an IPv6 address
+        listens = False
+    if listens and parts.scheme in ("unix", "tcp", "http", "https"):
+        return found
+    wanted = f"unix://{found}" if found.startswith("/") else "unix:///PATH of its socket, tcp://HOST:PORT"
+    raise ValueError(f"wanted is {', or '.join((wanted, *map(repr, words)))}")
 
 
 _SERVICES: Final = re.compile(r"[A-Za-z0-9][^/\s]*\.service")

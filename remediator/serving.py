@@ -1,5 +1,6 @@
 """`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
 
+import errno
 import gc
 import os
 import signal
@@ -148,6 +149,7 @@ def _listening(address: str, port: int) -> socket.socket:
         return socket.socket(fileno=server.detach())
     except OSError as error:
         because = (error.strerror or str(error)).partition(" (while")[0]  # Python says the address once more there
-        raise GpuwardenError(
-            f"cannot listen on {where} ({because}): stop what listens there, or give another --port"
-        ) from None
+        hint = "stop what listens there, or give another --port"
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
+        raise GpuwardenError(f"cannot listen on {where} ({because}): {hint}") from None

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsC
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services, split
+from gpuwarden.settings import engine, services, split
 from remediator.alert import ALERTS_MAX
 from remediator.opinion import Policy
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
@@ -360,6 +360,11 @@ class ExecuteSettings(_Common):
     def second_opinion(self) -> Policy:
         """The policy that is in force."""
         return self.prometheus_policy or (Policy.HEED if self.prometheus else Policy.IGNORE)
+
+    @field_validator("docker", "podman")
+    @classmethod
+    def _an_engine_listens_there(cls, found: str) -> str:
+        return engine(found, words=("none",))
 
     @field_validator("systemd_unit", mode="before")
     @classmethod

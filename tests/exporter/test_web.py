@@ -338,9 +338,15 @@ def test_a_port_in_use_is_named() -> None:
         web.server("127.0.0.1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
-def test_an_address_that_is_not_ours_is_named() -> None:
-    with pytest.raises(web.PortTakenError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        web.server("192.0.2.1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
+@pytest.mark.parametrize(
+    ("address", "because"),
+    [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")],
+)
+def test_an_address_that_is_not_ours_is_named_with_what_to_give(address: str, because: str) -> None:
+    hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
+
+    with pytest.raises(web.PortTakenError, match=f"^cannot listen on {address}:0: {because}: {hint}$"):
+        web.server(address, 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 @pytest.mark.parametrize(("listen", "asked"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
@@ -696,6 +702,13 @@ def test_a_simulation_file_that_turns_bad_makes_gpus_unknown_and_a_whole_one_kno
         pytest.param(["--idle-ratio", "5"], {}, "'5' will not do for --idle-ratio", id="a percentage for a ratio"),
         pytest.param(
             ["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="so long that nothing adds up"
+        ),
+        pytest.param(
+            ["--docker", "/run/d.sock"],
+            {},
+            "'/run/d.sock' will not do for --docker (or GPUWARDEN_EXPORTER_DOCKER): wanted is "
+            "unix:///run/d.sock, or 'none', or 'auto'\n",
+            id="a file for a socket's address",
         ),
         pytest.param(
             [], {"GPUWARDEN_EXPORTER_PORT": "x"}, "(or GPUWARDEN_EXPORTER_PORT)", id="a bad environment variable"
