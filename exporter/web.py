@@ -119,7 +119,7 @@ class Pages:
         if path == "/":
             start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
             return [self._front().encode()]
-        says = "no such page: /metrics, /evidence, /-/healthy, /-/ready\n"
+        says = "no such page: /, /metrics, /evidence, /-/healthy, /-/ready\n"
         return _answer(start_response, HTTPStatus.NOT_FOUND, says)
 
     def _metrics(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:

@@ -5,14 +5,47 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
+
+from gpuwarden.options import Help
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 """The one default that the environment decides, as it is where nobody has set it."""
+
+
+METAVARS: Final[Mapping[str, str]] = {
+    "Path": "PATH", "str": "TEXT", "int": "N", "float": "N",
+    "tuple[str,...]": "TEXT,...", "tuple[Path,...]": "PATH,...",
+}  # fmt: skip
+"""What stands for a value in `--help`, by what pydantic-settings writes there: its type in Python."""
+
+
+class _Help(Help):
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        told = super()._metavar_formatter(action, default_metavar)
+        return lambda size: tuple(METAVARS.get(each, each) for each in told(size))
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return _FACTORY.sub(f"(default: {DEFAULT_FACTORY_SHOWN.strip('`')})", super()._expand_help(action))
+
+
+_FACTORY: Final = re.compile(r"\(default factory: \w+\)$")
+
+T = TypeVar("T", bound=BaseSettings)
+
+
+def given(settings: type[T], argv: list[str]) -> T:
+    """The settings that options and the environment give; `--help` tells them as a person reads them, and ends.
+
+    Raises:
+        ValidationError: some will not do: see `complaints`.
+    """
+    source: CliSettingsSource[Any] = CliSettingsSource(settings, formatter_class=_Help)
+    return CliApp.run(settings, cli_args=argv, cli_settings_source=source)
 
 
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:

@@ -168,7 +168,7 @@ def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -
         pytest.param("/-/healthy", 200, "ok", id="health"),
         pytest.param("/-/ready", 200, "ok", id="readiness"),
         pytest.param("/", 200, "/metrics", id="the front page"),
-        pytest.param("/nowhere", 404, "no such page", id="no page"),
+        pytest.param("/nowhere", 404, "no such page: /, /metrics, ", id="no page"),
     ],
 )
 def test_a_page_answers(path: str, status: int, says: str) -> None:
