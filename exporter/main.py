@@ -15,7 +15,6 @@ from typing import Final
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from exporter.answered import AnsweredFile
 from exporter.doorkeeper import Doorkeeper
@@ -40,7 +39,7 @@ from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import host_key
-from gpuwarden.settings import complaints
+from gpuwarden.settings import complaints, given
 
 log: Final = structlog.get_logger("exporter")
 
@@ -58,7 +57,7 @@ some thousands, none of them in one, and to look through them twice in each look
 def command(argv: list[str]) -> int:
     """`gpuwarden exporter`."""
     try:
-        settings = CliApp.run(Settings, cli_args=argv)
+        settings = given(Settings, argv)
     except ValidationError as error:
         for line in complaints(error, Settings):
             print(f"gpuwarden exporter: error: {line}", file=sys.stderr)

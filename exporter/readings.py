@@ -587,10 +587,19 @@ class DriverHealth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Timing:
+    """When a process was asked for what it has told last, monotonic, and how long its answer took, both in seconds."""
+
+    asked_s: float
+    took_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceHealth:
     """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds.
 
-    Of engines, which are asked in threads of their own, it is the listing: what that took, and when it was taken.
+    Of engines, which are asked in threads of their own, it is the listing: what that took, and when it was taken. Of
+    drivers, which are asked in processes of their own, it is the answer: what that took, and when it was asked for.
     """
 
     source: str

@@ -37,6 +37,7 @@ from exporter.readings import (
     ServerEvidence,
     Snapshot,
     SourceHealth,
+    Timing,
     Unknown,
     WorkerReadings,
     WorkerSighting,
@@ -89,6 +90,9 @@ class Driver(Protocol):
 
     def health(self) -> DriverHealth:
         """How asking went so far."""
+
+    def timing(self) -> Timing | None:
+        """Of what reading the source told last; `None` before it was asked."""
 
 
 class Sampler:
@@ -143,7 +147,7 @@ class Sampler:
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._succeeded_unix_s: dict[str, float] = {}
-        self._listed_s: dict[str, float] = {}
+        self._taken_s: dict[str, float] = {}
         self._told_last: dict[str, Mapping[str, Container]] = {}
         self._left: dict[str, Mapping[str, Container]] = {}
         self._invalid: dict[str, int] = {}
@@ -304,11 +308,16 @@ class Sampler:
             took_s = error.took_s if isinstance(error, NoListingError) else None
         except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
             because = f"{type(error).__name__}: {error}"
+        taken_s = None
+        driver = self._drivers.get(source)
+        timing = None if driver is None else driver.timing()
         if isinstance(result, Listing):  # taken in a thread of its own, some time before it is read here
-            took_s = result.duration_s
+            took_s, taken_s = result.duration_s, result.taken_s
+        elif timing is not None:  # asked for before it is waited for here, and a late one stands for some looks
+            took_s, taken_s = timing.took_s, timing.asked_s
         duration_s = time.monotonic() - started_s if took_s is None else took_s
         if because is None:
-            self._succeeded_unix_s[source] = self._done_unix_s(source, result)
+            self._succeeded_unix_s[source] = self._done_unix_s(source, taken_s)
         told = SourceHealth(
             source=source,
             success=because is None,
@@ -331,14 +340,14 @@ class Sampler:
             log.warning("source failed", source=source, because=because)
             self._failing[source] = because
 
-    def _done_unix_s(self, source: str, result: object) -> float:
-        """When what a source tells was so, Unix seconds: now; of a listing, which some looks share, as it was taken."""
-        if not isinstance(result, Listing):
+    def _done_unix_s(self, source: str, taken_s: float | None) -> float:
+        """When what a source tells was so, Unix seconds: now; or as it was taken, monotonic, where looks share it."""
+        if taken_s is None:
             return time.time()
-        if self._listed_s.get(source) == result.taken_s:
+        if self._taken_s.get(source) == taken_s:
             return self._succeeded_unix_s[source]
-        self._listed_s[source] = result.taken_s
-        age_s = time.monotonic() - result.taken_s
+        self._taken_s[source] = taken_s
+        age_s = time.monotonic() - taken_s
         return time.time() - age_s
 
     def _together(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:

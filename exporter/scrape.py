@@ -103,7 +103,8 @@ class SnapshotCollector(Collector):
         )
         yield gauge(
             "gpuwarden_collector_duration_seconds",
-            "How long the source or collector took; of an engine its newest list, of `sampler` the whole look.",
+            "How long the source or collector took; of an engine its newest list, of a driver the newest answer that "
+            "is told, or as long as none has come, of `sampler` the whole look.",
             ("collector",),
             [((each.name,), each.duration_s) for each in outcomes],
             source="the exporter itself, CLOCK_MONOTONIC",
@@ -111,7 +112,7 @@ class SnapshotCollector(Collector):
         yield gauge(
             "gpuwarden_collector_last_success_timestamp_seconds",
             "When the source or collector last did its work, Unix time; of an engine when its newest list was taken, "
-            "of `sampler` the newest look at the host.",
+            "of a driver when the answer that is told was asked for, of `sampler` the newest look at the host.",
             ("collector",),
             [((each.name,), each.succeeded_unix_s) for each in outcomes],
             source="the exporter itself, CLOCK_REALTIME",

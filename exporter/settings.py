@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services, split
+from gpuwarden.settings import engine, services, split
 
 
 class Settings(BaseSettings):
@@ -27,7 +27,10 @@ class Settings(BaseSettings):
         default_factory=state_directory,
         description="where state files and the host key lie; $GPUWARDEN_DIR sets it too",
     )
-    listen: str = Field(default="127.0.0.1", description="address to listen on; /evidence answers loopback only")
+    listen: str = Field(
+        default="127.0.0.1",
+        description="address to listen on; 0.0.0.0 is all of IPv4, :: all of both; /evidence answers loopback only",
+    )
     # Outside of 9100 to 9999: each port of that range is some exporter's in Prometheus' list of default ports, and 9835
     # a GPU exporter's. Below 30000, where Kubernetes (node ports) and Linux (ephemeral ones) begin to hand them out.
     port: int = Field(default=29835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -239,6 +242,11 @@ class Settings(BaseSettings):
     @classmethod
     def _each_unit(cls, found: Any) -> Any:
         return services(found)
+
+    @field_validator("docker", "podman")
+    @classmethod
+    def _an_engine_listens_there(cls, found: str, about: ValidationInfo) -> str:
+        return engine(found, words=("none", "auto") if about.field_name == "docker" else ("none",))
 
     @field_validator("task_dir", mode="before")
     @classmethod

@@ -119,7 +119,7 @@ class Pages:
         if path == "/":
             start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
             return [self._front().encode()]
-        says = "no such page: /metrics, /evidence, /-/healthy, /-/ready\n"
+        says = "no such page: /, /metrics, /evidence, /-/healthy, /-/ready\n"
         return _answer(start_response, HTTPStatus.NOT_FOUND, says)
 
     def _metrics(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -192,6 +192,14 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self._counting = threading.Lock()
         super().__init__(*arguments, **named)
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Whom a socket of both families calls by an IPv4 address within IPv6 is that IPv4 address: ours, too."""
+        request, (address, *rest) = super().get_request()
+        mapped = ipaddress.ip_address(address)
+        if isinstance(mapped, ipaddress.IPv6Address) and mapped.ipv4_mapped is not None:
+            address = str(mapped.ipv4_mapped)
+        return request, (address, *rest)
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless as many are answered as may be: who scrapes comes again."""
         if not self._take(client_address[0]):
@@ -237,6 +245,17 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._answered[address] -= 1
             if not self._answered[address]:
                 del self._answered[address]
+
+
+class _Server6(_Server):
+    """The same on an IPv6 address; on all of them, `::`, it answers IPv4 too, whatever the host's default is."""
+
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        """Bind, for both families."""
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
 
 class _Until(io.RawIOBase):
@@ -296,14 +315,18 @@ def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer
     Raises:
         PortTakenError: the port is in use; the message names it.
     """
+    ipv6 = ":" in listen
+    where = f"[{listen}]:{port}" if ipv6 else f"{listen}:{port}"
+    server_class = _Server6 if ipv6 else _Server
     try:
-        bound = make_server(listen, port, pages, server_class=_Server, handler_class=_QuietHandler)
+        bound = make_server(listen, port, pages, server_class=server_class, handler_class=_QuietHandler)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(
-                f"{listen}:{port} is in use: stop what listens there, or give another --port"
-            ) from None
-        raise PortTakenError(f"cannot listen on {listen}:{port}: {error}") from None
+            raise PortTakenError(f"{where} is in use: stop what listens there, or give another --port") from None
+        says = error.strerror or str(error)
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            says += ": give --listen an address of this host, or 0.0.0.0 for all of them"
+        raise PortTakenError(f"cannot listen on {where}: {says}") from None
     bound.door = door
     return bound
 

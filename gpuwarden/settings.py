@@ -3,29 +3,64 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
+
+from gpuwarden.options import Help
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 """The one default that the environment decides, as it is where nobody has set it."""
 
 
+METAVARS: Final[Mapping[str, str]] = {
+    "Path": "PATH", "str": "TEXT", "int": "N", "float": "N",
+    "tuple[str,...]": "TEXT,...", "tuple[Path,...]": "PATH,...",
+}  # fmt: skip
+"""What stands for a value in `--help`, by what pydantic-settings writes there: its type in Python."""
+
+
+class _Help(Help):
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        told = super()._metavar_formatter(action, default_metavar)
+        return lambda size: tuple(METAVARS.get(each, each) for each in told(size))
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return _FACTORY.sub(f"(default: {DEFAULT_FACTORY_SHOWN.strip('`')})", super()._expand_help(action))
+
+
+_FACTORY: Final = re.compile(r"\(default factory: \w+\)$")
+
+T = TypeVar("T", bound=BaseSettings)
+
+
+def given(settings: type[T], argv: list[str]) -> T:
+    """The settings that options and the environment give; `--help` tells them as a person reads them, and ends.
+
+    Raises:
+        ValidationError: some will not do: see `complaints`.
+    """
+    source: CliSettingsSource[Any] = CliSettingsSource(settings, formatter_class=_Help)
+    return CliApp.run(settings, cli_args=argv, cli_settings_source=source)
+
+
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
     """What is wrong with the settings, a line each: the option, its environment variable, and what was wanted."""
     for found in error.errors():
+        says = found["msg"].removeprefix("Value error, ")  # which is what pydantic calls a sentence of ours
         if not found["loc"]:
-            yield found["msg"]
+            yield says
             continue
         name = str(found["loc"][0])
         option = f"--{name.replace('_', '-')} (or {settings.model_config.get('env_prefix', '')}{name.upper()})"
         if found["type"] == "missing":
             yield f"{option} is wanted: {settings.model_fields[name].description}"
         else:
-            yield f"{found['input']!r} will not do for {option}: {found['msg']}"
+            yield f"{found['input']!r} will not do for {option}: {says}"
 
 
 def split(found: Any) -> Any:
@@ -44,6 +79,25 @@ def services(found: Any) -> Any:
         if not _SERVICES.fullmatch(pattern):
             raise ValueError(f"{pattern!r} names no services: wanted are names as 'gpu-worker@*.service', not '*'")
     return patterns
+
+
+def engine(found: str, *, words: Collection[str]) -> str:
+    """A setting that holds where a container engine listens, or one of these words.
+
+    Raises:
+        ValueError: nothing listens at such an address, and what to give.
+    """
+    if found in words:
+        return found
+    try:
+        parts = urlsplit(found)
+        listens = bool(parts.path.strip("/")) and not parts.netloc if parts.scheme == "unix" else bool(parts.port)
+    except ValueError:  # a port that is none, or half an IPv6 address
+        listens = False
+    if listens and parts.scheme in ("unix", "tcp", "http", "https"):
+        return found
+    wanted = f"unix://{found}" if found.startswith("/") else "unix:///PATH of its socket, tcp://HOST:PORT"
+    raise ValueError(f"wanted is {', or '.join((wanted, *map(repr, words)))}")
 
 
 _SERVICES: Final = re.compile(r"[A-Za-z0-9][^/\s]*\.service")

@@ -40,6 +40,7 @@ from gpuwarden import clock, joblogs, logs, workers
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
+from gpuwarden.options import Help
 from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, Result, check_result, is_gpu
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
 from gpuwarden.statefile import TEXT_MAX
@@ -613,7 +614,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuwarden worker",
         description="Claim jobs from a queue and run them, one at a time.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
         epilog="Exit codes: 0 told to stop; 1 could not start, or the queue would not take a result; "
         f"{EXIT_DISOWNED} the job was taken away (A11), or this incarnation of the worker is over; "
         f"{Trip.BUDGET.exit_code} it was taken for its budget, {Trip.STALL.exit_code} for a stall, "

@@ -4,10 +4,9 @@ import argparse
 import sys
 
 from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from gpuwarden.loading import loading
-from gpuwarden.settings import complaints
+from gpuwarden.settings import complaints, given
 from remediator.settings import ExecuteSettings, ServeSettings
 
 
@@ -22,9 +21,7 @@ def command(argv: list[str]) -> int:
     role = parser.parse_args(argv[:1]).role
     try:
         wanted: ServeSettings | ExecuteSettings = (
-            CliApp.run(ServeSettings, cli_args=argv[1:])
-            if role == "serve"
-            else CliApp.run(ExecuteSettings, cli_args=argv[1:])
+            given(ServeSettings, argv[1:]) if role == "serve" else given(ExecuteSettings, argv[1:])
         )
     except ValidationError as error:
         for line in complaints(error, ServeSettings if role == "serve" else ExecuteSettings):

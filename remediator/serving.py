@@ -1,5 +1,6 @@
 """`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
 
+import errno
 import gc
 import os
 import signal
@@ -138,14 +139,17 @@ class _Server(uvicorn.Server):
 
 
 def _listening(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    ipv6 = ":" in address
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    where = f"[{address}]:{port}" if ipv6 else f"{address}:{port}"
     try:
-        server = socket.create_server((address, port), family=family, backlog=2048)
+        server = socket.create_server((address, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
         # Made anew from its descriptor, it knows that it is TCP: asyncio turns Nagle's delay off for such sockets only,
         # and with it on every answer waits 40 ms for the client's acknowledgement.
         return socket.socket(fileno=server.detach())
     except OSError as error:
         because = (error.strerror or str(error)).partition(" (while")[0]  # Python says the address once more there
-        raise GpuwardenError(
-            f"cannot listen on {address}:{port} ({because}): stop what listens there, or give another --port"
-        ) from None
+        hint = "stop what listens there, or give another --port"
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
+        raise GpuwardenError(f"cannot listen on {where} ({because}): {hint}") from None

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsC
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import services, split
+from gpuwarden.settings import engine, services, split
 from remediator.alert import ALERTS_MAX
 from remediator.opinion import Policy
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
@@ -85,7 +85,7 @@ class ServeSettings(_Common):
 
     model_config = _config("gpuwarden remediator serve")
 
-    listen: str = Field(default="127.0.0.1", description="address to listen on")
+    listen: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0 is all of IPv4, :: all of both")
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     token_file: Path | None = Field(
         default=None,
@@ -360,6 +360,11 @@ class ExecuteSettings(_Common):
     def second_opinion(self) -> Policy:
         """The policy that is in force."""
         return self.prometheus_policy or (Policy.HEED if self.prometheus else Policy.IGNORE)
+
+    @field_validator("docker", "podman")
+    @classmethod
+    def _an_engine_listens_there(cls, found: str) -> str:
+        return engine(found, words=("none",))
 
     @field_validator("systemd_unit", mode="before")
     @classmethod

@@ -84,7 +84,7 @@ PANELS: Final = (
     Panel(
         title="Collector duration",
         reads="How long each source and collector took; the slowest of the chosen hosts. The samples are a "
-        "second apart, so a look, sampler, over 1 s delays them; engines are asked beside it.",
+        "second apart, so a look, sampler, over 1 s delays them; engines and drivers are asked beside it.",
         unit="s",
         queries=(
             Query(

@@ -4,8 +4,10 @@ The engine is Docker, or Podman, which answers the same calls in the same words 
 """
 
 import contextlib
+import grp
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -245,13 +247,28 @@ def _connect(base_url: str) -> docker.APIClient:
     if base_url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(TIMEOUT_S)
-            probe.connect(base_url.removeprefix("unix://"))
+            path = base_url.removeprefix("unix://")
+            try:
+                probe.connect(path)
+            except PermissionError as error:
+                hint = f"run the exporter as root{_or_as_whom(path)}"
+                raise PermissionError(error.errno, f"{error.strerror} to open the socket: {hint}") from None
     first = docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=DEFAULT_DOCKER_API_VERSION)
     try:
         version: str = first.version(api_version=False)["ApiVersion"]
     finally:
         first.close()
     return docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=version)
+
+
+def _or_as_whom(path: str) -> str:
+    """Who else may open a socket, as far as that can be seen: its group, such as Docker's `docker`."""
+    try:
+        found = Path(path).stat()
+        group = grp.getgrgid(found.st_gid).gr_name
+    except (OSError, KeyError):
+        return ""
+    return f", or as one of the group {group}" if found.st_mode & stat.S_IWGRP and found.st_gid else ""
 
 
 def _ticks(pid: int) -> int | None:

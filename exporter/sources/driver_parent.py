@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
-from exporter.readings import UNIDENTIFIED, DriverHealth, GpuReadings
+from exporter.readings import UNIDENTIFIED, DriverHealth, GpuReadings, Timing
 from exporter.sources.driver_process import Answer, Child, Driver, Ended
 from exporter.sources.driver_wire import DriverError, Failed, Question, Xid
 
@@ -97,6 +97,7 @@ class Apart:
         self._child: Child | None = None
         self._look: _Look | None = None
         self._late: Answer | None = None
+        self._timing: Timing | None = None
         self._error: Exception | None = None
         self._abandoned: list[Child] = []
         self._in_time = True
@@ -131,7 +132,9 @@ class Apart:
         child = look.child
         answer = self._waited_for(look)
         if answer is None:
+            self._time_silence(child)
             raise self._silent(child)
+        self._timing = answer.timing or self._timing
         told = answer.told
         if isinstance(told, Ended):
             raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
@@ -154,6 +157,13 @@ class Apart:
                 told = self._reported.get_nowait()
                 self._xids[told.gpu, told.code] += 1
         return DriverHealth(killed=self._killed, abandoned=len(self._abandoned), xids=dict(self._xids))
+
+    def timing(self) -> Timing | None:
+        """Of the answer that `read` has told last; where there is none, how long one has been waited for so far.
+
+        `None` before a process was asked.
+        """
+        return self._timing
 
     def close(self) -> None:
         """End the process; one that cannot be ended now is ended by the kernel, after this one."""
@@ -224,6 +234,13 @@ class Apart:
     def _silent_s(child: Child) -> float:
         asked_s = child.asked_s
         return 0.0 if asked_s is None else time.monotonic() - asked_s
+
+    def _time_silence(self, child: Child) -> None:
+        """Note how long no answer has come; or how long the newest took, where the next was just asked for."""
+        newest = self._timing if self._late is None else self._late.timing
+        silent_s = self._silent_s(child)
+        took_s = silent_s if newest is None else max(silent_s, newest.took_s)
+        self._timing = Timing(asked_s=time.monotonic() - silent_s, took_s=took_s)
 
     def _silent(self, child: Child) -> DriverError:
         if self._silent_s(child) < self._answer_s:

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, Final, cast
 
-from exporter.readings import GpuReadings
+from exporter.readings import GpuReadings, Timing
 from exporter.sources import driver_wire
 from exporter.sources.driver_wire import Failed, Question, Xid
 
@@ -56,10 +56,10 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was told, and the monotonic time at which it was asked for, seconds."""
+    """What was told, and when it was asked for; `None` where it was not: a process that ended at rest."""
 
     told: GpuReadings | Failed | Ended
-    asked_s: float
+    timing: Timing | None
 
     @property
     def last(self) -> bool:
@@ -69,7 +69,7 @@ class Answer:
     @property
     def stands(self) -> bool:
         """Whether it is young enough to be told."""
-        return self.last or time.monotonic() - self.asked_s < AGE_MAX_S
+        return self.last or (self.timing is not None and time.monotonic() - self.timing.asked_s < AGE_MAX_S)
 
 
 class Child:
@@ -154,7 +154,8 @@ class Child:
     def _came(self, told: GpuReadings | Failed | Ended) -> None:
         with self._asking:
             asked_s, self.asked_s = self.asked_s, None
-            answer = Answer(told=told, asked_s=asked_s or 0.0)
+            timing = None if asked_s is None else Timing(asked_s=asked_s, took_s=time.monotonic() - asked_s)
+            answer = Answer(told=told, timing=timing)
             again, self.missed = self.missed, False
             if again and not answer.last:
                 self._ask()

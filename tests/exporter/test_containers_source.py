@@ -5,6 +5,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from gpuwarden import cgroup
 from gpuwarden.statefile import JobFile
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
+from tests.exporter.test_workers_source import unprivileged
 from tests.waiting import eventually
 
 ALLOCATES = """
@@ -443,6 +445,31 @@ def test_a_daemon_that_is_not_there_is_reported_and_found_once_it_comes(short_pa
 
         with daemon(short_path, a_daemon()):
             assert eventually(lambda: listing_of(source)).containers == {}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_socket_that_may_not_be_opened_is_told_with_who_may(short_path: Path) -> None:
+    path = short_path / "docker.sock"
+    short_path.chmod(0o755)
+
+    def told() -> str:
+        with unprivileged(), asked(f"unix://{path}") as source:
+            return eventually(lambda: found if "not asked yet" not in (found := because_of(source)) else None)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o060)  # nor its owner's, where that is whom the tests run as
+        if os.geteuid() == 0:
+            os.chown(path, -1, 1)
+        of_its_group = told()
+        path.chmod(0)
+        of_nobody = told()
+
+    denied = (
+        f"Docker at unix://{path} does not answer: PermissionError: [Errno 13] Permission denied to open the socket: "
+    )
+    assert of_nobody == f"{denied}run the exporter as root"
+    assert of_its_group == f"{of_nobody}, or as one of the group {path.group()}"
 
 
 @pytest.mark.usefixtures("impatient")

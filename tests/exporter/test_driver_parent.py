@@ -355,6 +355,44 @@ def test_a_late_answer_stands_no_longer_than_the_next_may_take(steps: Steps) -> 
     assert steps.source.health().killed == 1
 
 
+def test_of_an_answer_it_is_told_how_long_it_took_and_when_it_was_asked_for_however_many_looks_it_stands_for(
+    steps: Steps,
+) -> None:
+    before_s = time.monotonic()
+    told(steps.source)
+    waited = steps.source.timing()
+    steps.answers(2)
+    eventually(steps.came)
+    came_s = time.monotonic()
+    late, again = ((told(steps.source), steps.source.timing()) for _ in range(2))
+
+    assert waited
+    assert waited.took_s >= 0.2
+    assert late == again
+    assert late[0] == 2
+    assert late[1]
+    assert before_s <= late[1].asked_s <= came_s - late[1].took_s
+    assert late[1].took_s >= waited.took_s
+
+
+def test_where_there_is_no_answer_it_is_told_how_long_the_newest_took_or_one_is_waited_for(steps: Steps) -> None:
+    steps.answers(2)
+    answered_in = (told(steps.source), steps.source.timing())
+    os.kill(asking(steps.source), signal.SIGKILL)
+    eventually(steps.came)
+    ended_in = (told(steps.source), steps.source.timing())
+    steps.source._answer_s = 0.3
+    killed = eventually(lambda: because if GAVE_UP in (because := str(told(steps.source))) else None)
+    killed_in = steps.source.timing()
+    refused_in = (told(steps.source), steps.source.timing())
+
+    assert (answered_in[0], ended_in[0]) == (2, "the process that asks a driver was ended by SIGKILL")
+    assert ended_in[1] == answered_in[1]
+    assert killed_in
+    assert killed_in.took_s >= 0.3
+    assert refused_in == (killed, killed_in)
+
+
 def test_a_process_that_was_late_and_has_ended_is_told_at_once(steps: Steps) -> None:
     told(steps.source)
     os.kill(asking(steps.source), signal.SIGKILL)

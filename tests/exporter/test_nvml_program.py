@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.scrape import SNAPSHOT_FRESH_S
-from exporter.sources import processes
+from exporter.sources import driver_parent, processes
 from gpuwarden import cgroup
 from tests.exporter.conftest import StartWorker
 from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Instance, Sample
@@ -33,6 +33,8 @@ from tests.waiting import WITHIN_S, eventually
 
 GIB = 2**30
 LOOK_S = 0.05
+CLOCKS_APART_S = 0.05
+"""How far the wall clock may move against the monotonic one in a test, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -591,6 +593,31 @@ def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_what_runs_on_it_is_u
     assert hung("collector_success", collector="source_gpu") == 1
     assert hung("driver_processes_killed_total") == 1
     assert back("gpu_lost_seconds", gpu="GPU-1") == 0
+
+
+@pytest.mark.needs_compiler
+def test_of_a_driver_that_is_always_late_it_is_told_how_late_and_from_when_its_answer_is(
+    house: Path, driver: Driver
+) -> None:
+    slow_s = driver_parent.WAIT_S + 0.1
+    driver.answer(Card(), but=(f"slow 0 nvmlDeviceGetMemoryInfo {slow_s * 1000:.0f}",))
+    took_s: list[float | None] = []
+    asked_ago_s: list[float] = []
+    asked_unix_s: set[float | None] = set()
+
+    with running(house, "--docker", "none", env=driver.environment) as exporter:
+
+        def has_three(at: Scrape) -> bool:
+            if at("collector_success", collector="source_gpu") == 1:
+                asked_unix_s.add(at("collector_last_success_timestamp_seconds", collector="source_gpu"))
+                took_s.append(at("collector_duration_seconds", collector="source_gpu"))
+                asked_ago_s.append(time.time() - max(each or 0.0 for each in asked_unix_s))
+            return len(asked_unix_s) == 3
+
+        exporter.until(has_three)
+
+    assert min(each or 0.0 for each in took_s) >= slow_s
+    assert min(asked_ago_s) >= slow_s - CLOCKS_APART_S
 
 
 @pytest.mark.needs_compiler

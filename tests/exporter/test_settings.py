@@ -27,6 +27,33 @@ def test_stuck_after_so_many_steps_will_do(steps: float) -> None:
     assert Settings(stuck_steps=steps).stuck_steps == steps
 
 
+WANTED = "wanted is unix:///PATH of its socket, tcp://HOST:PORT"
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "says"),
+    [
+        ("docker", "/var/run/docker.sock", "wanted is unix:///var/run/docker.sock, or 'none', or 'auto'"),
+        ("podman", "/run/podman/podman.sock", "wanted is unix:///run/podman/podman.sock, or 'none'"),
+        ("podman", "auto", WANTED),
+        *(
+            ("docker", given, WANTED)
+            for given in ("", "unix://", "unix:///", "unix://run/d.sock", "run/d.sock", "tcp://x", "tcp://:x", "x:1",
+                          "http://[::1", "ssh://x:22", "npipe:////./pipe/docker")
+        ),
+    ],
+)  # fmt: skip
+def test_where_no_engine_can_listen_is_refused_with_what_to_give(option: str, given: str, says: str) -> None:
+    with pytest.raises(ValidationError, match=f"{re.escape(says)}"):
+        Settings(**{option: given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["none", "unix:///run/d.sock", "tcp://127.0.0.1:2375", "https://[::1]:2376"])
+@pytest.mark.parametrize("option", ["docker", "podman"])
+def test_where_an_engine_may_listen_will_do(option: str, given: str) -> None:
+    assert getattr(Settings(**{option: given}), option) == given  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("ratio", [0.05, 0.01])
 def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
     with pytest.raises(ValidationError, match=f"--pegged-ratio {ratio} is not above --idle-ratio 0.05"):

@@ -44,8 +44,10 @@ PROMETHEUS_ACCEPTS = (
 """What Prometheus 2.42 sends."""
 
 
-def get(port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+def get(
+    port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
+) -> Answer:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
@@ -62,10 +64,12 @@ def pages(latest: Callable[[], Snapshot | None], door: Doorkeeper) -> web.Pages:
 
 
 @contextmanager
-def served(latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None) -> Iterator[int]:
+def served(
+    latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None, listen: str = "127.0.0.1"
+) -> Iterator[int]:
     """The port of a server of this snapshot."""
     door = Doorkeeper(web_config_file)
-    with web.server("127.0.0.1", 0, pages(latest, door), door) as server:
+    with web.server(listen, 0, pages(latest, door), door) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -164,7 +168,7 @@ def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -
         pytest.param("/-/healthy", 200, "ok", id="health"),
         pytest.param("/-/ready", 200, "ok", id="readiness"),
         pytest.param("/", 200, "/metrics", id="the front page"),
-        pytest.param("/nowhere", 404, "no such page", id="no page"),
+        pytest.param("/nowhere", 404, "no such page: /, /metrics, ", id="no page"),
     ],
 )
 def test_a_page_answers(path: str, status: int, says: str) -> None:
@@ -334,9 +338,30 @@ def test_a_port_in_use_is_named() -> None:
         web.server("127.0.0.1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
-def test_an_address_that_is_not_ours_is_named() -> None:
-    with pytest.raises(web.PortTakenError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        web.server("192.0.2.1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
+@pytest.mark.parametrize(
+    ("address", "because"),
+    [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")],
+)
+def test_an_address_that_is_not_ours_is_named_with_what_to_give(address: str, because: str) -> None:
+    hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
+
+    with pytest.raises(web.PortTakenError, match=f"^cannot listen on {address}:0: {because}: {hint}$"):
+        web.server(address, 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
+
+
+@pytest.mark.parametrize(("listen", "asked"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
+def test_an_ipv6_address_is_listened_on_and_all_of_them_with_all_of_ipv4(listen: str, asked: list[str]) -> None:
+    with served(live(build.sighting()), listen=listen) as port:
+        told = [get(port, path, host=host)[0] for host in asked for path in ("/-/healthy", "/evidence?worker=w0")]
+
+    assert told == [200, 200] * len(asked)
+
+
+def test_an_ipv6_address_is_told_in_brackets() -> None:
+    with served(live(), listen="::1") as port, pytest.raises(web.PortTakenError, match=rf"\[::1\]:{port} is in use"):
+        web.server("::1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
+    with pytest.raises(web.PortTakenError, match=r"cannot listen on \[2001:db8::1\]:0"):
+        web.server("2001:db8::1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 # Testimony
@@ -677,6 +702,13 @@ def test_a_simulation_file_that_turns_bad_makes_gpus_unknown_and_a_whole_one_kno
         pytest.param(["--idle-ratio", "5"], {}, "'5' will not do for --idle-ratio", id="a percentage for a ratio"),
         pytest.param(
             ["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="so long that nothing adds up"
+        ),
+        pytest.param(
+            ["--docker", "/run/d.sock"],
+            {},
+            "'/run/d.sock' will not do for --docker (or GPUWARDEN_EXPORTER_DOCKER): wanted is "
+            "unix:///run/d.sock, or 'none', or 'auto'\n",
+            id="a file for a socket's address",
         ),
         pytest.param(
             [], {"GPUWARDEN_EXPORTER_PORT": "x"}, "(or GPUWARDEN_EXPORTER_PORT)", id="a bad environment variable"

@@ -17,6 +17,7 @@
  *     error GPU FUNCTION CODE                          what that call returns
  *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
  *     hang GPU FUNCTION                                that call does not return while this line is there
+ *     slow GPU FUNCTION MILLISECONDS                   how long that call takes
  *     xid GPU NUMBER CODE                              an error that is reported to who waits; each has another NUMBER,
  *                                                      and one is waited for with a greater one than was there before
  *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
@@ -61,7 +62,7 @@ void *pthread_getspecific(u32 key);
 int pthread_setspecific(u32 key, const void *value);
 
 /* A script as a thread has read it. Its file stays open, so that no other can have its number meanwhile; `odd` ones
- * have lines that make a call fail, hang or grow. `length` is how long each line is, by where it begins: 0 elsewhere,
+ * have lines that make a call fail, hang, grow or take long. `length` is how long each line is, by where it begins: 0 elsewhere,
  * and of a longer one than it holds. Who is measured with this is not to wait for it to look for the ends of lines. */
 typedef struct {
     int file, odd;
@@ -188,7 +189,7 @@ static int load(void)
     for (line = own->text; *line; line = next_line(line)) {
         long length = next_line(line) - line;
         own->length[line - own->text] = length <= 255 ? (unsigned char)length : 0;
-        own->odd |= after(line, "hang ") || after(line, "error ") || after(line, "grow ");
+        own->odd |= after(line, "hang ") || after(line, "error ") || after(line, "grow ") || after(line, "slow ");
     }
     return size >= 0;
 }
@@ -210,6 +211,8 @@ static int begin(int gpu, const char *function)
         if (!load())
             return UNKNOWN;
     } while (find_call("hang ", gpu, function) && !usleep(10000));
+    if ((rest = find_call("slow ", gpu, function)))
+        usleep((u32)number(&rest) * 1000);
     if ((rest = find_call("error ", gpu, function)))
         return (int)number(&rest);
     if (after(function, "nvmlInit"))

@@ -678,7 +678,25 @@ def test_an_address_that_is_not_ours_is_one_clear_line_and_1(tmp_path: Path) -> 
     code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "192.0.2.1")
 
     assert (code, len(said)) == (1, 1)
-    assert "cannot listen on 192.0.2.1:0" in said[0]
+    assert said[0].endswith(
+        "cannot listen on 192.0.2.1:0 (Cannot assign requested address): give --listen an address of this host, or "
+        "0.0.0.0 for all of them"
+    )
+
+
+def test_it_listens_on_every_address_of_both_families(tmp_path: Path) -> None:
+    with serving(tmp_path / "run", "--listen", "::") as (found, _):
+        port = httpx.URL(found.url).port
+        told = [httpx.get(f"http://{host}:{port}/-/healthy").status_code for host in ("[::1]", "127.0.0.1")]
+
+    assert told == [200, 200]
+
+
+def test_an_ipv6_address_is_told_in_brackets(tmp_path: Path) -> None:
+    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "2001:db8::1")
+
+    assert (code, len(said)) == (1, 1)
+    assert "cannot listen on [2001:db8::1]:0 (Cannot assign requested address)" in said[0]
 
 
 def no_host_key(folder: Path) -> None:

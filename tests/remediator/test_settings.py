@@ -84,6 +84,12 @@ def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.Mon
     assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == TWO
 
 
+@pytest.mark.parametrize("option", ["docker", "podman"])
+def test_a_file_is_no_engines_address(option: str) -> None:
+    with pytest.raises(ValidationError, match=r"wanted is unix:///run/d\.sock, or 'none'"):
+        ExecuteSettings(**{option: "/run/d.sock"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
 def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
     with pytest.raises(ValidationError, match="number 2 is none"):
