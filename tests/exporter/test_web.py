@@ -30,6 +30,7 @@ from exporter.scrape import SnapshotCollector
 from gpuwarden import __version__, clock, facts
 from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.statefile import Stamp
+from tests.asking import needs_ipv6
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
 from tests.waiting import eventually
@@ -349,6 +350,7 @@ def test_an_address_that_is_not_ours_is_named_with_what_to_give(address: str, be
         web.server(address, 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
+@needs_ipv6
 @pytest.mark.parametrize(("listen", "asked"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
 def test_an_ipv6_address_is_listened_on_and_all_of_them_with_all_of_ipv4(listen: str, asked: list[str]) -> None:
     with served(live(build.sighting()), listen=listen) as port:
@@ -357,6 +359,7 @@ def test_an_ipv6_address_is_listened_on_and_all_of_them_with_all_of_ipv4(listen:
     assert told == [200, 200] * len(asked)
 
 
+@needs_ipv6
 def test_an_ipv6_address_is_told_in_brackets() -> None:
     with served(live(), listen="::1") as port, pytest.raises(web.PortTakenError, match=rf"\[::1\]:{port} is in use"):
         web.server("::1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))

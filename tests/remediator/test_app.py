@@ -33,7 +33,7 @@ from remediator.app import create_app
 from remediator.credentials import Credentials
 from remediator.ledger import Ledger
 from remediator.safety import Act, Order
-from tests.asking import PLAIN
+from tests.asking import PLAIN, needs_ipv6
 from tests.remediator.builders import HOST, payload, sent
 from tests.waiting import eventually, together
 
@@ -684,6 +684,7 @@ def test_an_address_that_is_not_ours_is_one_clear_line_and_1(tmp_path: Path) -> 
     )
 
 
+@needs_ipv6
 def test_it_listens_on_every_address_of_both_families(tmp_path: Path) -> None:
     with serving(tmp_path / "run", "--listen", "::") as (found, _):
         port = httpx.URL(found.url).port
@@ -692,6 +693,7 @@ def test_it_listens_on_every_address_of_both_families(tmp_path: Path) -> None:
     assert told == [200, 200]
 
 
+@needs_ipv6
 def test_an_ipv6_address_is_told_in_brackets(tmp_path: Path) -> None:
     code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "2001:db8::1")
 
