@@ -56,6 +56,16 @@ THROTTLE_REASONS: Final = (
 """Why a GPU's clocks can be below what they could be: the bits of nvmlClocksThrottleReasons, the lowest first."""
 
 
+WATCHED: Final = ("gpu", "utilization", "memory", "processes", "process_utilization")
+"""What `GpuFigures.unknown` names besides sensors and error counters: figures without which nobody can tell what is
+done on a GPU; `gpu` is all of one that cannot be asked. Nothing is named that nobody ever tells of such a GPU: of an
+instance how busy it is, of Intel's GPUs their memory."""
+
+UNREMARKED: Final = frozenset({"hung", "asleep", "not_told"})
+"""Why one of them may be unknown without a word of it in the log: that a call hangs is told by who had to kill it, and
+the others come and go with what runs there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
     """A GPU's sensors and error counters. What is `None` is unknown; `unknown` has a fixed word why, by figure.
@@ -166,6 +176,12 @@ class Gpu:
     def hangs(self) -> bool:
         """Whether calls about it do not return, so that nobody asks about it."""
         return self.figures.unknown.get("gpu") == "hung"
+
+    @property
+    def unwatched(self) -> Mapping[str, str]:
+        """Why figures are unknown without which nobody can tell what is done on it, by figure; none of `UNREMARKED`."""
+        unknown = self.figures.unknown
+        return {each: unknown[each] for each in WATCHED if each in unknown and unknown[each] not in UNREMARKED}
 
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:

@@ -53,6 +53,7 @@ from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
 from exporter.tenancy import may_be_ranked
+from exporter.unwatched import UnwatchedHistory
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -140,6 +141,7 @@ class Sampler:
         self._gpu_history = GpuHistory(thresholds)
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._losses = Losses()
+        self._unwatched = UnwatchedHistory()
         self._found_gpus: GpuReadings | None = None
         self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
@@ -661,12 +663,21 @@ class Sampler:
         return still_s
 
     def _tell(self, snapshot: Snapshot) -> None:
-        """Log what changed: state files that turned bad or good, suspicions raised and dropped (A4), deaths (A14)."""
+        """Log what changed: figures of GPUs, state files that turned bad or good, suspicions (A4), deaths (A14)."""
+        self._tell_unwatched(snapshot)
         if snapshot.workers is None:
             return
         self._tell_invalid(snapshot.workers)
         self._tell_suspected(snapshot.workers, snapshot)
         self._tell_dead(snapshot.workers, snapshot)
+
+    def _tell_unwatched(self, snapshot: Snapshot) -> None:
+        new, over = self._unwatched.observe(snapshot.gpus, now_s=snapshot.taken.boottime_s)
+        for each in new:
+            log.warning("figures of a GPU are unknown", gpu=each.gpu, number=each.number, figures=dict(each.figures),
+                        because=each.because)  # fmt: skip
+        for gpu in over:
+            log.info("figures of a GPU are known again", gpu=gpu)
 
     def _tell_invalid(self, found: WorkerReadings) -> None:
         invalid = dict(found.errors)

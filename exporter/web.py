@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from exporter import rendering, testimony
 from exporter.doorkeeper import BusyError, Doorkeeper
-from exporter.readings import Snapshot
+from exporter.readings import NUMBERED, WITH_NODES, Snapshot, SourceHealth
 from exporter.scrape import SNAPSHOT_FRESH_S
 from gpuwarden import __version__, clock, facts
 from gpuwarden.errors import GpuwardenError
@@ -136,10 +136,7 @@ class Pages:
         snapshot = self._latest()
         age_s = None if snapshot is None else snapshot.taken.age_s(clock.stamp())
         look = "It has not looked at this host yet." if age_s is None else f"Its newest look is {age_s:.1f} s old."
-        rows = (
-            (each.source, f"well, in {each.duration_s * 1000:.1f} ms" if each.success else f"failed: {each.because}")
-            for each in (() if snapshot is None else snapshot.sources)
-        )
+        rows = ((each.source, _went(each, snapshot)) for each in (() if snapshot is None else snapshot.sources))
         return _PAGE.format(
             host=html.escape(self._host),
             version=html.escape(__version__),
@@ -180,6 +177,20 @@ class Pages:
         snapshot = self._latest()
         age_s = None if snapshot is None else snapshot.taken.age_s(now)
         return snapshot if age_s is not None and age_s <= SNAPSHOT_FRESH_S else None
+
+
+def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
+    """How a source's part of a look went. A source can answer, and its driver refuse something of a GPU."""
+    if not source.success:
+        return f"failed: {source.because}"
+    took = f"in {source.duration_s * 1000:.1f} ms"
+    gpus = () if snapshot is None or snapshot.gpus is None else snapshot.gpus.gpus
+    refused = [
+        f"{gpu.uuid}: {gpu.unknown or ', '.join(gpu.unwatched)}"
+        for gpu in gpus
+        if gpu.unwatched and source.source == (NUMBERED if gpu.node is None else WITH_NODES)
+    ]
+    return f"{took}, and not known of {'; of '.join(refused)}" if refused else f"well, {took}"
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):

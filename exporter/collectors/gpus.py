@@ -151,7 +151,9 @@ def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
     )
     yield counter(
         "gpuwarden_gpu_unknown_samples",
-        "Samples in which a sensor, an error counter or the returning memory of the GPU was unknown, by which and why.",
+        "Samples in which a figure of the GPU was unknown, by which and why: `gpu` is all of one that cannot be asked; "
+        "`utilization`, `memory`, `processes` (who is on it) and `process_utilization` are what it is watched by; the "
+        "others are sensors, error counters and the returning memory.",
         (*_GPU, "figure", "reason"),
         (
             ((uuid, figure, reason), float(count))

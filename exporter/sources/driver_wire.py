@@ -113,13 +113,16 @@ def bounded(found: GpuReadings) -> GpuReadings:
     return replace(
         found,
         gpus=tuple(
-            gpu
-            if len(gpu.processes or ()) <= PROCESSES_MAX
-            else replace(gpu, processes=None, unknown=TOO_MANY.format(count=len(gpu.processes or ())))
+            gpu if len(gpu.processes or ()) <= PROCESSES_MAX else _unlisted(gpu, count=len(gpu.processes or ()))
             for gpu in found.gpus
         ),
         unlisted=None if found.unlisted is None or len(found.unlisted) > UNLISTED_MAX else found.unlisted,
     )
+
+
+def _unlisted(gpu: Gpu, *, count: int) -> Gpu:
+    figures = replace(gpu.figures, unknown={**gpu.figures.unknown, "processes": "too_many"})
+    return replace(gpu, processes=None, unknown=TOO_MANY.format(count=count), figures=figures)
 
 
 def line(told: Told) -> bytes:

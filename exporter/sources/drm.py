@@ -58,7 +58,8 @@ NOT_TOLD: Final = "the kernel does not tell what each process computes on an AMD
 PARTITIONED: Final = "it is a part of a partitioned GPU, and the kernel's figures are of the whole"
 SPEECHLESS: Final = "its driver does not tell of every process what it does: a newer kernel may"
 COMPUTE_UNREAD: Final = "AMD's compute driver is there and cannot be read: look at /sys/class/kfd/kfd"
-NO_SENSOR: Final = "unreadable"
+UNREADABLE: Final = "unreadable"
+NOT_LISTED: Final = "unlisted"
 UNLISTED: Final = (
     "the open files of {count} processes cannot be listed in whole, and each may use the GPU: run the exporter as root "
     f"or with CAP_SYS_PTRACE; of a process with more than {FILES_MAX} the others are never looked at"
@@ -227,7 +228,10 @@ class DrmGpus:
             size = number_in(f"{device.folder}/mem_info_vram_total")
         processes: tuple[GpuProcess, ...] | None = None
         unknown: str | None = COMPUTE_UNREAD
-        if computing is not None:
+        untold = _untold(device, ratio, used, size, asleep=seen.asleep) if seen.whole else {}
+        if computing is None:
+            untold["processes"] = UNREADABLE
+        else:
             if ratio and any(part.queues for part in computing.values()):
                 self._moved.add(device.node)
             held = _held(holders, device) if seen.whole else {}
@@ -241,6 +245,10 @@ class DrmGpus:
                 for pid in sorted(computing.keys() | held.keys())
             )
             unknown = _why_unknown(seen, ratio, processes, computing, holders)
+            if seen.whole and any(each.pid in holders.unlisted for each in processes):
+                untold["process_utilization"] = NOT_LISTED
+        if untold:
+            figures = replace(figures, unknown={**figures.unknown, **untold})
         cut_by, cut_as = told_by(seen.device.folder, seen.cuts, whole=seen.whole)
         return Gpu(
             uuid=_uuid(seen),
@@ -283,12 +291,15 @@ class DrmGpus:
         held = _held(holders, seen.device)
         ratio: float | None = None
         unknown: str | None = None
+        figures = GpuFigures()
         if seen.asleep:
             ratio = 0.0
         elif holders.unlisted:
             unknown = UNLISTED.format(count=len(holders.unlisted))
+            figures = GpuFigures(unknown={"utilization": NOT_LISTED})
         elif any(each.shares is None for each in held.values()):
             unknown = SPEECHLESS
+            figures = GpuFigures(unknown={"utilization": "not_told"})
         else:
             engines: Counter[str] = Counter()
             for each in held.values():
@@ -312,6 +323,7 @@ class DrmGpus:
             also=_also(seen.device),
             cut_by=cut_by,
             cut_as=cut_as,
+            figures=figures,
         )
 
     def _name(self, seen: _Seen) -> str:
@@ -385,6 +397,22 @@ def _busy_ratio(device: _Device) -> float | None:
     return percent / PERCENT_MAX if percent is not None and 0 <= percent <= PERCENT_MAX else None
 
 
+def _untold(
+    device: _Device, ratio: float | None, used: int | None, size: int | None, *, asleep: bool
+) -> dict[str, str]:
+    """Why the figures of a whole GPU are not told: a file that there is not is one that the driver does not have."""
+    files = {"utilization": [] if ratio is not None else ["gpu_busy_percent"]}
+    files["memory"] = [
+        name for name, told in (("mem_info_vram_used", used), ("mem_info_vram_total", size)) if told is None
+    ]
+    return {
+        figure: "asleep" if asleep else UNREADABLE if any((device.folder / name).exists() for name in names)
+        else "not_supported"
+        for figure, names in files.items()
+        if names
+    }  # fmt: skip
+
+
 def _figures(device: _Device) -> GpuFigures:
     """What its sensors tell; those of a GPU that sleeps are not asked, which would wake it."""
     try:
@@ -397,7 +425,7 @@ def _figures(device: _Device) -> GpuFigures:
         value = next((each * unit for each in told if each is not None), None)
         if value is not None and 0 <= value <= most:
             found[figure] = value
-    return GpuFigures(**found, unknown={figure: NO_SENSOR for figure, *_ in SENSORS if figure not in found})
+    return GpuFigures(**found, unknown={figure: UNREADABLE for figure, *_ in SENSORS if figure not in found})
 
 
 def _text(device: _Device, name: str) -> str:

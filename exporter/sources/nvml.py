@@ -17,17 +17,20 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuProcess, GpuReadings, MigInstance
+from exporter.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources import samples
 from exporter.sources.driver_wire import HUNG, HUNG_FIGURES, DriverError, Question
 from exporter.sources.nvml_calls import (
     GPU_LOST,
+    IMPOSSIBLE,
     NOT_AVAILABLE,
     NOT_THERE,
     SESSION_OVER,
     Entry,
+    Refusal,
     ask,
     entries,
+    reason,
     running,
     said,
     utilizations,
@@ -51,6 +54,16 @@ NO_INSTANCE: Final = 2**32 - 1
 
 _LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
 """The lists of running processes, as NVML's functions name them and as we do."""
+
+_SAID: Final = {
+    "utilization": "utilisation: ",
+    "processes": "",
+    "process_utilization": "utilisation of processes: ",
+    "memory": "memory: ",
+}
+"""What stands before the driver's words, by the figure that it refuses."""
+
+_IMPOSSIBLE_LISTS: Final = Refusal(IMPOSSIBLE, "its lists name processes that cannot be: update the driver")
 
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
 """The answer to the call for the size, also where that was a success with nothing to tell."""
@@ -94,7 +107,7 @@ class NvmlGpus:
             gpus: list[Gpu] = []
             for index in range(pynvml.nvmlDeviceGetCount()):
                 if index in asked.without:
-                    gpus.append(replace(self._unreachable(index, HUNG, lost=None), figures=HUNG_FIGURES))
+                    gpus.append(self._unreachable(index, HUNG, HUNG_FIGURES, lost=None))
                 elif asked.only in (None, index):
                     self._asks(index)
                     gpus += self._gpu(index)
@@ -150,10 +163,12 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             if error.value in SESSION_OVER:
                 raise
+            if error.value in GPU_LOST:  # which `gpuwarden_gpu_lost_seconds` tells
+                return [self._unreachable(index, said(error), GpuFigures(), lost=True)]
             # What the driver will not say for another reason it may say at the next look.
-            return [self._unreachable(index, said(error), lost=error.value in GPU_LOST or None)]
+            return [self._unreachable(index, said(error), GpuFigures(unknown={"gpu": reason(error)}), lost=None)]
 
-    def _unreachable(self, index: int, because: str, *, lost: bool | None) -> Gpu:
+    def _unreachable(self, index: int, because: str, figures: GpuFigures, *, lost: bool | None) -> Gpu:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
         uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
         self._cursors.pop(uuid, None)
@@ -169,23 +184,31 @@ class NvmlGpus:
             memory_size_bytes=None,
             processes=None,
             unknown=because,
+            figures=figures,
             lost=lost,
         )
 
     def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:
         # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
-        memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
         ratio: float | None = None
         processes: tuple[GpuProcess, ...] | None = None
-        unknown: str | None = IN_MIG_MODE
+        why: list[str | None] = [IN_MIG_MODE]
+        refused: dict[str, Refusal | None] = {"memory": memory_refused}
         if whole:
-            ratio, utilization_unknown = _utilization(handle)
-            processes, processes_unknown = self._processes(handle, uuid, ratio)
-            unknown = "; ".join(filter(None, (utilization_unknown, processes_unknown))) or None
+            ratio, refused["utilization"] = _utilization(handle)
+            processes, not_listed, not_measured = self._processes(handle, uuid, ratio)
+            refused["processes"], refused["process_utilization"] = not_listed, not_measured
+            why = [_said(refused, "utilization"), _said(refused, "processes"), _said(refused, "process_utilization")]
+            if not any(why[1:]) and any(process.utilization_ratio is None for process in processes or ()):
+                why.append("the driver's samples do not tell what each process does")
         figures = self._figures.setdefault(uuid, Figures()).read(handle)
+        unknown = _reasons(refused)
         xids_unknown = self._why_no_xids(handle, uuid)
         if xids_unknown:
-            figures = replace(figures, unknown={**figures.unknown, "xid": xids_unknown})
+            unknown["xid"] = xids_unknown
+        if unknown:
+            figures = replace(figures, unknown={**figures.unknown, **unknown})
         return Gpu(
             uuid=uuid,
             index=index,
@@ -195,7 +218,7 @@ class NvmlGpus:
             memory_size_bytes=None if memory is None else memory.total,
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
-            unknown=unknown,
+            unknown="; ".join(filter(None, (*why, _said(refused, "memory")))) or None,
             attribution="process" if whole else UNTOLD,
             figures=figures,
             xids_watched=self._xids is not None and xids_unknown is None,
@@ -211,20 +234,27 @@ class NvmlGpus:
 
     def _processes(
         self, handle: Any, uuid: str, ratio: float | None
-    ) -> tuple[tuple[GpuProcess, ...] | None, str | None]:
-        """The listed processes with their figures, and why something of them is unknown."""
+    ) -> tuple[tuple[GpuProcess, ...] | None, Refusal | None, Refusal | None]:
+        """The listed processes with their figures, why they are not listed, and why none of them is measured."""
         # The list before the samples: who appears in between is unattributed for a look, and not taken for idle.
-        listed, because = _listed(handle)
+        listed, not_listed = _listed(handle)
         if listed is None:
-            return None, because
+            return None, not_listed, None
         cursor = self._cursors.get(uuid, Cursor())
-        found, because = _samples(handle, cursor.seen_us or 0)
+        found, not_measured = _samples(handle, cursor.seen_us or 0)
         figures = samples.measured(listed, found, cursor)
         if found is not None:
             self._cursors[uuid] = samples.read_on(cursor, listed, found, gpu_ratio=ratio)
-        if because is None and any(process.utilization_ratio is None for process in figures):
-            because = "the driver's samples do not tell what each process does"
-        return figures, because
+        return figures, None, not_measured
+
+
+def _said(refused: Mapping[str, Refusal | None], figure: str) -> str | None:
+    refusal = refused.get(figure)
+    return None if refusal is None else f"{_SAID[figure]}{refusal.because}"
+
+
+def _reasons(refused: Mapping[str, Refusal | None]) -> dict[str, str]:
+    return {figure: refusal.reason for figure, refusal in refused.items() if refusal is not None}
 
 
 def _in_mig_mode(handle: Any) -> bool:
@@ -256,9 +286,10 @@ def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
 
 
 def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -> Gpu:
-    memory, _ = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     own_name, _ = ask(pynvml.nvmlDeviceGetName, handle)
-    listed, because = _listed(handle, mig)
+    listed, not_listed = _listed(handle, mig)
+    refused = {"memory": memory_refused, "processes": not_listed}
     return Gpu(
         uuid=uuid,
         index=index,
@@ -268,8 +299,9 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
         memory_size_bytes=None if memory is None else memory.total,
         memory_free_bytes=None if memory is None else memory.free,
         processes=None if listed is None else samples.measured(listed, None, Cursor()),
-        unknown=because or UNREAD_INSTANCE,
+        unknown="; ".join(filter(None, (_said(refused, "processes") or UNREAD_INSTANCE, _said(refused, "memory")))),
         attribution=UNTOLD,
+        figures=GpuFigures(unknown=_reasons(refused)),
         mig=mig,
     )
 
@@ -281,27 +313,27 @@ def _belongs(process: Entry, mig: MigInstance) -> bool:
     return all(each in (mine, NO_INSTANCE) for each, mine in zip(told, own, strict=True))
 
 
-def _utilization(handle: Any) -> tuple[float | None, str | None]:
-    rates, because = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    if rates is None:
-        return None, f"utilisation: {because}"
+def _utilization(handle: Any) -> tuple[float | None, Refusal | None]:
+    rates, refusal = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    if refusal is not None:
+        return None, refusal
     if rates.gpu > samples.PERCENT_MAX:
-        return None, f"utilisation: {rates.gpu} % is no share of its time"
+        return None, Refusal(IMPOSSIBLE, f"{rates.gpu} % is no share of its time")
     return rates.gpu / samples.PERCENT_MAX, None
 
 
-def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, str | None]:
+def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, Refusal | None]:
     """The compute, graphics and MPS lists as one, or why they cannot be had."""
     told: list[bytes] = []
     for name in _LISTS:
         function = f"nvmlDeviceGet{name}RunningProcesses_v3"
         absent = frozenset[int]() if name == "Compute" else NOT_THERE
-        found, because = ask(running, function, handle, absent=absent)
-        if because is not None:
-            return None, f"list of {_LISTS[name]} processes: {because}"
+        found, refusal = ask(running, function, handle, absent=absent)
+        if refusal is not None:
+            return None, Refusal(refusal.reason, f"list of {_LISTS[name]} processes: {refusal.because}")
         told.append(found or b"")
     merged = _merged(tuple(told), mig)
-    return merged, "its lists name processes that cannot be: update the driver" if merged is None else None
+    return merged, _IMPOSSIBLE_LISTS if merged is None else None
 
 
 @lru_cache(maxsize=LISTS_MAX)
@@ -315,6 +347,6 @@ def _merged(told: tuple[bytes, ...], mig: MigInstance | None) -> Mapping[int, Li
     )
 
 
-def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, str | None]:
-    found, because = ask(utilizations, handle, seen_us, absent=_NO_NEW_SAMPLES)
-    return (found or [], None) if because is None else (None, f"utilisation of processes: {because}")
+def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, Refusal | None]:
+    found, refusal = ask(utilizations, handle, seen_us, absent=_NO_NEW_SAMPLES)
+    return (found or [], None) if refusal is None else (None, refusal)

@@ -58,13 +58,20 @@ _ADVICE: Final = {
 }
 
 
-def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, str | None]:
+class Refusal(NamedTuple):
+    """Why a figure is not told: one of a few fixed words, for a label, and what to say about it."""
+
+    reason: str
+    because: str
+
+
+def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, Refusal | None]:
     """One answer, or `None` and why there is none; codes in `absent` say that there is nothing, for no bad reason.
 
     Raises:
         NVMLError: the GPU is lost, or the driver is gone.
     """
-    because = None
+    refusal = None
     for _ in range(TRIES_MAX):
         try:
             return call(*arguments), None
@@ -73,10 +80,10 @@ def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = froz
                 raise
             if error.value in absent:
                 return None, None
-            because = said(error)
+            refusal = Refusal(reason(error), said(error))
             if error.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
-    return None, because
+    return None, refusal
 
 
 class Entry(NamedTuple):

@@ -1644,7 +1644,9 @@ def _alert(name: str) -> str:
 
 
 NAMED = 'gpuwarden_gpu_info{gpu!~"unidentified-.*"}'
-MISSING, THROTTLED, BLIND = (_alert(each) for each in ("GpuMissing", "GpuThrottled", "GpuTelemetryDown"))
+MISSING, THROTTLED, BLIND, REFUSED = (
+    _alert(each) for each in ("GpuMissing", "GpuThrottled", "GpuTelemetryDown", "GpuUnmeasured")
+)
 
 LOST_AFTER: Final = "gpuwarden_gpu_lost_threshold_seconds"
 _COUNTED: Final = """\
@@ -1795,6 +1797,26 @@ FAULTS_MUTANTS: Final = [
     ),
     *of(
         FAULTS,
+        REFUSED,
+        *((f"refused: {each} is left out", each, "none") for each in
+          ('"gpu|', "|utilization|", "|memory|", "|processes|", "|process_utilization")),
+        *((f"refused: {each} counts too", f"{each}{after}", f"none{after}") for each, after in
+          (("not_supported", "|"), ("not_told", "|"), ("asleep", "|"), ("hung", '"'))),
+        ("refused: a sensor counts too", 'figure=~"', 'figure=~"power_watts|'),
+        ("refused: any refusal in ten minutes suffices", "> 0.5", "> 0"),
+        ("refused: it must be all of the time", "> 0.5", "> 0.9"),
+        ("refused: a refusal that is over counts on", ") > 0.5", ") >= 0"),
+        ("refused: one of two exporters suffices", "unless on (host) (\n", "unless on (instance) (\n"),
+        ("refused: an exporter that was refused before is refused", "> 0\n          )", ">= 0\n          )"),
+        ("refused: exporters are not told apart", "(host, job, instance)", "(host)"),
+        ("refused: it is told at once", "        for: 5m\n", ""),
+        ("refused: hosts are not told apart", "(host, gpu, figure, reason)", "(gpu, figure, reason)"),
+        ("refused: GPUs are not told apart", "(host, gpu, figure, reason)", "(host, figure, reason)"),
+        ("refused: it does not say which figure", "(host, gpu, figure, reason)", "(host, gpu, reason)"),
+        ("refused: it does not say why", "(host, gpu, figure, reason)", "(host, gpu, figure)"),
+    ),
+    *of(
+        FAULTS,
         "        expr: max by (host) (gpuwarden_driver_processes_abandoned) > 0\n        for: 1m\n",
         ("hangs: none is told", "> 0", ">= 0"),
         ("hangs: it takes two", "> 0", "> 1"),
@@ -1811,6 +1833,7 @@ FAULTS_MUTANTS: Final = [
             ("GpuLost", "critical"), ("GpuMissing", "warning"), ("GpuXid", "critical"),
             ("GpuEccUncorrected", "critical"), ("GpuRowRemapFailed", "critical"), ("GpuRowRemapPending", "warning"),
             ("GpuThrottled", "warning"), ("GpuTelemetryDown", "critical"), ("DriverHung", "critical"),
+            ("GpuUnmeasured", "warning"),
             ("DriverCallKilled", "warning"),
         )
         for mutant in of(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exporter.readings import Gpu, GpuFigures
+from exporter.readings import WATCHED, Gpu, GpuFigures
 from exporter.sources import clients, drm, kfd
 from exporter.sources.driver_wire import HUNG, Question
 from exporter.sources.drm import AMD, INTEL, DrmGpus
@@ -88,6 +88,47 @@ def test_an_amd_gpu_is_known_by_the_number_of_its_chip(host: Host) -> None:
         also=(CARD, "card0"), attribution="device", evictions_told=True,
         figures=GpuFigures(temperature_celsius=61.0, power_watts=310.25, power_limit_watts=355.0),
     )  # fmt: skip
+
+
+def watched(gpu: Gpu) -> dict[str, str]:
+    """Of what nobody can do without, the figures that are unknown, and why."""
+    return {figure: reason for figure, reason in gpu.figures.unknown.items() if figure in WATCHED}
+
+
+@pytest.mark.parametrize(
+    ("file", "figure"),
+    [
+        ("gpu_busy_percent", "utilization"), ("mem_info_vram_used", "memory"), ("mem_info_vram_total", "memory"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param(None, "not_supported", id="the driver has no such file"),
+        pytest.param("?", "unreadable", id="half written"),
+    ],
+)
+def test_what_an_amd_gpu_does_not_tell_is_counted_by_whether_its_driver_has_it(
+    file: str, figure: str, text: str | None, reason: str, host: Host
+) -> None:
+    folder = amd(host)
+    if text is None:
+        (folder / file).unlink()
+    else:
+        host.tree.write(folder / file, text)
+
+    assert watched(host.look()["renderD128"]) == {figure: reason}
+
+
+def test_what_an_amd_gpu_does_not_tell_while_it_sleeps_is_put_down_to_that(host: Host) -> None:
+    folder = amd(host)
+    host.tree.write(folder / "power/runtime_status", "suspended")
+    host.tree.write(folder / "mem_info_vram_used", "?")
+
+    gpu = host.look()["renderD128"]
+
+    assert (gpu.utilization_ratio, gpu.memory_used_bytes) == (0.0, None)
+    assert watched(gpu) == {"memory": "asleep"}
 
 
 def sensors(folder: Path, **told: object) -> None:
@@ -387,7 +428,9 @@ def test_a_topology_that_is_half_written_makes_unknown_who_computes_and_is_read_
     known = host.look()["renderD128"]
 
     assert (unknown.processes, unknown.unknown) == (None, drm.COMPUTE_UNREAD)
+    assert watched(unknown) == {"processes": "unreadable"}
     assert on(known) == {4001: (None, MIB)}
+    assert watched(known) == {}
 
 
 @pytest.mark.parametrize("folder", ["proc", "topology/nodes"])
@@ -497,6 +540,7 @@ def test_a_driver_that_tells_nothing_of_a_client_makes_the_whole_gpu_unknown(nod
     gpu = host.look()["renderD130"]
 
     assert (on(gpu), gpu.utilization_ratio, gpu.unknown) == ({1: (None, None)}, None, drm.SPEECHLESS)
+    assert watched(gpu) == {"utilization": "not_told"}
 
 
 def test_a_client_that_closes_its_file_while_it_is_read_is_left_out(host: Host) -> None:
@@ -627,6 +671,8 @@ def test_where_a_process_may_not_be_looked_at_nothing_is_known_of_intels_gpus(
     assert found["renderD130"].unknown == drm.UNLISTED.format(count=1)
     assert on(found["renderD130"]) == {1: (0.0, 512 * MIB)}
     assert (on(found["renderD128"]), found["renderD128"].unknown) == ({2: (None, MIB)}, drm.UNLISTED.format(count=1))
+    assert watched(found["renderD130"]) == {"utilization": "unlisted"}
+    assert watched(found["renderD128"]) == {"process_utilization": "unlisted"}
 
 
 def test_a_client_that_cannot_be_read_is_not_taken_for_closed(host: Host) -> None:

@@ -117,6 +117,8 @@ def test_a_gpu_with_more_processes_than_are_told_is_unknown_and_costs_neither_th
     crowded, arc = source.read().gpus
 
     assert (crowded.processes, crowded.unknown) == (None, TOO_MANY.format(count=PROCESSES_MAX + 1))
+    assert crowded.figures.unknown["processes"] == "too_many"
+    assert "processes" not in arc.figures.unknown
     assert [each.pid for each in arc.processes or ()] == [PID]
 
 

@@ -285,33 +285,49 @@ def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlG
 
 
 @pytest.mark.parametrize(
-    ("refused", "lost", "because"),
+    ("refused", "lost", "because", "counted"),
     [
-        pytest.param(f"{SAMPLES} 3", {"processes"}, "utilisation of processes: Not Supported", id="no samples"),
-        pytest.param(f"{SAMPLES} 999", {"processes"}, "utilisation of processes: Unknown Error", id="samples fail"),
-        pytest.param(f"{RATES} 3", {"utilization_ratio"}, "utilisation: Not Supported", id="no utilisation"),
-        pytest.param(f"{SIZES} 3", {"memory_used_bytes", "memory_size_bytes"}, None, id="no memory"),
+        pytest.param(f"{SAMPLES} 3", {"processes"}, "utilisation of processes: Not Supported",
+                     {"process_utilization": "not_supported"}, id="no samples"),
+        pytest.param(f"{SAMPLES} 999", {"processes"}, "utilisation of processes: Unknown Error",
+                     {"process_utilization": "failed"}, id="samples fail"),
+        pytest.param(f"{RATES} 3", {"utilization_ratio"}, "utilisation: Not Supported",
+                     {"utilization": "not_supported"}, id="no utilisation"),
+        pytest.param(f"{RATES} 10", {"utilization_ratio"}, "utilisation: Timeout", {"utilization": "timeout"},
+                     id="no utilisation in time"),
+        pytest.param(f"{SIZES} 3", {"memory_used_bytes", "memory_size_bytes"}, "memory: Not Supported",
+                     {"memory": "not_supported"}, id="no memory"),
+        pytest.param(f"{SIZES} 999", {"memory_used_bytes", "memory_size_bytes"}, "memory: Unknown Error",
+                     {"memory": "failed"}, id="memory fails"),
         pytest.param(
             f"{COMPUTE} 4",
             {"processes"},
             "list of compute processes: Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and "
             "/dev/nvidia*",
+            {"processes": "no_permission"},
             id="no permission",
         ),
         pytest.param(
             f"{COMPUTE} 13",
             {"processes"},
             "list of compute processes: Function Not Found: a driver from R510 on is needed",
+            {"processes": "not_supported"},
             id="an old driver",
         ),
-        pytest.param(f"{GRAPHICS} 999", {"processes"}, "list of graphics processes: Unknown Error", id="one list"),
-        pytest.param(f"{GRAPHICS} 3", set(), None, id="a GPU that cannot draw has no such list"),
-        pytest.param(f"{MPS} 13", set(), None, id="a driver that knows no MPS has no such list"),
-        pytest.param("nvmlDeviceGetMigMode 999", set(), None, id="MIG cannot be asked for"),
+        pytest.param(f"{GRAPHICS} 999", {"processes"}, "list of graphics processes: Unknown Error",
+                     {"processes": "failed"}, id="one list"),
+        pytest.param(f"{GRAPHICS} 3", set(), None, {}, id="a GPU that cannot draw has no such list"),
+        pytest.param(f"{MPS} 13", set(), None, {}, id="a driver that knows no MPS has no such list"),
+        pytest.param("nvmlDeviceGetMigMode 999", set(), None, {}, id="MIG cannot be asked for"),
     ],
 )  # fmt: skip
 def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
-    refused: str, lost: set[str], because: str | None, gpus: NvmlGpus, driver_here: Driver
+    refused: str,
+    lost: set[str],
+    because: str | None,
+    counted: dict[str, str],
+    gpus: NvmlGpus,
+    driver_here: Driver,
 ) -> None:
     driver_here.answer(busy(), but=(f"error 0 {refused}",))
 
@@ -321,6 +337,16 @@ def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
     assert {name for name in whole if getattr(gpu, name) is None} == lost - {"processes"}
     assert (figures(gpu) == {7: 0.5}) == ("processes" not in lost)
     assert gpu.unknown == because
+    assert gpu.figures.unknown == UNSUPPORTED | counted
+
+
+def test_a_utilisation_over_all_of_its_time_is_unknown_with_its_reason(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=150))
+
+    gpu = only(gpus.read())
+
+    assert (gpu.utilization_ratio, gpu.unknown) == (None, "utilisation: 150 % is no share of its time")
+    assert gpu.figures.unknown == UNSUPPORTED | {"utilization": "impossible"}
 
 
 @pytest.mark.parametrize("count", [0, nvml_calls.ROOM, nvml_calls.ROOM + 1, 5 * nvml_calls.ROOM])
@@ -460,14 +486,20 @@ def test_compute_instances_that_share_memory_have_their_own_processes_each(drive
 
 
 @pytest.mark.parametrize(
-    ("refused", "processes", "memory_bytes", "because"),
+    ("refused", "processes", "memory_bytes", "because", "counted"),
     [
-        (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error"),
-        (f"{SIZES} 999", [7, 8], None, "the utilisation of an instance of a GPU is not read"),
+        (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error", {"processes": "failed"}),
+        (f"{SIZES} 999", [7, 8], None, "the utilisation of an instance of a GPU is not read; memory: Unknown Error",
+         {"memory": "failed"}),
     ],
 )  # fmt: skip
 def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
-    refused: str, processes: list[int] | None, memory_bytes: int | None, because: str, driver_here: Driver
+    refused: str,
+    processes: list[int] | None,
+    memory_bytes: int | None,
+    because: str,
+    counted: dict[str, str],
+    driver_here: Driver,
 ) -> None:
     driver_here.answer(CUT, but=(f"error 100 {refused}",))
 
@@ -476,7 +508,8 @@ def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
     assert (first.processes and [each.pid for each in first.processes]) == processes
     assert first.memory_used_bytes == memory_bytes
     assert first.unknown == because
-    assert (second.processes, second.memory_size_bytes) == ((), 4 * GIB)
+    assert first.figures.unknown == counted
+    assert (second.processes, second.memory_size_bytes, second.figures.unknown) == ((), 4 * GIB, {})
 
 
 def test_a_lost_gpu_takes_its_instances_along_and_no_others(driver_here: Driver) -> None:
@@ -758,16 +791,30 @@ def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(d
 
 
 @pytest.mark.parametrize(
-    ("failing", "lost", "because"),
+    ("failing", "lost", "because", "counted"),
     [
-        pytest.param("* 15", True, "GPU is lost", id="fallen off the bus"),
-        pytest.param("nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", id="it does not answer"),
-        pytest.param(f"{RATES} 15", True, "GPU is lost", id="in the middle of a look"),
-        pytest.param(f"{SAMPLES} 16", True, "GPU requires restart", id="it needs a reset"),
+        pytest.param("* 15", True, "GPU is lost", {}, id="fallen off the bus"),
+        pytest.param(
+            "nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", {"gpu": "failed"}, id="it does not answer"
+        ),
+        pytest.param(
+            "* 4",
+            None,
+            "Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
+            {"gpu": "no_permission"},
+            id="it is refused to us",
+        ),
+        pytest.param(f"{RATES} 15", True, "GPU is lost", {}, id="in the middle of a look"),
+        pytest.param(f"{SAMPLES} 16", True, "GPU requires restart", {}, id="it needs a reset"),
     ],
 )
 def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
-    failing: str, lost: bool | None, because: str, gpus: NvmlGpus, driver_here: Driver
+    failing: str,
+    lost: bool | None,
+    because: str,
+    counted: dict[str, str],
+    gpus: NvmlGpus,
+    driver_here: Driver,
 ) -> None:
     both = (Card(uuid="GPU-0", name="First", compute={7: GIB}), Card(uuid="GPU-1", utilization=30))
     driver_here.answer(*both)
@@ -785,6 +832,7 @@ def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
         memory_size_bytes=None,
         processes=None,
         unknown=because,
+        figures=GpuFigures(unknown=counted),
         lost=lost,
     )
     assert (second.utilization_ratio, second.processes, second.unknown, second.lost) == (0.3, (), None, False)

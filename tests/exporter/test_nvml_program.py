@@ -337,6 +337,39 @@ def test_a_sensor_that_a_gpu_lacks_is_absent_and_counted_beside_those_that_it_ha
 
 
 @pytest.mark.needs_compiler
+def test_a_gpu_that_the_driver_refuses_is_counted_with_the_reason_and_logged_once_with_what_to_do(
+    program: Exporter, driver: Driver
+) -> None:
+    driver.answer(Card(), Card(uuid="GPU-1"), Card(uuid="GPU-2"))
+    program.until(lambda at: at("gpu_utilization_ratio", gpu="GPU-2") == 0)
+    refused = ("error 1 * 4", "error 2 nvmlDeviceGetMemoryInfo 999")
+    driver.answer(Card(utilization=150), Card(uuid="GPU-1"), Card(uuid="GPU-2"), but=refused)
+    counts: list[float] = []
+
+    def counted(at: Scrape) -> bool:
+        counts.append(at("gpu_unknown_samples_total", gpu="GPU-1", figure="gpu", reason="no_permission") or 0.0)
+        return counts[-1] >= 5
+
+    found = program.until(counted)
+    log = program.stop()
+
+    assert found("gpu_utilization_ratio", gpu="GPU-1") is None
+    assert found("gpu_memory_used_bytes", gpu="GPU-1") is None
+    assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="utilization", reason="impossible")
+    assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="memory", reason="failed")
+    assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="gpu") is None
+    assert {each["gpu"]: (each["figures"], each["because"]) for each in log if "are unknown" in each["event"]} == {
+        "GPU-0": ({"utilization": "impossible"}, "utilisation: 150 % is no share of its time"),
+        "GPU-1": (
+            {"gpu": "no_permission"},
+            "Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
+        ),
+        "GPU-2": ({"memory": "failed"}, "memory: Unknown Error"),
+    }
+    assert [each["event"] for each in log].count("figures of a GPU are unknown") == 3
+
+
+@pytest.mark.needs_compiler
 def test_errors_that_the_driver_reports_are_counters_that_stay_when_the_gpu_does_not(
     program: Exporter, driver: Driver
 ) -> None:

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporter import testimony, web
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
-from exporter.readings import Snapshot, SourceHealth, Unknown
+from exporter.readings import GpuFigures, Snapshot, SourceHealth, Unknown
 from exporter.scrape import SnapshotCollector
 from gpuwarden import __version__, clock, facts
 from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
@@ -146,6 +146,16 @@ def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup()
     assert f"Version {__version__}, on box-1. Its newest look is 0." in text
     assert "<td>gpu<td>well, in 1.5 ms" in text
     assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
+
+
+def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -> None:
+    sources = tuple(SourceHealth(source=name, success=True, duration_s=0.0015) for name in ("gpu", "drm"))
+    refused = build.gpu(1, unknown="Insufficient <Permissions>", figures=GpuFigures(unknown={"gpu": "no_permission"}))
+    with served(live(sources=sources, gpus=build.gpus(build.gpu(0), refused))) as port:
+        _, text, _ = get(port, "/")
+
+    assert "<td>gpu<td>in 1.5 ms, and not known of GPU-1: Insufficient &lt;Permissions&gt;\n" in text
+    assert "<td>drm<td>well, in 1.5 ms\n" in text
 
 
 def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -> None:
