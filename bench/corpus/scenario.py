@@ -169,6 +169,7 @@ class Program:
     rank: int = 0
     run: str = ""
     works_in: str = ""
+    asked_every_s: int = 0
     budget_mib: int | None = None
     protected: bool = False
     managed: bool = True
@@ -421,6 +422,7 @@ _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "rank": (("worker",), int),
     "run": (("worker",), str),
     "works_in": (("worker",), _helper),
+    "asked_every_s": (("worker",), int),
     "budget_mib": (("tenant",), int),
     "protected": (("tenant",), _yes),
     "managed": (("tenant",), _yes),
