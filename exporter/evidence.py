@@ -36,6 +36,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from gpuwarden.job import Phase
 from gpuwarden.statefile import JobFile, Stamp
 
 
@@ -534,6 +535,10 @@ class DeathHistory:
         return now_s - self._since_s
 
 
+STORES: Final = frozenset({Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
+"""The phases of a job that waits for storage: how long it may is its patience in them, which the stall rules know."""
+
+
 class CpuHistory:
     """Of one process: since when its CPU time has not moved, as far as it was looked at without a gap."""
 
@@ -543,13 +548,15 @@ class CpuHistory:
         self._since_s = 0.0
         self._used_ticks = 0
 
-    def observe(self, use: CpuUse, *, now_s: float) -> float:
+    def observe(self, use: CpuUse, *, now_s: float, stores: bool = False) -> float:
         """Take in one sample; returns for how long the process has used no CPU time, seconds.
 
-        A process that slept with its machine has used none either, so a gap starts the duration anew.
+        A process that slept with its machine has used none either, so a gap starts the duration anew. So does a wait
+        for storage where its job `stores`: to close a file on NFS waits for the server, and who does that with the
+        interpreter held, as PyTorch ends an archive, neither beats nor computes meanwhile.
         """
         unbroken = self._last_s is not None and 0 <= now_s - self._last_s <= self._gap_max_s
-        if not unbroken or use.used_ticks != self._used_ticks:
+        if not unbroken or use.used_ticks != self._used_ticks or (stores and use.uninterruptible):
             self._since_s = now_s
         self._last_s = now_s
         self._used_ticks = use.used_ticks

@@ -1876,6 +1876,25 @@ def test_a_process_is_still_for_as_long_as_it_was_seen_to_use_no_cpu_time(
     assert cpu_still(*samples) == still_s
 
 
+@pytest.mark.parametrize(
+    ("stores", "uninterruptible", "still_s"),
+    [
+        pytest.param(True, True, 0.0, id="who waits in the kernel as its job saves waits for storage"),
+        pytest.param(True, False, 2.0, id="who sleeps, or is stopped, does not"),
+        pytest.param(False, True, 2.0, id="nor does a job in its steps"),
+    ],
+)
+def test_a_wait_for_storage_is_no_silence_of_a_job_that_loads_or_saves(
+    stores: bool, uninterruptible: bool, still_s: float
+) -> None:
+    history, use = CpuHistory(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
+    for now_s in (1000.0, 1001.0, 1002.0):
+        found = history.observe(use, now_s=now_s, stores=stores)
+
+    assert found == still_s
+    assert history.observe(replace(use, uninterruptible=False), now_s=1003.0, stores=stores) == still_s + 1.0
+
+
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.0, 5.0, 5.25, 600.0]), st.integers(0, 1)), min_size=1))
 def test_the_cpu_is_still_back_to_the_last_use_or_gap(steps: list[tuple[float, int]]) -> None:
     used = [sum(each for _, each in steps[: i + 1]) for i in range(len(steps))]
