@@ -36,6 +36,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from gpuwarden.job import Phase
 from gpuwarden.statefile import JobFile, Stamp
 
 
@@ -114,6 +115,13 @@ PAUSES_MAX: Final = 64
 WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
+
+STARTS_OFTEN: Final = 5
+"""In how many looks of `WORK_WINDOW_S` processes may start of whose start nothing counts. A health check makes two at
+most each time, of its shell and of what that runs, and is asked every 10 s (Kubernetes) or 30 s (Docker) unless told
+otherwise; who has each item done by a process of its own, and does not wait for them, starts some in most looks.
+Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Probe,
+https://docs.docker.com/reference/dockerfile/#healthcheck"""
 
 REQUESTS_MAX: Final = 256
 """Different requests for GPUs of which is remembered which names in them are nodes."""
@@ -527,6 +535,10 @@ class DeathHistory:
         return now_s - self._since_s
 
 
+STORES: Final = frozenset({Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
+"""The phases of a job that waits for storage: how long it may is its patience in them, which the stall rules know."""
+
+
 class CpuHistory:
     """Of one process: since when its CPU time has not moved, as far as it was looked at without a gap."""
 
@@ -536,13 +548,15 @@ class CpuHistory:
         self._since_s = 0.0
         self._used_ticks = 0
 
-    def observe(self, use: CpuUse, *, now_s: float) -> float:
+    def observe(self, use: CpuUse, *, now_s: float, stores: bool = False) -> float:
         """Take in one sample; returns for how long the process has used no CPU time, seconds.
 
-        A process that slept with its machine has used none either, so a gap starts the duration anew.
+        A process that slept with its machine has used none either, so a gap starts the duration anew. So does a wait
+        for storage where its job `stores`: to close a file on NFS waits for the server, and who does that with the
+        interpreter held, as PyTorch ends an archive, neither beats nor computes meanwhile.
         """
         unbroken = self._last_s is not None and 0 <= now_s - self._last_s <= self._gap_max_s
-        if not unbroken or use.used_ticks != self._used_ticks:
+        if not unbroken or use.used_ticks != self._used_ticks or (stores and use.uninterruptible):
             self._since_s = now_s
         self._last_s = now_s
         self._used_ticks = use.used_ticks
@@ -583,6 +597,7 @@ class ContainerHistory:
             (None, None, None),
             None,
         )
+        self._starts = _Starts()
         self._io = _StillRate(thresholds.io_still_bytes_per_s)
         self._faults = _StillRate(thresholds.faults_still_per_s)
         self._cpu = _StillRate(thresholds.cpu_still_ratio)
@@ -729,7 +744,7 @@ class ContainerHistory:
         return now_s - self._lost_s[0]
 
     def _work_still(self, work: WorkUse, now_s: float) -> tuple[float | None, float | None, float | None]:
-        """For how long I/O, page faults and CPU time have been still."""
+        """For how long I/O, page faults and CPU time have been still; what processes do as they start is left out."""
         if work.processes is None:
             self._forget_work()
             return None, None, None
@@ -737,12 +752,18 @@ class ContainerHistory:
         seen = self._work_looked_s is None or now_s - self._work_looked_s <= self._thresholds.gap_max_s
         self._work_looked_s = now_s
         if before is work.processes and work.unknown is None:  # none of them has run since
+            self._starts.left_out(frozenset(), now_s)
             return (
                 self._io.add(now_s, 0.0, seen=seen),
                 self._faults.add(now_s, 0.0, seen=seen),
                 self._cpu.add(now_s, 0.0, seen=seen),
             )
-        done = [_work_since(before.get(pid), process) for pid, process in work.processes.items()]
+        new = frozenset(pid for pid, process in work.processes.items() if _is_new(before.get(pid), process))
+        starting = self._starts.left_out(new, now_s)
+        done = [
+            _nothing_of(process) if pid in starting else _work_since(before.get(pid), process)
+            for pid, process in work.processes.items()
+        ]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done), seen=seen)
         cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done), seen=seen)
         sizes = [each.io_bytes for each in done]
@@ -753,6 +774,7 @@ class ContainerHistory:
 
     def _forget_work(self) -> None:
         self._work = self._work_looked_s = None
+        self._starts = _Starts()
         for rate in (self._io, self._faults, self._cpu):
             rate.forget()
 
@@ -978,7 +1000,39 @@ class _StillRate:
         return now_s - self._since_s
 
 
+class _Starts:
+    """Which processes of one container start, up to the second look at each: nothing that they do until then counts.
+
+    A container's health check is none of its job's work, and to link and import what it asks with costs it 600 page
+    faults (curl) to thousands (Python). Its engine starts it and waits for it, from outside. Whoever starts processes
+    for the job itself waits for them, and then all that they did is in his own figures (proc_pid_stat(5): cutime).
+    Where some start in more than `STARTS_OFTEN` looks of `WORK_WINDOW_S` nobody may wait for them, and all counts.
+    """
+
+    def __init__(self) -> None:
+        self._new: frozenset[int] = frozenset()
+        self._started_s: deque[float] = deque()
+
+    def left_out(self, new: frozenset[int], now_s: float) -> frozenset[int]:
+        """Those of whom nothing counts that they have done by this look, of which some are `new`."""
+        starting, self._new = (self._new | new if new else self._new), new
+        if new:
+            self._started_s.append(now_s)
+        while self._started_s and now_s - self._started_s[0] >= WORK_WINDOW_S:
+            self._started_s.popleft()
+        return frozenset() if len(self._started_s) > STARTS_OFTEN else starting
+
+
 _NOTHING: Final = ProcessWork(start_ticks=0, io_bytes=0, faults=0, cpu_s=0.0)
+
+
+def _is_new(before: ProcessWork | None, now: ProcessWork) -> bool:
+    return before is None or before.start_ticks != now.start_ticks
+
+
+def _nothing_of(now: ProcessWork) -> ProcessWork:
+    """As if it had done nothing; what is unknown stays so."""
+    return _NOTHING if now.io_bytes is not None else replace(_NOTHING, io_bytes=None)
 
 
 def _work_since(before: ProcessWork | None, now: ProcessWork) -> ProcessWork:

@@ -417,11 +417,13 @@ class WorkerSighting:
 class CpuUse:
     """All the CPU time that one process has used, over every thread it had, clock ticks.
 
-    With `start_ticks`, when it started, a pid names one process until the next boot.
+    With `start_ticks`, when it started, a pid names one process until the next boot. `uninterruptible` is whether its
+    main thread waits in the kernel for what must not be interrupted, as for storage: its state is D.
     """
 
     start_ticks: int
     used_ticks: int
+    uninterruptible: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

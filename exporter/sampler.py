@@ -634,11 +634,13 @@ class Sampler:
         return dead_s
 
     def _cpu_still(self, found: WorkerReadings | None, running: dict[str, Container], now: Stamp) -> dict[int, float]:
-        """For how long the process of each live worker has used no CPU time, by pid."""
+        """For how long the process of each live worker has used no CPU time, nor waited for storage, by pid."""
         by_id = {container.id: container for container in running.values()}
         histories: dict[tuple[int, int], CpuHistory] = {}
+        workers_found = () if found is None else found.workers
+        stores = {each.pid for each in workers_found if each.job is not None and each.job.phase in evidence.STORES}
         still_s: dict[int, float] = {}
-        for sighting in () if found is None else found.workers:
+        for sighting in workers_found:
             pid = sighting.pid
             if pid in still_s or not sighting.alive:  # one process can be several workers
                 continue
@@ -657,7 +659,7 @@ class Sampler:
                 continue
             process = (pid, use.start_ticks)
             histories[process] = self._cpu_histories.get(process) or CpuHistory(self._thresholds)
-            still_s[pid] = histories[process].observe(use, now_s=now.boottime_s)
+            still_s[pid] = histories[process].observe(use, now_s=now.boottime_s, stores=pid in stores)
         # What was not read in this look starts anew, as after a gap.
         self._cpu_histories = histories
         return still_s

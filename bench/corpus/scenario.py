@@ -178,6 +178,7 @@ class Program:
     attempt: int = 1
     run: str = ""
     works_in: str = ""
+    asked_every_s: int = 0
     budget_mib: int | None = None
     protected: bool = False
     managed: bool = True
@@ -431,6 +432,7 @@ _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "attempt": (("worker",), int),
     "run": (("worker",), str),
     "works_in": (("worker",), _helper),
+    "asked_every_s": (("worker",), int),
     "budget_mib": (("tenant",), int),
     "protected": (("tenant",), _yes),
     "managed": (("tenant",), _yes),

@@ -70,7 +70,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "For how long the worker's process has been seen to use no CPU time, all its threads together.",
         _SLOT,
         ((key, or_nan(snapshot.cpu_still_of(sighting))) for key, sighting in keyed),
-        source="`/proc/PID/stat`, compared at each look",
+        source="`/proc/PID/stat`, compared at each look; anew while it is in state D in `load`, `save` or `checkpoint`",
     )
     for name, help_text, value, source in (
         (

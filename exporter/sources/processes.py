@@ -75,7 +75,7 @@ def _variable(environment: bytes, name: bytes) -> str | None:
 
 
 def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
-    """The CPU time a process has used, all its threads together, those that ended too (proc_pid_stat(5)).
+    """The CPU time a process has used, all its threads together, those that ended too; its state (proc_pid_stat(5)).
 
     Raises:
         OSError: the process is gone, or is not ours to look at.
@@ -84,7 +84,11 @@ def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
     fields = cgroup.stat(pid, proc=proc)  # field N of the manual is the one at N - 3
     if len(fields) < 20:
         raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
-    return CpuUse(start_ticks=int(fields[19]), used_ticks=int(fields[11]) + int(fields[12]))
+    return CpuUse(
+        start_ticks=int(fields[19]),
+        used_ticks=int(fields[11]) + int(fields[12]),
+        uninterruptible=fields[0] == "D",
+    )
 
 
 def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:

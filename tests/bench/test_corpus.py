@@ -185,6 +185,7 @@ def test_every_series_that_an_acting_rule_names_is_in_some_scenario() -> None:
         "is stopped by a signal",
         "leaks for ten minutes",
         "wedges in its evaluation while another worker",
+        "hangs in its checkpoint while its container's health check",
     ],
 )
 def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_does(

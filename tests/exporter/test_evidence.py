@@ -1490,6 +1490,14 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
     ]
 
 
+def asked(io: int | None, *, start_ticks: int = 9) -> Look:
+    """A process that does nothing, and another one beside it, as of a health check."""
+    return 1.0, {1: worked(), 2: worked(io, start_ticks=start_ticks)}
+
+
+STARTED = {1: worked(), 2: worked(start_ticks=9)}
+
+
 @pytest.mark.parametrize(
     ("looks", "found"),
     [
@@ -1509,10 +1517,26 @@ def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, af
                      (6.0, 26.0, 26.0), id="or since the last look that was over the rate itself"),
         pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
                      (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
-        pytest.param([*steady(20), (1.0, {1: worked(), 2: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
-                     id="what a new process did is done since"),
-        pytest.param([*steady(20), (1.0, {1: worked(5000, start_ticks=9)})], (0.0, 21.0, 21.0),
-                     id="so is what one did that took over a pid"),
+        pytest.param([*steady(20), asked(5000)], (21.0, 21.0, 21.0), id="what a process does as it starts is none"),
+        pytest.param([*steady(20), asked(5000), asked(10000)], (22.0, 22.0, 22.0),
+                     id="it starts until its second look"),
+        pytest.param([*steady(20), asked(5000), asked(10000), asked(11001)], (0.0, 23.0, 23.0),
+                     id="what it does from then on is work"),
+        pytest.param([*steady(20), *[(1.0, STARTED)] * 2, asked(1001)], (0.0, 23.0, 23.0),
+                     id="be that a look at which nobody had run"),
+        pytest.param([*steady(20), (1.0, {1: worked(5000, start_ticks=9)})], (21.0, 21.0, 21.0),
+                     id="so does one that took over a pid start"),
+        pytest.param([*steady(20), asked(None)], (None, 21.0, 21.0), id="its I/O unknown is no stillness"),
+        pytest.param([*steady(20), (1.0, {1: worked(5000), 2: worked(start_ticks=9)})], (0.0, 21.0, 21.0),
+                     id="whoever was there works on beside it"),
+        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each // 2) for each in range(10))],
+                     (30.0, 30.0, 30.0), id="one every other second could be asking"),
+        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(5))], (25.0, 25.0, 25.0),
+                     id="five of them in ten seconds could be"),
+        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(6))], (0.0, 26.0, 26.0),
+                     id="who starts one in more looks than that works by them"),
+        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(5)), *steady(5),
+                      asked(5000, start_ticks=20)], (32.0, 32.0, 32.0), id="and not in ten seconds any more"),
         pytest.param([(0.0, {1: worked(9000), 2: worked(9000)}), (1.0, {1: worked(9000)})], (1.0, 1.0, 1.0),
                      id="a process that ended takes nothing back"),
         pytest.param([(0.0, {1: worked(9000)}), (1.0, {1: worked(8000)})], (1.0, 1.0, 1.0),
@@ -1850,6 +1874,25 @@ def test_a_process_is_still_for_as_long_as_it_was_seen_to_use_no_cpu_time(
     samples: list[tuple[float, int]], still_s: float
 ) -> None:
     assert cpu_still(*samples) == still_s
+
+
+@pytest.mark.parametrize(
+    ("stores", "uninterruptible", "still_s"),
+    [
+        pytest.param(True, True, 0.0, id="who waits in the kernel as its job saves waits for storage"),
+        pytest.param(True, False, 2.0, id="who sleeps, or is stopped, does not"),
+        pytest.param(False, True, 2.0, id="nor does a job in its steps"),
+    ],
+)
+def test_a_wait_for_storage_is_no_silence_of_a_job_that_loads_or_saves(
+    stores: bool, uninterruptible: bool, still_s: float
+) -> None:
+    history, use = CpuHistory(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
+    for now_s in (1000.0, 1001.0, 1002.0):
+        found = history.observe(use, now_s=now_s, stores=stores)
+
+    assert found == still_s
+    assert history.observe(replace(use, uninterruptible=False), now_s=1003.0, stores=stores) == still_s + 1.0
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.0, 5.0, 5.25, 600.0]), st.integers(0, 1)), min_size=1))

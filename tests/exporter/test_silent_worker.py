@@ -1,6 +1,8 @@
 """A worker's silence as the sampler sees it: processes that are stopped, compute, or cannot be looked at (A14)."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,8 @@ from exporter.evidence import Thresholds
 from exporter.readings import CpuUse, Snapshot, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
+from gpuwarden import cgroup
+from gpuwarden.job import Phase
 from tests.exporter import builders as build
 from tests.exporter import golden
 from tests.exporter.conftest import StartWorker
@@ -115,6 +119,41 @@ def test_a_restarted_worker_is_still_from_its_own_first_look_on(house: Path, sta
     assert silence(look.sample()).cpu_s == 0.0
 
 
+IN_THE_KERNEL = """
+import ctypes, os, signal, sys
+CLONE_VFORK, clone = 0x4000, {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+if ctypes.PyDLL(None).syscall(clone, CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+    print("waited for", flush=True)
+    sys.stdin.read(1)
+    os._exit(0)
+print("goes on", flush=True)
+sys.stdin.read()
+"""
+"""Waits in state D, the interpreter held, until its child has read a letter: so does who closes a file on slow NFS."""
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_worker_that_waits_in_the_kernel_is_silent_unless_it_loads_or_saves(
+    phase: Phase, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = sampler(house)
+    command = [sys.executable, "-c", IN_THE_KERNEL]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        seen_as(monkeypatch, pid=process.pid, job=build.job_file(phase=phase))
+        eventually(lambda: cgroup.stat(process.pid)[0] == "D")
+        waits = [silence(look.sample()).cpu_s for _ in range(3)][-1]
+        process.stdin.write(b".")
+        process.stdin.flush()
+        process.stdout.readline()
+        eventually(lambda: cgroup.stat(process.pid)[0] == "S")
+        eventually(lambda: (silence(look.sample()).cpu_s or 0.0) > 0.0)
+
+    assert (waits == 0.0) == (phase in {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
+
+
 # What cannot be told
 
 
@@ -123,7 +162,8 @@ def seen_as(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     found = WorkerReadings(
         workers=tuple(
             build.sighting(
-                worker=build.worker_file(worker=name), job=None, **{"pid": os.getpid(), "container_id": None, **changes}
+                worker=build.worker_file(worker=name),
+                **{"job": None, "pid": os.getpid(), "container_id": None, **changes},
             )
             for name in ("w0", "w1")
         )
@@ -232,6 +272,16 @@ def test_cpu_time_is_read_past_any_name_a_process_may_give_itself(name: str, tmp
     (tmp_path / "41" / "stat").write_text(f"41 ({name}) {' '.join(fields)}\n")
 
     assert processes.cpu_use(41, proc=tmp_path) == CpuUse(start_ticks=22, used_ticks=14 + 15)
+
+
+@pytest.mark.parametrize(("state", "uninterruptible"), [("D", True), ("S", False), ("R", False), ("T", False)])
+def test_whether_a_process_waits_uninterruptibly_is_read_with_its_cpu_time(
+    state: str, uninterruptible: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "41").mkdir()
+    (tmp_path / "41" / "stat").write_text(f"41 (x) {' '.join([state, *map(str, range(4, 53))])}\n")
+
+    assert processes.cpu_use(41, proc=tmp_path).uninterruptible is uninterruptible
 
 
 def test_a_line_that_is_too_short_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter import testimony
-from exporter.evidence import Thresholds
+from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds, WorkUse
 from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
@@ -215,6 +215,58 @@ def test_the_work_of_this_process_grows_with_what_it_does() -> None:
 
     eventually(more)
     assert len(block) == 64 * 2**20
+
+
+ASKED = "import urllib.request, sys; print('asks', flush=True); sys.stdin.read()"
+"""A health check in Python, that waits for its answer."""
+
+BY_A_PROCESS_EACH = f"""
+import subprocess, sys
+for _ in sys.stdin:
+    with subprocess.Popen([sys.executable, "-c", {ASKED!r}], stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        process.stdin.close()
+    print("done", flush=True)
+"""
+"""A worker, each item of whose work is done by a process that it waits for; it does one for each line that it reads."""
+
+
+def test_a_health_check_from_outside_is_no_work_of_who_is_asked_and_a_process_that_a_worker_waits_for_is() -> None:
+    work, asked, waits = Work(), ContainerHistory(Thresholds()), ContainerHistory(Thresholds())
+
+    def look(history: ContainerHistory, *pids: int, now_s: float) -> float | None:
+        found = WorkUse(processes=work.read(pids))
+        use = GpuUse(gpus=(), shares=(), utilization_ratio=0.0, unknown=None)
+        return history.observe(HERE, use, RamUse(usage_bytes=1), found, now_s=now_s).fault_still_s
+
+    python = [sys.executable, "-c"]
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as wedged,
+        subprocess.Popen([*python, BY_A_PROCESS_EACH], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker,
+    ):
+        assert worker.stdin
+        assert worker.stdout
+        worker.stdin.write(b"settles: it has imported what it needs\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+        look(asked, wedged.pid, now_s=1000.0)
+        look(waits, worker.pid, now_s=1000.0)
+        with subprocess.Popen([*python, ASKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as check:
+            assert check.stdout
+            look(asked, wedged.pid, check.pid, now_s=1001.0)
+            check.stdout.readline()
+            faults = work.read([check.pid])[check.pid].faults
+            look(asked, wedged.pid, check.pid, now_s=1002.0)
+            while_asked = look(asked, wedged.pid, check.pid, now_s=1003.0)
+        afterwards = look(asked, wedged.pid, now_s=1004.0)
+        worker.stdin.write(b"one\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+        worked = look(waits, worker.pid, now_s=1001.0)
+
+    assert faults > 10 * Thresholds().faults_still_per_s
+    assert (while_asked, afterwards) == (3.0, 4.0)
+    assert worked == 0.0
 
 
 # As the sampler sees it
