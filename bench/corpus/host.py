@@ -371,8 +371,11 @@ class Host:
             elif life.runs:
                 self._deaths.pop(life.program.name, None)
                 history = self._cpu.setdefault(life.pid, CpuHistory(self._thresholds))
-                use = CpuUse(start_ticks=life.lives, used_ticks=life.ticks)
-                cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s)
+                use = CpuUse(
+                    start_ticks=life.lives, used_ticks=life.ticks, uninterruptible=life.doing.waits_for_storage
+                )
+                stores = life.job is not None and life.job.phase in evidence.STORES
+                cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
             else:
                 death = self._deaths.setdefault(life.program.name, DeathHistory(self._thresholds))
                 dead_s[life.program.name] = death.observe(

@@ -69,6 +69,7 @@ class Doing:
         io_mib_per_s: what it reads and writes.
         faults_per_s: page faults.
         cpu_cores: CPU time.
+        waits_for_storage: whether its process waits in the kernel, in state D.
         heartbeat: whether its thread refreshes the worker file every 10 s.
         heartbeat_cpu: whether that takes as much CPU time as the kernel counts by, 10 ms.
         vram_mib: what it holds of each of its GPUs; what it held before, where nothing is said.
@@ -90,6 +91,7 @@ class Doing:
     io_mib_per_s: float = 0.0
     faults_per_s: float = 0.0
     cpu_cores: float = 0.0
+    waits_for_storage: bool = False
     heartbeat: bool = True
     heartbeat_cpu: bool = True
     vram_mib: float | None = None
@@ -113,6 +115,7 @@ DOINGS: Final[Mapping[str, Doing]] = {
     "hangs": Doing(),
     "spins": Doing(gpu_ratio=(1.0,), cpu_cores=1.0),
     "holds the GIL": Doing(heartbeat=False, cpu_cores=1.0),
+    "waits for NFS": Doing(heartbeat=False, waits_for_storage=True),
     "is stopped": Doing(process=Process.STOPPED, heartbeat=False),
     "is paused": Doing(process=Process.PAUSED, heartbeat=False),
     "is killed": Doing(process=Process.KILLED, heartbeat=False),
@@ -503,6 +506,7 @@ _OTHER_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "phase": Phase,
     "step_every_s": int,
     "gpu_ratio": _ratios,
+    "waits_for_storage": _yes,
     "heartbeat": _yes,
     "heartbeat_cpu": _yes,
     "answers": _yes,

@@ -179,7 +179,7 @@ def of_identity(rules: str, measure: str) -> list[Mutant]:
         ("one identity is kept of all hosts", by, "topk by (worker, container)"),
         ("one identity is kept of a container", by, "topk by (host, container)"),
         ("one identity is kept of a worker's containers", by, "topk by (host, worker)"),
-        ("the attempt before is still named", "gpuwarden_job_id and", "last_over_time(gpuwarden_job_id[5m]) and"),
+        ("the attempt before is still named", "timestamp(gpuwarden_job_id)", "-timestamp(gpuwarden_job_id)"),
     )  # fmt: skip
 
 

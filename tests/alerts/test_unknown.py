@@ -39,6 +39,7 @@ AS_IT_IS: Final = {
     **dict.fromkeys(IDENTITIES, "it is told with what it is of, and the newest of several counts"),
     "gpuwarden_exporter_info": "it is told by whoever answers",
     "gpuwarden_gang_ranks": "it is told with its rank",
+    "gpuwarden_gang_rank_attempt": "likewise; and of a rank the highest attempt counts",
     "gpuwarden_job_phase": "the newest of several counts",
     "gpuwarden_job_elapsed_seconds": "a repeat does not grow, and after the reboot that ends it all begins anew",
     "gpuwarden_job_phase_age_seconds": "likewise",

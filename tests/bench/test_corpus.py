@@ -42,7 +42,7 @@ CAUGHT: Final = {
     "node: blind or not": "falls silent while Prometheus is down",
     "node: what it repeats of others is seen": "was cut off for a minute just before Prometheus was down",
     "vram: victim: nobody stays picked": "is level with another",
-    "stall: one attempt is as new as another": "is on its next job, which wedges, when Prometheus",
+    "stall: two identities are let through": "is on its next job, which wedges, when Prometheus",
     "stall: the work is asked for in the phase before as well": "wedges in a driver call that spins, having loaded",
     "server: one incarnation is as new as another": "was started anew while Prometheus was down",
     "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
@@ -287,7 +287,7 @@ def test_who_is_there_is_told_by_the_second() -> None:
 
     found = [host.identities(worker, second).get("w") for second in (349, 350, 355)]
 
-    assert found == [FIRST, {}, FIRST | {"job_id": "2"}]
+    assert found == [FIRST, {}, FIRST | {"job_id": "2", "attempt": "2"}]
     assert [host.identities(server, second)["s"] for second in (349, 350)] == [
         {"incarnation": "s@0"},
         {"incarnation": "s@1"},
