@@ -449,6 +449,17 @@ def test_rules_that_fail_are_no_silence(expr: str, complaint: str, tmp_path: Pat
         judge.play([named("wedges on two hosts at once")], [rules])
 
 
+def test_a_promtool_that_comes_to_no_end_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = tmp_path / "promtool"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(parts, "find", lambda _: hangs)
+    monkeypatch.setattr(judge, "TIMEOUT_S", 0.2)
+
+    with pytest.raises(judge.JudgeError, match=re.escape(f"{hangs} did not end within 0.2 s and was killed")):
+        judge.play([replace(named("wedges on two hosts at once"), plays_s=60)])
+
+
 @pytest.mark.parametrize(
     ("found", "written"),
     [
