@@ -35,8 +35,8 @@ SAMPLES_MAX: Final = 8_000
 UNHEARD_S: Final = 60
 NAMING: Final = ("job_id", "attempt", "incarnation")
 """The labels by which an alert says which attempt, or which incarnation, it accuses."""
-NAMELESS: Final = "wrangle"
-"""The remedy for which it says neither: it is for whoever works on a run's items."""
+NAMELESS: Final = ("wrangle", "GpuwardenServerSilent")
+"""The remedy, and the alert, for which it says neither: it is for whoever works on a run's items, or for a person."""
 
 JOBS: Final = (Trip.STALL, Trip.GANG, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
 """What goes wrong with jobs, rather than with servers, tenants or hosts."""
@@ -293,7 +293,7 @@ def accuses(labels: Mapping[str, str], *, at_s: int) -> Fired | None:
     policy = OURS if remedy else PEOPLE if labels.get("alertname") in TELLING else labels.get("policy")
     if policy is None:
         return None
-    target = REMEDIES.get(remedy, "worker")
+    target = REMEDIES.get(remedy) or TELLING.get(labels["alertname"], "worker")
     return Fired(
         policy=policy, alert=labels["alertname"], remedy=remedy, trip=labels.get("trip", ""),
         of=labels.get(target, f"nobody: no label {target}"), at_s=at_s,
@@ -358,7 +358,7 @@ def _wrongly_named(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
     """Whoever is accused is to be the one that is there: what names another attempt is dropped, or hits it."""
     for each in fired:
         there = identities(scenario, each.at_s).get(each.of, {})
-        if each.remedy != NAMELESS and each.named != there:
+        if each.remedy not in NAMELESS and each.alert not in NAMELESS and each.named != there:
             yield f"{each.alert} names {_identity(each.named)} of {each.of} at {each.at_s}s; it is {_identity(there)}"
 
 
