@@ -151,8 +151,9 @@ REMEDIES: Final = {
 }
 """What can be done, and by which label each remedy knows on whom."""
 
-TELLING: Final = ("GpuwardenSharedJobStalled",)
-"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound."""
+TELLING: Final = {"GpuwardenSharedJobStalled": "worker", "GpuwardenServerSilent": "container"}
+"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound; and by which label
+each knows of whom."""
 
 HELPERS: Final = ("", "child", "orphan")
 """In whom a worker does all its work: in its own process; in a child of it; or in one that was left by its parent."""
@@ -384,7 +385,7 @@ def _scenario(reader: _Reader) -> Scenario:
         hosts = {host: inner.timeline(host, HOST_STATES) for host in inner}
     prometheus = reader.timeline("prometheus", PROMETHEUS_STATES) if "prometheus" in reader else ()
     verdicts = tuple(_verdicts(reader, {each.name for each in programs} | {each.host for each in programs}))
-    told = tuple(_told(reader, {each.name for each in programs if each.kind == "worker"}))
+    told = tuple(_told(reader, {each.name for each in programs if each.kind in ("worker", "server")}))
     scrape_s = reader.time("scrape", 15)
     evaluate_s = reader.time("evaluate", 30)
     if not (scrape_s and evaluate_s):
@@ -558,7 +559,7 @@ def _told(reader: _Reader, known: set[str]) -> Iterator[Told]:
         if alert not in TELLING:
             raise inner.at("alert", f"{alert!r} is none of: {', '.join(TELLING)}")
         if of not in known:
-            raise inner.at("of", f"no worker is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
+            raise inner.at("of", f"no worker or server is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
         told = Told(alert=alert, of=of, due_s=inner.time("due"))
         inner.finish("one of alert, of, due")
         yield told

@@ -879,6 +879,20 @@ NEVER = f"""\
           max by {PLACE} ({HAS_ANSWERED}) == 0
 """
 
+SILENT = f"""\
+          min by {PLACE} ({UNANSWERED_FOR})
+            >= on {PLACE}
+          10 * max by {PLACE} ({ALLOWED})
+            and on {PLACE}
+          min by {PLACE} ({HAS_ANSWERED}) == 1
+"""
+WARNING = """\
+        labels:
+          severity: warning
+        annotations:
+          summary: "server {{ $labels.container }} on {{ $labels.host }} has never
+""".rstrip("\n")
+
 
 def of_duration(part: str, name: str, series: str, comparison: str) -> list[Mutant]:
     """The mutants that the four durations of a server have in common. `comparison` is >= or <=."""
@@ -998,7 +1012,7 @@ SERVER_MUTANTS: Final = [
         ("its runbook goes by another name", "runbook_url:", "runbook:")),
     *of(SERVER, ", incarnation {{ $labels.incarnation }},", ("its description names no incarnation",
         ", incarnation {{ $labels.incarnation }},", "")),
-    *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Silent")),
+    *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Mute")),
     *of(SERVER, '"server {{ $labels.container }} on {{ $labels.host }} has not',
         ("its summary names no container", " {{ $labels.container }}", "")),
     *of(SERVER, "answered for {{ $value | humanizeDuration }}, its",
@@ -1022,9 +1036,23 @@ SERVER_MUTANTS: Final = [
         ("never: namesakes on other hosts are told", f"and on {PLACE}", "and on (container)"),
         ("never: neighbours are told", f"and on {PLACE}", "and on (host)"),
     ),
-    *of(SERVER, "severity: warning", ("never: it is critical", "warning", "critical")),
-    *of(SERVER, "          severity: warning\n",
+    *of(SERVER, WARNING, ("never: it is critical", "warning", "critical"),
         ("never: it has a remedy", "warning\n", "warning\n          remedy: restart_container\n")),
+    *of(
+        SERVER,
+        SILENT,
+        ("silent: any silence is enough", "10 *", "0 *"),
+        ("silent: what is allowed is enough", "10 *", "1 *"),
+        ("silent: twenty minutes whatever is allowed", f"({ALLOWED})", f"({ALLOWED} * 0 + 120)"),
+        ("silent: the lesser of two limits counts", "max by", "min by"),
+        ("silent: whether it has answered is not looked at", "== 1", ">= 0"),
+        ("silent: namesakes on other hosts are told", f"and on {PLACE}", "and on (container)"),
+        ("silent: neighbours are told", f"and on {PLACE}", "and on (host)"),
+        ("silent: a busy GPU keeps it quiet", "== 1\n", f"== 1 and on {PLACE} {GPU_IDLE} >= 120\n"),
+    ),
+    *of(SERVER, WARNING.replace("has never", "has answered"),
+        ("silent: it is critical", "warning", "critical"),
+        ("silent: it has a remedy", "warning\n", "warning\n          remedy: restart_container\n")),
 ]  # fmt: skip
 
 CHAIN_MUTANTS: Final = of(

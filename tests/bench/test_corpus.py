@@ -378,6 +378,17 @@ def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str
     assert played.judgement(judge.OURS).false == ()
 
 
+def test_people_are_told_of_a_server_by_its_container() -> None:
+    labels = {"alertname": "GpuwardenServerSilent", "host": "0-a", "container": "llm", "severity": "warning"}
+    one = named("deadlocks at 100 % over two GPUs as a server")
+    fired = judge.accuses(labels, at_s=1500)
+
+    assert fired is not None
+    assert (fired.policy, fired.of) == (judge.PEOPLE, "llm")
+    assert Played(scenario=one, fired=(fired,)).wrong() == []
+    assert Played(scenario=one, fired=()).wrong() == ["nobody is told of llm, which is due at 1500s"]
+
+
 def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
     one = named("wedges on two hosts")
 
@@ -448,6 +459,17 @@ def test_rules_that_fail_are_no_silence(expr: str, complaint: str, tmp_path: Pat
 
     with pytest.raises(judge.JudgeError, match=re.escape(complaint)):
         judge.play([named("wedges on two hosts at once")], [rules])
+
+
+def test_a_promtool_that_comes_to_no_end_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = tmp_path / "promtool"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(parts, "find", lambda _: hangs)
+    monkeypatch.setattr(judge, "TIMEOUT_S", 0.2)
+
+    with pytest.raises(judge.JudgeError, match=re.escape(f"{hangs} did not end within 0.2 s and was killed")):
+        judge.play([replace(named("wedges on two hosts at once"), plays_s=60)])
 
 
 @pytest.mark.parametrize(
@@ -524,7 +546,7 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("of: w", "of: v", "a.yaml:5: of: nobody is called 'v'; wanted is one of: a, w"),
         ("  verdict:", "  told: {alert: A, of: w, due: 6m}\n  verdict:", "a.yaml:5: alert: 'A' is none of: Gpuwarden"),
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: a, due: 6m}\n  verdict:",
-         "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
+         "a.yaml:5: of: no worker or server is called 'a'; wanted is one of: w"),
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: w, since: 6m}\n  verdict:",
          "a.yaml:5: due: None is no time"),
         ("0s: loads", "works_in: thread, 0s: loads", "works_in: 'thread' will not do (it is none of: child, orphan)"),
