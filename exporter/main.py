@@ -4,17 +4,15 @@ import gc
 import os
 import signal
 import stat
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
-from pydantic import ValidationError
 
 from exporter.answered import AnsweredFile
 from exporter.doorkeeper import Doorkeeper
@@ -24,8 +22,8 @@ from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
-from exporter.settings import Settings
-from exporter.sources import drm, kubelet, nvidia_host, nvml_library, simulated
+from exporter.settings_process import read
+from exporter.sources import drm, kubelet, nvidia_host, nvml_library
 from exporter.sources.driver_parent import Apart
 from exporter.sources.driver_process import Driver
 from exporter.sources.engines import Engines, Sought
@@ -39,7 +37,9 @@ from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import host_key
-from gpuwarden.settings import complaints, given
+
+if TYPE_CHECKING:  # it brings pydantic, for which a process that stays has no use
+    from exporter.settings import Settings
 
 log: Final = structlog.get_logger("exporter")
 
@@ -56,18 +56,13 @@ some thousands, none of them in one, and to look through them twice in each look
 
 def command(argv: list[str]) -> int:
     """`gpuwarden exporter`."""
-    try:
-        settings = given(Settings, argv)
-    except ValidationError as error:
-        for line in complaints(error, Settings):
-            print(f"gpuwarden exporter: error: {line}", file=sys.stderr)
-        return 2
+    settings = read(argv)
     logs.configure(level=settings.log_level)
     serve(settings)
     return 0
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: "Settings") -> None:
     """Publish until SIGTERM or SIGINT.
 
     Raises:
@@ -157,7 +152,7 @@ def serve(settings: Settings) -> None:
         log.info("exporter stopped")
 
 
-def engines_of(settings: Settings) -> dict[str, Listener]:
+def engines_of(settings: "Settings") -> dict[str, Listener]:
     """What listens to each engine that the settings name, by kind.
 
     Raises:
@@ -170,7 +165,7 @@ def engines_of(settings: Settings) -> dict[str, Listener]:
     return asked
 
 
-def sought_by(settings: Settings) -> dict[str, Sought]:
+def sought_by(settings: "Settings") -> dict[str, Sought]:
     """What is to be asked from when it is there, by kind."""
     sought = {}
     if settings.docker == "auto":
@@ -181,14 +176,14 @@ def sought_by(settings: Settings) -> dict[str, Sought]:
     return sought
 
 
-def _engine(settings: Settings, kind: str, base_url: str) -> Listener:
+def _engine(settings: "Settings", kind: str, base_url: str) -> Listener:
     # Docker's client takes a fifth of this process's memory, which a host without an engine has no use for.
     from exporter.sources.containers import EngineContainers  # noqa: PLC0415
 
     return EngineContainers(base_url, settings.dir, kind=kind)
 
 
-def pods_of(settings: Settings) -> Pods:
+def pods_of(settings: "Settings") -> Pods:
     """What reads this node's pods.
 
     Raises:
@@ -228,8 +223,11 @@ class _GpuSource:
     driver: Apart | None = None
 
 
-def _gpu_source(settings: Settings) -> _GpuSource:
+def _gpu_source(settings: "Settings") -> _GpuSource:
     if settings.simulate_gpu is not None:
+        # What checks the file brings pydantic, for whose memory a host with real GPUs has no use.
+        from exporter.sources import simulated  # noqa: PLC0415
+
         return _GpuSource(
             read=partial(simulated.read, settings.simulate_gpu),
             tell=partial(log.warning, "GPUs are simulated", file=str(settings.simulate_gpu)),
@@ -249,7 +247,7 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
 
 
-def _drm_source(settings: Settings) -> _GpuSource:
+def _drm_source(settings: "Settings") -> _GpuSource:
     """AMD's and Intel's GPUs, where there are any.
 
     Raises:

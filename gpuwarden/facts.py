@@ -13,11 +13,13 @@ Pure: text in, values out.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Final, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gpuwarden.errors import GpuwardenError
+
+if TYPE_CHECKING:  # what reads the facts needs it; the exporter, which renders them, is to be small
+    from pydantic import TypeAdapter
 
 
 class FactsError(GpuwardenError):
@@ -28,7 +30,7 @@ class FactsError(GpuwardenError):
 class ContainerFacts:
     """One container at one moment, whoever lives in it, and what the driver lists on the host's GPUs."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"strict": True, "allow_inf_nan": False}
 
     host: str
     sample_age_s: float
@@ -112,7 +114,7 @@ class WorkerFacts(ContainerFacts):
 class TenantFacts:
     """One container's part in one GPU's memory, at one moment."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"strict": True}
 
     container: str
     incarnation: str
@@ -127,7 +129,7 @@ class TenantFacts:
 class CardFacts:
     """One GPU's memory, at one moment, and every container that has a part in it."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"strict": True}
 
     gpu: str
     # Null where the driver does not say.
@@ -172,8 +174,6 @@ class ServerFacts(ContainerFacts):
 
 
 _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
-_WORKER: Final = TypeAdapter(WorkerFacts)
-_SERVER: Final = TypeAdapter(ServerFacts)
 
 
 def render(facts: ContainerFacts) -> str:
@@ -187,7 +187,7 @@ def parse(text: str) -> WorkerFacts:
     Raises:
         FactsError: a field is missing, of another type, or no finite number; the message names the first.
     """
-    return _parse(_WORKER, text)
+    return _parse(WorkerFacts, text)
 
 
 def parse_server(text: str) -> ServerFacts:
@@ -196,12 +196,21 @@ def parse_server(text: str) -> ServerFacts:
     Raises:
         FactsError: as `parse`.
     """
-    return _parse(_SERVER, text)
+    return _parse(ServerFacts, text)
 
 
-def _parse(wanted: TypeAdapter[_Facts], text: str) -> _Facts:
+@cache
+def _readers() -> "dict[type, TypeAdapter[Any]]":
+    from pydantic import TypeAdapter  # noqa: PLC0415 - as above
+
+    return {each: TypeAdapter(each) for each in (WorkerFacts, ServerFacts)}
+
+
+def _parse(wanted: type[_Facts], text: str) -> _Facts:
+    from pydantic import ValidationError  # noqa: PLC0415 - as above
+
     try:
-        return wanted.validate_json(text)
+        found: _Facts = _readers()[wanted].validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
@@ -212,3 +221,4 @@ def _parse(wanted: TypeAdapter[_Facts], text: str) -> _Facts:
         else:
             because = f"cannot be read: {first['msg']}"
         raise FactsError(f"the exporter's evidence {because}") from None
+    return found

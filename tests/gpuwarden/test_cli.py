@@ -80,7 +80,7 @@ def test_what_a_command_loads_is_hardly_looked_through_for_garbage(
     [
         pytest.param(["worker", "--help"], "gpuwarden.queue", id="a worker"),
         pytest.param(["status", "--help"], "remediator.ledger", id="the status"),
-        pytest.param(["exporter", "--help"], "exporter.settings", id="an exporter"),
+        pytest.param(["exporter", "--help"], "exporter.sampler", id="an exporter"),
         pytest.param(["remediator", "execute", *NOWHERE], "remediator.executing", id="an executor"),
         pytest.param(
             ["remediator", "serve", *NOWHERE[:4], "--token-file", "/nowhere/token"],
