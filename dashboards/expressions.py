@@ -60,7 +60,8 @@ def with_identity(expression: str) -> str:
         f"{expression}"
         f" * on ({slot}) group_left (job_class, model) topk by ({slot}) (1, gpuwarden_job_info{{{WORKER}}})"
         f" * on ({slot}) group_left (job_id, attempt)"
-        f' count_values without () ("job_id", topk by ({slot}) (1, gpuwarden_job_id{{{WORKER}}}))'
+        f' count_values without () ("job_id",'
+        f" gpuwarden_job_id{{{WORKER}}} and topk by ({slot}) (1, timestamp(gpuwarden_job_id{{{WORKER}}})))"
         f" * on ({slot}) group_left (phase) topk by ({slot}) (1, gpuwarden_job_phase{{{WORKER}}})"
     )
 

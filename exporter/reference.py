@@ -67,13 +67,13 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_job_step_mean_seconds": f"{NO_JOB}, or it has done fewer than two steps",
     "gpuwarden_job_step_max_seconds": f"{NO_JOB}, or it has done fewer than two steps",
     "gpuwarden_job_items": NO_JOB,
-    "gpuwarden_job_beat_age_seconds": f"{NO_JOB}, it is not armed yet, or {UNKNOWN_AGE}",
+    "gpuwarden_job_beat_age_seconds": f"{NO_JOB}; NaN while it is not armed yet, or {UNKNOWN_AGE}",
     "gpuwarden_job_beat_timestamp_seconds": f"{NO_JOB}, or it is not armed yet",
     "gpuwarden_job_stall_timeout_seconds": f"as `gpuwarden_worker_info`; NaN where the worker runs no job, while the "
     f"stall condition does not police it, or {DEAD}",
-    "gpuwarden_job_stuck_after_seconds": "its job has no stall timeout, or is one rank of a gang; NaN while "
-    f"`gpuwarden_job_stall_timeout_seconds` is, `--stuck-steps` is 0, it has done fewer than {STEPS_MIN} steps, or, in "
-    f"another phase than `step` for which it asked no patience, has been there fewer than {STAYS_MIN} times before, "
+    "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_worker_info`; NaN while "
+    "`gpuwarden_job_stall_timeout_seconds` is, it is one rank of a gang, `--stuck-steps` is 0, it has done fewer than "
+    f"{STEPS_MIN} steps, or, in another phase than `step` for which it asked no patience, has been there fewer than {STAYS_MIN} times before, "
     "however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_gang_rank_info": NO_RANK,

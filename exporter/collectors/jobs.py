@@ -139,9 +139,9 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
 def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_job_beat_age_seconds",
-        "Time since the attempt's last beat, by CLOCK_BOOTTIME; absent until it is armed.",
+        "Time since the attempt's last beat, by CLOCK_BOOTTIME; NaN until it is armed.",
         _SLOT,
-        ((row.key, row.beat_age_s) for row in rows),
+        ((row.key, or_nan(row.beat_age_s)) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
     )
     yield gauge(
@@ -170,27 +170,25 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
     So it is of a worker that waits for a job, or its last one would be accused whose figures Prometheus repeats.
     """
 
-    def limits(of: list[_Row], limit_s: Callable[[JobFile, Pauses], float | None]) -> Iterator[Row]:
-        for row in of:
+    def limits(limit_s: Callable[[JobFile, Pauses], float | None]) -> Iterator[Row]:
+        for row in rows:
             yield row.key, or_nan(limit_s(row.job, row.pauses) or None if row.policed else None)
         yield from ((key, math.nan) for key in waiting)
 
     patience = snapshot.patience
     on_gpu = [row for row in rows if row.policed and row.job.job_class.uses_gpu]
-    # Where no stall is looked for at all, and of one rank of several, these never tell of anything.
-    alone = [row for row in rows if row.job.stall_timeout_s and row.job.ranks <= 1]
     yield gauge(
         "gpuwarden_job_budget_seconds",
         "Wall-clock budget of one attempt; NaN where it has none.",
         _SLOT,
-        limits(rows, lambda job, _: job.budget_s),
+        limits(lambda job, _: job.budget_s),
         source="job file",
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
         "Silence the job is allowed in its phase once armed; NaN while the stall condition does not police the job.",
         _SLOT,
-        limits(rows, lambda job, _: patience.silence_s(job)),
+        limits(lambda job, _: patience.silence_s(job)),
         source="job file, and for its phase `--load-patience-s` and its like",
     )
     yield gauge(
@@ -198,7 +196,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
         "step it has taken, or in a phase that owes no steps than any earlier stay there.",
         _SLOT,
-        limits(alone, patience.stuck_after_s),
+        limits(patience.stuck_after_s),
         source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
     )
     yield gauge(
@@ -206,7 +204,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
         "beat, for rates of work show late.",
         _SLOT,
-        limits(alone, patience.stuck_still_s),
+        limits(patience.stuck_still_s),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`",
     )
     yield gauge(
@@ -214,7 +212,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
         "allowed; NaN for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        limits(rows, lambda job, _: patience.window_s(job, snapshot.health_window_s)),
+        limits(lambda job, _: patience.window_s(job, snapshot.health_window_s)),
         source="`--health-window-s`, and the job's patience where that is longer",
     )
     yield gauge(

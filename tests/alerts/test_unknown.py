@@ -44,7 +44,6 @@ AS_IT_IS: Final = {
     "gpuwarden_job_elapsed_seconds": "a repeat does not grow, and after the reboot that ends it all begins anew",
     "gpuwarden_job_phase_age_seconds": "likewise",
     "gpuwarden_worker_heartbeat_age_seconds": "likewise",
-    "gpuwarden_job_beat_age_seconds": "likewise; who has not beaten yet loads, and has to do no work for 300 s",
     "gpuwarden_job_health_grace_seconds": "it asks for more time, and is nothing without the window",
     "gpuwarden_worker_heartbeat_other_boot": "it is told of each worker",
     "gpuwarden_worker_dead_after_seconds": "likewise",

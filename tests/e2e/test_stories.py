@@ -44,7 +44,7 @@ class Played:
 def played(work: Path, engine: Engine) -> Iterator[Played]:
     with stage(work, engine, SLOTS, armed=True, curves_s=CURVES_S) as scene:
         before = scene.start_workers()
-        told = "count(count by (container) (gpuwarden_container_gpu_memory_bytes))"
+        told = "count(count by (container) (gpuwarden_container_gpu_memory_bytes >= 0))"
         eventually(
             lambda: [each["value"][1] for each in scene.chain.query(told)] == [str(len(SLOTS))],
             within_s=60,
