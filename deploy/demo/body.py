@@ -37,7 +37,7 @@ class Script:
 
     After its first step, its process's wall clock is set by `clock_step_s`. With `eval_every` it evaluates after every
     so many steps, for as long as a step takes, or for `slow_s` after `slow_eval`; where it wedges after such a step, it
-    wedges while it evaluates.
+    wedges while it evaluates. Of a gang each rank does all of that, but for `spared_rank`, which never wedges.
     """
 
     picture: str
@@ -50,6 +50,7 @@ class Script:
     wedge_after_step: int = 0
     wedge_with_gil: bool = True
     wedge_spins: bool = False
+    spared_rank: int | None = None
     slow_step: int = 0
     slow_s: float = 0.0
     eval_every: int = 0
@@ -80,7 +81,7 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
         wedge(with_gil=False)
 
     def work() -> None:
-        wedges = job.attempt <= script.wedge_attempts
+        wedges = job.attempt <= script.wedge_attempts and job.rank != script.spared_rank
         current = picture
         if wedges and script.wedge_after_step == 0:
             wedge(with_gil=script.wedge_with_gil)
