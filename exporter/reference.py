@@ -73,8 +73,8 @@ ABSENT: Final[Mapping[str, str]] = {
     f"stall condition does not police it, or {DEAD}",
     "gpuwarden_job_stuck_after_seconds": "as `gpuwarden_worker_info`; NaN while "
     "`gpuwarden_job_stall_timeout_seconds` is, it is one rank of a gang, `--stuck-steps` is 0, it has done fewer than "
-    f"{STEPS_MIN} steps, or, in another phase than `step` for which it asked no patience, has been there fewer than {STAYS_MIN} times before, "
-    "however many steps it has done",
+    f"{STEPS_MIN} steps, or, in another phase than `step` for which it asked no patience, has been there fewer than "
+    f"{STAYS_MIN} times before, however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     "gpuwarden_gang_rank_info": NO_RANK,
     "gpuwarden_gang_rank_attempt": NO_RANK,

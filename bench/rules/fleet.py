@@ -6,6 +6,7 @@ once; the jobs of a fleet do not change all at once, for each worker is somewher
 each host runs one whose ranks are its workers, and which they begin together.
 """
 
+import math
 import re
 import uuid
 from collections.abc import Iterator
@@ -145,6 +146,8 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
 
 
 def _kind(name: str, value: float) -> str:
+    if math.isnan(value):
+        return "stays"
     if name in _OF_THE_JOB:
         return _OF_THE_JOB[name]
     if name == "gpuwarden_job_id":

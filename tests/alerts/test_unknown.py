@@ -58,13 +58,20 @@ AS_IT_IS: Final = {
 """What else acting rules ask of an exporter, and why a repeat of it, where it is told no more, accuses nobody."""
 
 
+NEVER_BEAT: Final = {
+    ("GpuwardenJobUnhealthy", "gpuwarden_job_beat_age_seconds"),
+    ("GpuwardenJobGpuLost", "gpuwarden_job_beat_age_seconds"),
+}
+"""Whom a beat excuses, and who is judged by the rest where there was none: NaN there is a job that has not beaten."""
+
+
 def operands() -> Iterator[tuple[str, str]]:
     """Each condition that compares durations, with each series of those that it compares."""
     for alert, wedge in WEDGES.items():
         names = [name for name, *_ in (*wedge.grow, *wedge.stay)]
         if alert in PHASES:
             names.append(PHASES[alert][0])
-        yield from ((alert, name) for name in names if name in NAN)
+        yield from ((alert, name) for name in names if name in NAN and (alert, name) not in NEVER_BEAT)
     yield from (("GpuwardenVramVictim", name) for name, *_ in VRAM if name in NAN)
 
 

@@ -203,16 +203,15 @@ def test_of_gpus_nothing_is_told_where_there_is_none_and_nan_where_it_is_unknown
     assert found == [idle, lost]
 
 
-def test_beat_series_are_absent_until_the_job_is_armed() -> None:
-    def beats(sighting: WorkerSighting) -> list[str]:
+def test_a_beat_has_no_age_and_no_time_until_the_job_is_armed() -> None:
+    def beats(sighting: WorkerSighting) -> list[list[float | None]]:
         text = golden.scraped(build.snapshot(sighting))
-        return sorted({name for name, _ in series(text) if "_beat_" in name})
+        return [told(text, f"gpuwarden_job_beat_{name}_seconds") for name in ("age", "timestamp")]
 
-    assert beats(build.sighting(job=build.job_file(beat=None))) == []
-    assert beats(build.sighting(job=build.job_file(beat=build.ago(3)))) == [
-        "gpuwarden_job_beat_age_seconds",
-        "gpuwarden_job_beat_timestamp_seconds",
-    ]
+    armed = build.ago(3)
+
+    assert beats(build.sighting(job=build.job_file(beat=None))) == [[None], []]
+    assert beats(build.sighting(job=build.job_file(beat=armed))) == [[3.0], [armed.unix_s]]
 
 
 def test_a_beat_of_before_the_reboot_has_a_time_and_no_age() -> None:
@@ -220,7 +219,7 @@ def test_a_beat_of_before_the_reboot_has_a_time_and_no_age() -> None:
 
     text = golden.scraped(build.snapshot(beaten))
 
-    assert values(text, "gpuwarden_job_beat_age_seconds") == []
+    assert told(text, "gpuwarden_job_beat_age_seconds") == [None]
     assert len(values(text, "gpuwarden_job_beat_timestamp_seconds")) == 1
 
 
@@ -297,7 +296,7 @@ def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_ma
     assert len(values(text, "gpuwarden_gang_rank_info", gang="7/night", rank="2", job_id="7", attempt="1")) == 1
     assert values(text, "gpuwarden_gang_ranks", gang="7/night") == [4.0]
     assert values(text, "gpuwarden_gang_rank_attempt", gang="7/night", rank="2") == [1.0]
-    assert values(text, "gpuwarden_job_stuck_after_seconds") == []
+    assert told(text, "gpuwarden_job_stuck_after_seconds") == [None]
 
 
 @pytest.mark.parametrize(

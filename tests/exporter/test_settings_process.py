@@ -66,7 +66,7 @@ def test_no_setting_changes_afterwards() -> None:
     [
         (["--port=x"], None, "error: 'x' will not do for --port (or GPUWARDEN_EXPORTER_PORT): Input should be a valid"),
         ([], "70000", "error: '70000' will not do for --port (or GPUWARDEN_EXPORTER_PORT): Input should be less than"),
-        (["--pods=api"], None, "error: Value error, --pods api needs --node-name"),
+        (["--pods=api"], None, "error: --pods api needs --node-name"),
         (["--nonsense"], None, "usage: gpuwarden exporter [-h]"),
     ],
     ids=["an option", "a variable", "two together", "no option"],

@@ -9,20 +9,20 @@ from gpuwarden.cli import main
 COMMANDS = ("exporter", "remediator serve", "remediator execute", "worker")
 
 
-def told(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+def told(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """The whole of it, each option in one line."""
     monkeypatch.setenv("COLUMNS", "2000")
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
     assert end.value.code == 0
-    return capsys.readouterr().out
+    return capfd.readouterr().out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_tells_of_its_options_in_words_of_python(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says = told(command, capsys, monkeypatch)
+    says = told(command, capfd, monkeypatch)
 
     assert (
         re.findall(r"\w+\[[\w,.]+\]|default factory: \w+|\(default: (?:None|\(\))?\)| (?:str|int|float|Path)\b", says)
@@ -32,11 +32,11 @@ def test_no_command_tells_of_its_options_in_words_of_python(
 
 
 def test_what_an_option_takes_and_its_default_are_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GPUWARDEN_DIR", raising=False)
 
-    says = told("exporter", capsys, monkeypatch)
+    says = told("exporter", capfd, monkeypatch)
 
     assert re.search(r"--dir PATH .*\(default: /run/gpuwarden\)\n", says)
     assert re.search(r"--port N .*\(default: 29835\)\n", says)
