@@ -412,10 +412,13 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
-    """GPU memory used beyond the processes on its list; `None` when either is unknown."""
+    """GPU memory used beyond the processes on its list, so that with theirs it adds up; `None` when either is unknown.
+
+    Less than 0 where its driver tells more of them together than is in use: memory that they share counts for each.
+    """
     if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
-    return max(0, gpu.memory_used_bytes - gpu.listed_bytes)
+    return gpu.memory_used_bytes - gpu.listed_bytes
 
 
 def suspicion(

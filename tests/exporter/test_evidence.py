@@ -856,8 +856,8 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
         pytest.param(
             build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
             -0.25,
-            0,
-            id="they are told to do more than it does",
+            -20,
+            id="they are told to do and to hold more than it does and has in use",
         ),
         pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
         pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
