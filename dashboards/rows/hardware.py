@@ -134,7 +134,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Container RAM",
-        reads="RAM charged to each container, page cache included: the figure that the still time watches.",
+        reads="RAM charged to each container, page cache included: the figure that the still time watches. Of a worker "
+        "in no container what its processes hold, of which shared pages count once for each.",
         unit="bytes",
         queries=(
             Query(expr=each("max", CONTAINER, "gpuwarden_container_memory_bytes", where=HOST), legend=_BY_CONTAINER),
