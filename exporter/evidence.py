@@ -356,10 +356,7 @@ def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, th
     """
     if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
         return True
-    return any(
-        _may_be_on(gpu, pids, readings) or (beyond := _beyond_at_most(gpu)) is None or beyond > thresholds.idle_ratio
-        for gpu in readings.gpus
-    )
+    return any(_may_be_on(gpu, pids, readings) or _may_work(gpu, thresholds) for gpu in readings.gpus)
 
 
 def _beyond_at_most(gpu: Gpu) -> float | None:
@@ -423,10 +420,13 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
-    """GPU memory used beyond the processes on its list; `None` when either is unknown."""
+    """GPU memory used beyond the processes on its list, so that with theirs it adds up; `None` when either is unknown.
+
+    Less than 0 where its driver tells more of them together than is in use: memory that they share counts for each.
+    """
     if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
-    return max(0, gpu.memory_used_bytes - gpu.listed_bytes)
+    return gpu.memory_used_bytes - gpu.listed_bytes
 
 
 def suspicion(
@@ -1179,14 +1179,21 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     ratio, size, busiest = (None, None, None) if others else _sums(gpu, pids)
     reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
-    if attributed is False:  # a 0 would say that it does nothing, which is what nobody knows
+    if attributed is not True:  # a 0 would say that it does nothing, which is what nobody knows
         ratio = ratio or None
-        if not size and reason is not None and reason.reason == UNATTRIBUTED and _may_be_held(gpu, thresholds):
+        hidden = _may_work(gpu, thresholds) if told else reason is not None and reason.reason == UNATTRIBUTED
+        if not size and hidden and _may_be_held(gpu, thresholds):
             size = None  # who does that work holds memory, and is on no list
     evicted_s = None
     if gpu.evictions_told and gpu.processes is not None:
         evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
     return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s, None if busiest == ratio else busiest), reason
+
+
+def _may_work(gpu: Gpu, thresholds: Thresholds) -> bool:
+    """Whether a GPU may do more than idle for somebody on no list, as at a first look, which has nothing to compare."""
+    beyond = _beyond_at_most(gpu)
+    return beyond is None or beyond > thresholds.idle_ratio
 
 
 def _may_be_held(gpu: Gpu, thresholds: Thresholds) -> bool:

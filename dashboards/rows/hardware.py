@@ -83,7 +83,8 @@ PANELS: Final = (
     Panel(
         title="GPU memory of no container",
         reads="GPU memory held by no process on the GPU's list, which is the driver's own share, or a tenant that it "
-        "hides; and by processes on the list that are in no container. With the containers' it is all that is in use.",
+        "hides; and by processes on the list that are in no container. With the containers' it is all that is in use: "
+        "below 0 is by how much its processes are told to hold more.",
         unit="bytes",
         queries=(
             Query(
@@ -133,7 +134,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Container RAM",
-        reads="RAM charged to each container, page cache included: the figure that the still time watches.",
+        reads="RAM charged to each container, page cache included: the figure that the still time watches. Of a worker "
+        "in no container what its processes hold, of which shared pages count once for each.",
         unit="bytes",
         queries=(
             Query(expr=each("max", CONTAINER, "gpuwarden_container_memory_bytes", where=HOST), legend=_BY_CONTAINER),

@@ -41,7 +41,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     for name, help_text, value, source in (
         (
             "memory_bytes",
-            "RAM charged to the container's cgroup, page cache included.",
+            "RAM charged to its cgroup, page cache included; of kind `process` its processes', shared pages for each.",
             "ram_bytes",
             "cgroup `memory.current`, or `memory.usage_in_bytes` of version 1; `/proc/PID/statm` for kind `process`",
         ),

@@ -102,7 +102,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_memory_bytes",
-        "GPU memory held by no process on its list.",
+        "GPU memory held by no process on its list. Less than 0 is by how much its processes are told to hold more "
+        "than is in use.",
         _GPU,
         (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
         source="the GPU's memory in use less that of all its listed processes, at each look",

@@ -189,7 +189,7 @@ class NvmlGpus:
         )
 
     def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:
-        # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
+        # The second version tells apart what the driver keeps for itself, which the first counts as used.
         memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
         ratio: float | None = None
         processes: tuple[GpuProcess, ...] | None = None

@@ -856,8 +856,8 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
         pytest.param(
             build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
             -0.25,
-            0,
-            id="they are told to do more than it does",
+            -20,
+            id="they are told to do and to hold more than it does and has in use",
         ),
         pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
         pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
@@ -1005,6 +1005,21 @@ def test_utilisation_adds_up_whatever_is_told_of_each(
             id="another is not measured, and the list says who holds memory",
         ),
         pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.4, memory_used_bytes=2 * 2**30),
+            (None, None),
+            id="another is not measured, and somebody on no list holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.05, memory_used_bytes=2 * 2**30),
+            (None, 0),
+            id="another is not measured, of a GPU at rest: the memory that nobody holds is its driver's",
+        ),
+        pytest.param(
+            build.gpu(0, utilization_ratio=None, memory_used_bytes=2 * 2**30),
+            (None, None),
+            id="nobody knows whether the GPU works, and somebody on no list holds memory",
+        ),
+        pytest.param(
             build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="nobody tells what is done on it"
         ),
     ],
@@ -1015,6 +1030,22 @@ def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float
     (share,) = use.shares
     assert (share.utilization_ratio, share.memory_bytes) == told
     assert not (share.attributed is False and 0 in told[:1])
+
+
+def test_a_look_that_cannot_compare_leaves_no_peak_of_nothing_behind() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    unmeasured = build.process(OTHER_PID, None, 9)
+
+    def look(now_s: float, other: GpuProcess) -> ContainerEvidence:
+        gpu = build.gpu(0, other, utilization_ratio=0.4, memory_used_bytes=2 * 2**30)
+        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    first = look(1.0, unmeasured)
+    second = look(2.0, build.process(OTHER_PID, 0.0, 9))
+
+    assert [each.shares[0].memory_bytes for each in (first, second)] == [None, None]
+    assert (first.peak_bytes, second.peak_bytes) == ({}, {})
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,14 @@ def test_processes_of_all_lists_are_there_once(gpus: NvmlGpus, driver_here: Driv
     assert [(each.pid, each.memory_bytes) for each in processes] == [(7, GIB), (8, GIB), (9, 10), (10, 20)]
 
 
+def test_memory_that_the_driver_keeps_is_of_the_whole_and_not_free(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(size_bytes=16 * GIB, used_bytes=2 * GIB, reserved_bytes=GIB))
+
+    told = only(gpus.read())
+
+    assert (told.memory_size_bytes, told.memory_used_bytes, told.memory_free_bytes) == (16 * GIB, 2 * GIB, 13 * GIB)
+
+
 def test_memory_that_the_driver_does_not_tell_is_unknown_not_zero(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: NOT_AVAILABLE}))
 

@@ -64,6 +64,7 @@ class Card:
     name: str = "Test GPU"
     size_bytes: int = 16 * 2**30
     used_bytes: int = 0
+    reserved_bytes: int = 0
     utilization: int = 0
     mig: bool = False
     instances: tuple[Instance, ...] = ()
@@ -79,6 +80,7 @@ class Card:
         lists = {"compute": self.compute, "graphics": self.graphics, "mps": self.mps}
         return [
             f"gpu {index} {self.uuid} {self.size_bytes} {self.used_bytes} {self.utilization} {self.name}",
+            *([f"reserved {index} {self.reserved_bytes}"] if self.reserved_bytes else []),
             *([f"mig {index}"] if self.mig else []),
             *(f"{kind} {index} {pid} {size}" for kind, found in lists.items() for pid, size in found.items()),
             *(

@@ -9,6 +9,7 @@
  *
  *     session NUMBER                                   another number: the driver was loaded anew, initialise first
  *     gpu GPU UUID TOTAL USED UTILIZATION NAME         bytes and percent; the name may have blanks
+ *     reserved GPU BYTES                               of its memory, kept for the driver and neither used nor free
  *     mig GPU                                          it is in MIG mode; without this line MIG is not supported
  *     instance GPU NUMBER DEVICE GI CI                 so cut, this is its instance of that number, itself told of in
  *                                                      lines of a GPU from 100 on
@@ -267,14 +268,15 @@ static int describe(void *device, const char *function, char *uuid, Memory *memo
 {
     int failed = begin(gpu_of(device), function);
     const char *rest = failed ? 0 : find(script, "gpu ", gpu_of(device));
+    const char *reserved = failed || !memory ? 0 : find(script, "reserved ", gpu_of(device));
     char unread[96];
-    u64 total, used, busy;
+    u64 total, used, busy, kept = reserved ? number(&reserved) : 0;
     if (!rest)
         return failed ? failed : INVALID_ARGUMENT;
     text(&rest, uuid ? uuid : unread, uuid ? size : sizeof unread, ' ');
     total = number(&rest), used = number(&rest), busy = number(&rest);
     if (memory)
-        memory->total = total, memory->reserved = 0, memory->used = used, memory->free = total - used;
+        memory->total = total, memory->reserved = kept, memory->used = used, memory->free = total - kept - used;
     if (rates)
         rates->gpu = (u32)busy, rates->memory = 0;
     if (name)
