@@ -42,7 +42,7 @@ CAUGHT: Final = {
     "node: blind or not": "falls silent while Prometheus is down",
     "node: what it repeats of others is seen": "was cut off for a minute just before Prometheus was down",
     "vram: victim: nobody stays picked": "is level with another",
-    "stall: two identities are let through": "is on its next job, which wedges, when Prometheus",
+    "stall: the attempt before is still named": "is on its next job, which wedges, when Prometheus",
     "stall: the work is asked for in the phase before as well": "wedges in a driver call that spins, having loaded",
     "server: one incarnation is as new as another": "was started anew while Prometheus was down",
     "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
