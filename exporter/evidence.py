@@ -116,10 +116,10 @@ WORK_WINDOW_S: Final = 10.0
 """Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
 look at the queue, comes in bursts."""
 
-STARTS_OFTEN: Final = 5
-"""In how many looks of `WORK_WINDOW_S` processes may start of whose start nothing counts. A health check makes two at
-most each time, of its shell and of what that runs, and is asked every 10 s (Kubernetes) or 30 s (Docker) unless told
-otherwise; who has each item done by a process of its own, and does not wait for them, starts some in most looks.
+STARTS_OFTEN: Final = 0.5
+"""In which share of the looks of `WORK_WINDOW_S` processes may start of whose start nothing counts. A health check
+makes two at most each time, of its shell and of what that runs, and is asked every 10 s (Kubernetes) or 30 s (Docker)
+unless told otherwise; who has each item done by a process of its own, and does not wait for them, starts some in most.
 Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Probe,
 https://docs.docker.com/reference/dockerfile/#healthcheck"""
 
@@ -1006,22 +1006,25 @@ class _Starts:
     A container's health check is none of its job's work, and to link and import what it asks with costs it 600 page
     faults (curl) to thousands (Python). Its engine starts it and waits for it, from outside. Whoever starts processes
     for the job itself waits for them, and then all that they did is in his own figures (proc_pid_stat(5): cutime).
-    Where some start in more than `STARTS_OFTEN` looks of `WORK_WINDOW_S` nobody may wait for them, and all counts.
+    Where some start in a greater share of the looks than `STARTS_OFTEN` nobody may wait for them, and all counts.
     """
 
     def __init__(self) -> None:
         self._new: frozenset[int] = frozenset()
-        self._started_s: deque[float] = deque()
+        self._looks: deque[tuple[float, bool]] = deque()
 
     def left_out(self, new: frozenset[int], now_s: float) -> frozenset[int]:
         """Those of whom nothing counts that they have done by this look, of which some are `new`."""
         starting, self._new = (self._new | new if new else self._new), new
-        if new:
-            self._started_s.append(now_s)
-        while self._started_s and now_s - self._started_s[0] >= WORK_WINDOW_S:
-            self._started_s.popleft()
-        return frozenset() if len(self._started_s) > STARTS_OFTEN else starting
+        self._looks.append((now_s, bool(new)))
+        while now_s - self._looks[0][0] >= WORK_WINDOW_S:
+            self._looks.popleft()
+        often = sum(some for _, some in self._looks) > STARTS_OFTEN * max(len(self._looks), LOOKS_MIN)
+        return frozenset() if often else starting
 
+
+LOOKS_MIN: Final = 3
+"""Where there were fewer, the share is that of so many: one look with a start, of two, may be a health check's."""
 
 _NOTHING: Final = ProcessWork(start_ticks=0, io_bytes=0, faults=0, cpu_s=0.0)
 

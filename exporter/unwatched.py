@@ -49,6 +49,9 @@ class UnwatchedHistory:
                     new.append(Unwatched(gpu=gpu.uuid, number=gpu.number, figures=added, because=gpu.unknown))
             elif seen and gpu.lost is not False:
                 seen.update(dict.fromkeys(seen, now_s))
+        for uuid in readings.gone.values():  # lost, and listed no more
+            if refused := self._seen_s.get(uuid):
+                refused.update(dict.fromkeys(refused, now_s))
         return tuple(new), () if readings.failed else self._over(now_s)
 
     def _over(self, now_s: float) -> tuple[str, ...]:

@@ -337,6 +337,10 @@ def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer
         says = error.strerror or str(error)
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             says += ": give --listen an address of this host, or 0.0.0.0 for all of them"
+        elif error.errno == errno.EAFNOSUPPORT:
+            says += ": this host has no IPv6: give --listen an address of IPv4, or 0.0.0.0 for all of them"
+        elif error.errno == errno.EACCES:
+            says += ": give a --port of 1024 or more, which needs no root"
         raise PortTakenError(f"cannot listen on {where}: {says}") from None
     bound.door = door
     return bound

@@ -91,7 +91,10 @@ def engine(found: str, *, words: Collection[str]) -> str:
         return found
     try:
         parts = urlsplit(found)
-        listens = bool(parts.path.strip("/")) and not parts.netloc if parts.scheme == "unix" else bool(parts.port)
+        if parts.scheme == "unix":
+            listens = found.startswith("unix://") and bool(parts.path.strip("/")) and not parts.netloc
+        else:  # Docker's client refuses the rest
+            listens = bool(parts.port) and not (parts.query or parts.fragment or parts.username)
     except ValueError:  # a port that is none, or half an IPv6 address
         listens = False
     if listens and parts.scheme in ("unix", "tcp", "http", "https"):

@@ -143,7 +143,9 @@ def _listening(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
     where = f"[{address}]:{port}" if ipv6 else f"{address}:{port}"
     try:
-        server = socket.create_server((address, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
+        server = socket.create_server(
+            (address, port), family=family, backlog=2048, dualstack_ipv6=ipv6 and socket.has_dualstack_ipv6()
+        )
         # Made anew from its descriptor, it knows that it is TCP: asyncio turns Nagle's delay off for such sockets only,
         # and with it on every answer waits 40 ms for the client's acknowledgement.
         return socket.socket(fileno=server.detach())
@@ -152,4 +154,8 @@ def _listening(address: str, port: int) -> socket.socket:
         hint = "stop what listens there, or give another --port"
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
+        elif error.errno == errno.EAFNOSUPPORT:
+            hint = "this host has no IPv6: give --listen an address of IPv4, or 0.0.0.0 for all of them"
+        elif error.errno == errno.EACCES:
+            hint = "give a --port of 1024 or more, which needs no root"
         raise GpuwardenError(f"cannot listen on {where} ({because}): {hint}") from None

@@ -81,7 +81,7 @@ def test_killed_while_it_starts_while_idle_and_twice_in_the_middle_of_a_mend_it_
         with its.up() as run:
             eventually(lambda: "did requeue" in its.acts(worker), "the job was requeued", within_s=90, log=run.said)
         with its.up() as run:
-            its.is_mended(worker, job_id, run)
+            its.is_mended(worker, job_id, run, stops_asked=2)  # the executor that was killed, and the next one
             its.needs_nobody()
             assert run.stop() == 0
 

@@ -1566,6 +1566,12 @@ STARTED = {1: worked(), 2: worked(start_ticks=9)}
                      id="five of them in ten seconds could be"),
         pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(6))], (0.0, 26.0, 26.0),
                      id="who starts one in more looks than that works by them"),
+        *(pytest.param([*steady(20), *((gap_s, asked(5000, start_ticks=9 + each)[1]) for each in range(20))],
+                       (0.0, 20 + 20 * gap_s, 20 + 20 * gap_s), id=f"so it does where looks are {gap_s} s apart")
+          for gap_s in (1.5, 2.5, 4.5)),
+        *(pytest.param([*steady(20), *((gap_s, asked(5000, start_ticks=9 + each // often)[1]) for each in range(20))],
+                       (20 + 20 * gap_s,) * 3, id=f"one each {often * gap_s} s could be asking, at looks {gap_s} s")
+          for gap_s, often in ((2.5, 4), (4.5, 3))),
         pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(5)), *steady(5),
                       asked(5000, start_ticks=20)], (32.0, 32.0, 32.0), id="and not in ten seconds any more"),
         pytest.param([(0.0, {1: worked(9000), 2: worked(9000)}), (1.0, {1: worked(9000)})], (1.0, 1.0, 1.0),

@@ -22,6 +22,7 @@ REFUSED = refused(gpu="no_permission")
 LATE = refused("utilisation: Timeout", utilization="timeout")
 NO_MEMORY = refused("utilisation: Timeout; memory: Timeout", utilization="timeout", memory="timeout")
 UNANSWERED = replace(build.gpus(), failed=("gpu",))
+GONE = replace(build.gpus(), gone={"renderD128": "GPU-0"})
 
 
 def told(*looks: Look, every_s: float = 1.0) -> list[str]:
@@ -71,6 +72,7 @@ def test_what_is_refused_is_told_with_its_reason_and_the_drivers_own_words() -> 
         pytest.param([(REFUSED,), *[None] * 70], ["0 GPU-0 gpu"], id="no source answers"),
         pytest.param([(REFUSED,), *[UNANSWERED] * 70], ["0 GPU-0 gpu"], id="its source does not answer"),
         pytest.param([(REFUSED,), *[(replace(WELL, lost=True),)] * 70], ["0 GPU-0 gpu"], id="it is lost"),
+        pytest.param([(REFUSED,), *[GONE] * 70], ["0 GPU-0 gpu"], id="it is lost, and listed no more"),
         pytest.param([(REFUSED,), *[(replace(WELL, lost=None),)] * 70], ["0 GPU-0 gpu"], id="it hangs"),
         pytest.param(
             [(refused(utilization="not_told", memory="asleep", xid="hung"), refused(uuid="GPU-1", gpu="hung"))],
