@@ -22,7 +22,7 @@ REFUSED = refused(gpu="no_permission")
 LATE = refused("utilisation: Timeout", utilization="timeout")
 NO_MEMORY = refused("utilisation: Timeout; memory: Timeout", utilization="timeout", memory="timeout")
 UNANSWERED = replace(build.gpus(), failed=("gpu",))
-GONE = replace(build.gpus(), gone={"renderD128": "GPU-0"})
+GONE = replace(build.gpus(), gone={"renderD128": "GPU-0", "renderD129": "GPU-9"})
 
 
 def told(*looks: Look, every_s: float = 1.0) -> list[str]:
