@@ -27,7 +27,7 @@ from exporter import rendering, testimony
 from exporter.doorkeeper import BusyError, Doorkeeper
 from exporter.readings import NUMBERED, WITH_NODES, Snapshot, SourceHealth
 from exporter.scrape import SNAPSHOT_FRESH_S
-from gpuwarden import __version__, clock, facts
+from gpuwarden import __version__, clock, facts, listening
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 
@@ -333,14 +333,8 @@ def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer
         bound = make_server(listen, port, pages, server_class=server_class, handler_class=_QuietHandler)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(f"{where} is in use: stop what listens there, or give another --port") from None
-        says = error.strerror or str(error)
-        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            says += ": give --listen an address of this host, or 0.0.0.0 for all of them"
-        elif error.errno == errno.EAFNOSUPPORT:
-            says += ": this host has no IPv6: give --listen an address of IPv4, or 0.0.0.0 for all of them"
-        elif error.errno == errno.EACCES:
-            says += ": give a --port of 1024 or more, which needs no root"
+            raise PortTakenError(f"{where} is in use: {listening.hint(error)}") from None
+        says = ": ".join(filter(None, (error.strerror or str(error), listening.hint(error))))
         raise PortTakenError(f"cannot listen on {where}: {says}") from None
     bound.door = door
     return bound

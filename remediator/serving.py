@@ -1,6 +1,5 @@
 """`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
 
-import errno
 import gc
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import Final
 import structlog
 import uvicorn
 
-from gpuwarden import __version__, logs
+from gpuwarden import __version__, listening, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import host_key
 from gpuwarden.stores import existing
@@ -151,11 +150,5 @@ def _listening(address: str, port: int) -> socket.socket:
         return socket.socket(fileno=server.detach())
     except OSError as error:
         because = (error.strerror or str(error)).partition(" (while")[0]  # Python says the address once more there
-        hint = "stop what listens there, or give another --port"
-        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
-        elif error.errno == errno.EAFNOSUPPORT:
-            hint = "this host has no IPv6: give --listen an address of IPv4, or 0.0.0.0 for all of them"
-        elif error.errno == errno.EACCES:
-            hint = "give a --port of 1024 or more, which needs no root"
+        hint = listening.hint(error) or "stop what listens there, or give another --port"
         raise GpuwardenError(f"cannot listen on {where} ({because}): {hint}") from None
