@@ -3,6 +3,7 @@
 import http.client
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,10 @@ def loaded(house: Path, *arguments: object) -> set[str]:
                 told.append(process.stderr.readline())
                 assert told[-1], told
             port = int(told[-1].partition('"port": ')[2].partition(",")[0])  # another line may be in this one
-            for path in ("/metrics", "/", "/-/ready"):
+            for path in ("/metrics", "/"):
                 assert answers(port, path), path
-            eventually(lambda: answers(port, "/evidence?worker=w0"))
+            for path in ("/-/ready", "/evidence?worker=w0"):  # at twenty looks a second one can be late for it
+                eventually(partial(answers, port, path), f"{path} answers")
         finally:
             process.terminate()
         told += process.communicate(timeout=20)[1].splitlines()
