@@ -1246,7 +1246,7 @@ def test_a_silent_job_is_suspected_where_it_is_not_known_to_have_been_quiet_for_
 ) -> None:
     patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
     beat = None if beat_age_s is None else build.ago(beat_age_s)
-    job = {"phase": phase, "beat": beat, "phase_started": build.ago(phase_age_s)}
+    job: dict[str, Any] = {"phase": phase, "beat": beat, "phase_started": build.ago(phase_age_s)}
     silent = beat_age_s is not None and beat_age_s >= 120.0 and phase is not Phase.IDLE
 
     found_s = quiet(place=seen, **job)
