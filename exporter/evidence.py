@@ -467,11 +467,11 @@ def _signs(
     yield _Sign.PHASE, job.phase_started.age_s(now)
     if evidence is None:
         yield _Sign.GPU, None
-        return
-    yield _Sign.GPU, evidence.gpu_lost_s if gpu_lost else evidence.gpu_idle_s
-    yield _Sign.RAM, evidence.ram_still_s
-    if job.phase.counts_work:
-        yield _Sign.WORK, evidence.work_still_s
+    else:
+        yield _Sign.GPU, evidence.gpu_lost_s if gpu_lost else evidence.gpu_idle_s
+        yield _Sign.RAM, evidence.ram_still_s
+        if job.phase.counts_work:
+            yield _Sign.WORK, evidence.work_still_s
 
 
 def suspicion(job: JobFile, evidence: ContainerEvidence | None, patience: Patience, *, now: Stamp) -> str | None:
