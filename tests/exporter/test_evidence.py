@@ -1202,6 +1202,7 @@ def quiet(
     return evidence.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), gpu_lost=gpu_lost)
 
 
+@pytest.mark.behaviour("A5")
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
 def test_quiet_lasts_for_as_long_as_the_sign_of_life_that_was_there_last(phase: Phase, gpu_lost: bool) -> None:
