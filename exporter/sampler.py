@@ -697,8 +697,8 @@ class Sampler:
         for sighting in found.workers:
             job = sighting.job
             if job is not None:
-                age_s = job.beat.age_s(snapshot.taken) if job.beat else None
-                because = evidence.suspicion(job, age_s, snapshot.container_of(sighting), snapshot.patience)
+                place = snapshot.container_of(sighting)
+                because = evidence.suspicion(job, place, snapshot.patience, now=snapshot.taken)
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:

@@ -49,6 +49,20 @@ PANELS: Final = (
         ),
     ),
     Panel(
+        title="Quiet, and what is allowed",
+        reads="For how long each job has shown no sign of life: no beat, its GPU idle, its RAM still, and in some "
+        "phases its work too. Dashed the silence it is allowed once it beats, and the window of GPU health. A gap is a "
+        "sign that is unknown.",
+        unit="s",
+        queries=(
+            Query(expr=each("min", SLOT, "gpuwarden_job_quiet_seconds"), legend=_BY_SLOT),
+            Query(expr=_STALL_TIMEOUT, legend=f"{_BY_SLOT} timeout", limit=True),
+            Query(
+                expr=each("max", SLOT, "gpuwarden_job_health_window_seconds"), legend=f"{_BY_SLOT} window", limit=True
+            ),
+        ),
+    ),
+    Panel(
         title="Elapsed against the budget",
         reads="Wall-clock time of the attempt as a share of its budget, the load included. At 100 % it is out "
         "of budget.",
@@ -62,7 +76,6 @@ PANELS: Final = (
         unit="short",
         queries=(Query(expr=phase_number(), legend=_BY_SLOT),),
         kind="states",
-        width=12,
         meanings={
             str(number): Meaning(text=phase, color=_PHASE_COLORS[phase]) for number, phase in enumerate(Phase, start=1)
         },
@@ -73,7 +86,6 @@ PANELS: Final = (
         "stuck before its first beat, where the stall condition does not look.",
         unit="s",
         queries=(Query(expr=each("max", SLOT, "gpuwarden_job_phase_age_seconds"), legend=_BY_SLOT),),
-        width=12,
     ),
     Panel(
         title="Steps",

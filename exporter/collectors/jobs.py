@@ -49,7 +49,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         rows.append(_Row(key=key, job=job, beat_age_s=beat_age_s, place=place, policed=sighting.alive is not False))
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
-    yield from _silence(rows, snapshot)
+    yield from _silence(rows, waiting, snapshot)
     yield from _limits(rows, waiting, snapshot)
     # The file of a dead worker stays, and its rank may long be another's.
     yield from _ranks([row for row in rows if is_rank(row.job) and row.policed], snapshot)
@@ -136,7 +136,8 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
     )
 
 
-def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
+def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot) -> Iterable[Metric]:
+    """For how long each attempt was silent, and showed no other sign of life either."""
     yield gauge(
         "gpuwarden_job_beat_age_seconds",
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; NaN until it is armed.",
@@ -156,12 +157,42 @@ def _silence(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "1 while a policed job is silent past its timeout yet shows, or may show, another sign of life.",
         _SLOT,
         (
-            (row.key, float(evidence.suspicion(row.job, row.beat_age_s, row.place, snapshot.patience) is not None))
+            (
+                row.key,
+                float(evidence.suspicion(row.job, row.place, snapshot.patience, now=snapshot.taken) is not None),
+            )
             for row in rows
             if snapshot.patience.silence_s(row.job) and row.policed
         ),
         source="computed at each look from the job file and its container's GPU, RAM and work",
     )
+    yield gauge(
+        "gpuwarden_job_quiet_seconds",
+        "For how long the attempt has shown no sign of life in its phase: no beat once it has beaten, every GPU of its "
+        "container idle, its RAM still, and in a load, an evaluation, a save or a checkpoint its work too.",
+        _SLOT,
+        (*((row.key, or_nan(_quiet_s(row, snapshot))) for row in rows), *((key, math.nan) for key in waiting)),
+        source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "
+        "the times for its GPU, its RAM and, where it counts, its work",
+    )
+    yield gauge(
+        "gpuwarden_job_quiet_gpu_lost_seconds",
+        "For how long the attempt of a GPU job has been as quiet in its phase, a GPU of its container lost and each "
+        "other one lost or idle.",
+        _SLOT,
+        # Where each GPU is measured none is lost, and its idleness contradicts what was told of a lost one before.
+        (
+            (row.key, or_nan(_quiet_s(row, snapshot, gpu_lost=True)))
+            for row in rows
+            if row.job.job_class.uses_gpu and (row.place is None or row.place.gpu_idle_s is None)
+        ),
+        source="as `gpuwarden_job_quiet_seconds`, with `gpuwarden_container_gpu_lost_seconds` for its GPU",
+    )
+
+
+def _quiet_s(row: _Row, snapshot: Snapshot, *, gpu_lost: bool = False) -> float | None:
+    """`None` of one that is not policed as well: no figure from before stands for a worker that has died since."""
+    return evidence.quiet_s(row.job, row.place, now=snapshot.taken, gpu_lost=gpu_lost) if row.policed else None
 
 
 def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot) -> Iterable[Metric]:

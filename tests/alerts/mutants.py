@@ -42,7 +42,7 @@ FIRST: Final = {
     STALL: (
         "fires when one leg after another",
         "fires when two exporters watch one host and agree",
-        "does not fire when one of two exporters sees work in a save",
+        "fires in spite of what a namesake does",
     ),
     STUCK: (
         "fires when one limit after the other",
@@ -90,7 +90,7 @@ FIRST: Final = {
     VRAM: ("goes by the stricter of two series", "fires for one container of each GPU", "never flips between two"),
     ATTRIBUTION: ("fires for each container and GPU", "fires for the container, the GPU", "does not fire while one of"),
     GPU_LOST: (
-        "fires when one leg after another",
+        "fires once it has lasted for the window",
         "does not fire where a second exporter",
         "does not fire when a figure is absent",
     ),
@@ -277,72 +277,37 @@ def of_link(part: str, name: str, series: str, other: str, *, rules: str) -> lis
     )
 
 
-WORK_STILL = "gpuwarden_container_work_still_seconds"
-COUNTS = 'gpuwarden_job_phase{phase=~"load|eval|save|checkpoint"}'
+JOB_QUIET = "gpuwarden_job_quiet_seconds"
+SLOT = "(host, worker, container)"
 
 
-NEWEST = """\
-                == ignoring (phase) group_left ()
-              max without (phase) (timestamp(gpuwarden_job_phase))
-"""
-NEWEST_OF_ALL = NEWEST.replace("ignoring (phase)", "on (host, worker, container)").replace(
-    "without (phase)", "by (host, worker, container)"
-)
-
-
-def work_of(limit: str) -> str:
-    """The leg that the processes' work is, letter for letter. `limit` is the series it is compared with."""
+def quiet(series: str = JOB_QUIET, indent: str = " " * 16) -> str:
+    """The comparison with how quiet a job has been, letter for letter."""
     return f"""\
-            unless on (host, worker, container) (
-              # Of its phases the newest: after a time in which it was down, Prometheus tells the one before as well.
-              timestamp({COUNTS})
-{NEWEST}\
-              unless on (host, worker, container) (
-                max by (host, worker, container) ({limit})
-                  <= on (host, container) group_left ()
-                min by (host, container) ({WORK_STILL})
-              )
-            )
+{indent}<=
+{indent[2:]}min by {SLOT} ({series})
 """
 
 
-def of_work(rules: str, limit: str) -> list[Mutant]:
-    """The mutants of the leg that looks at the processes' work."""
-    leg, name = work_of(limit), "the work"
-    outer, inner = (
-        "            unless on (host, worker, container) (\n",
-        "              unless on (host, worker, container) (",
-    )
+def of_quiet(rules: str, part: str, series: str, *others: str) -> list[Mutant]:
+    """The mutants of that comparison. `others` are series that might stand there instead."""
     return of(
         rules,
-        leg,
-        (f"{name} is not looked at", leg, ""),
-        (f"{name} accuses by itself", outer, outer.replace("unless", "or")),
-        (f"{name} is asked for in every phase", COUNTS, "gpuwarden_job_phase"),
-        (f"{name} is asked for in the phase before as well", NEWEST, ""),
-        (f"{name} is asked for in the newest phase of all exporters alone", NEWEST, NEWEST_OF_ALL),
-        (f"{name} of a load is not looked at", "load|", ""),
-        (f"{name} of an evaluation is not looked at", "|eval", ""),
-        (f"{name} of a save is not looked at", "|save", ""),
-        (f"{name} of a checkpoint is not looked at", "|checkpoint", ""),
-        (f"{name} excuses by its stillness", f"\n{inner}", f"\n{inner.replace('unless', 'and')}"),
-        (f"{name} must be still for longer than the limit", "<=", "<"),
-        (f"{name} is compared the wrong way round", "<=", ">="),
-        (f"{name} compares its longest duration", "min by", "max by"),
-        (f"{name} compares the shortest limit", "max by", "min by"),
-        (f"{name} is joined without aggregation", f"min by (host, container) ({WORK_STILL})", WORK_STILL),
-        (f"{name} joins a limit without aggregation", f"max by (host, worker, container) ({limit})", limit),
-        (f"{name} remembers its longest stillness", WORK_STILL, f"max_over_time({WORK_STILL}[5m])"),
-        (f"{name} is believed still after it has become unknown", WORK_STILL, f"last_over_time({WORK_STILL}[5m])"),
-        (f"{name} counts as still where it is unknown", f"({WORK_STILL})",
-         f"({WORK_STILL} or on (host, container) {RAM_STILL})"),
-        (f"{name} is joined without the host", "(host, container) group_left", "(container) group_left"),
-        (f"{name} is the least of all hosts", "(host, container)", "(container)"),
-        (f"{name} is the least of its host", "(host, container)", "(host)"),
-        (f"{name} excuses the worker's namesakes on other hosts", outer,
-         "            unless on (worker, container) (\n"),
-        (f"{name} excuses the container's other workers", outer, "            unless on (host, container) (\n"),
-        (f"{name} excuses the worker in its other containers", outer, "            unless on (host, worker) (\n"),
+        part,
+        ("quiet is not looked at", part, ""),
+        ("it must be quiet for longer than the limit", "<=", "<"),
+        ("quiet is compared the wrong way round", "<=", ">="),
+        ("quiet compares its longest duration", "min by", "max by"),
+        ("quiet compares its mean duration", "min by", "avg by"),
+        ("quiet is joined without aggregation", f"min by {SLOT} ({series})", series),
+        ("quiet remembers its longest", series, f"max_over_time({series}[5m])"),
+        ("quiet is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
+        ("quiet counts where it is unknown", f"({series})",
+         f"({series} >= 0 or on {SLOT} gpuwarden_job_id * 0 + 9000)"),
+        ("quiet is the least of all hosts", SLOT, "(worker, container)"),
+        ("quiet is the least of its container", SLOT, "(host, container)"),
+        ("quiet is the least of its worker", SLOT, "(host, worker)"),
+        *((f"{other} counts instead of quiet", series, other) for other in others),
     )  # fmt: skip
 
 
@@ -370,9 +335,7 @@ STALL_MUTANTS: Final = [
         ("the beat is not told apart by container", "(host, worker, container)", "(host, worker)"),
         ("the value is the timeout", ARMED, ARMED_BACKWARDS),
     ),
-    *of_link(link(GPU_IDLE), "the GPU", GPU_IDLE, RAM_STILL, rules=STALL),
-    *of_link(link(RAM_STILL), "the RAM", RAM_STILL, GPU_IDLE, rules=STALL),
-    *of_work(STALL, TIMEOUT),
+    *of_quiet(STALL, quiet(), JOB_QUIET, BEAT_AGE),
     *of_identity(STALL, "the beat's age"),
     *of_file(STALL, TIMEOUT),
     *of_outcome(STALL, LABELS, "stall"),
@@ -388,7 +351,6 @@ HEARTBEAT_AGE = "gpuwarden_worker_heartbeat_age_seconds"
 CPU_STILL = "gpuwarden_worker_cpu_still_seconds"
 DEAD_AFTER = "gpuwarden_worker_dead_after_seconds"
 ALIVE = "gpuwarden_worker_alive"
-SLOT = "(host, worker, container)"
 HEARTBEAT = f"""\
             min by {SLOT} ({HEARTBEAT_AGE}{{container!=""}})
               >=
@@ -670,7 +632,6 @@ BUDGET_MUTANTS: Final = [
 
 WINDOW = "gpuwarden_job_health_window_seconds"
 GRACE = "gpuwarden_job_health_grace_seconds"
-PHASE_AGE = "gpuwarden_job_phase_age_seconds"
 WATCHED = f"""\
             min by {SLOT} ({ELAPSED})
               >=
@@ -678,17 +639,6 @@ WATCHED = f"""\
               + on {SLOT}
             (
               max by {SLOT} ({WINDOW})
-"""
-ONE_PHASE = f"""\
-                <= on {SLOT}
-              min by {SLOT} ({PHASE_AGE})
-"""
-HEALTH_BEAT = f"""\
-            unless on (host, worker, container) (
-              min by (host, worker, container) ({BEAT_AGE})
-                <
-              max by (host, worker, container) ({WINDOW})
-            )
 """
 
 # The rule of the stuck job, its parts letter for letter.
@@ -782,44 +732,7 @@ HEALTH_MUTANTS: Final = [
         ("the run time is not told apart by worker", SLOT, "(host, container)"),
         ("the run time is not told apart by container", SLOT, "(host, worker)"),
     ),
-    *of(
-        HEALTH,
-        ONE_PHASE,
-        ("the phase's age is not looked at", ONE_PHASE, ""),
-        ("the phase must be older than the window", "<=", "<"),
-        ("the phase is compared the wrong way round", "<=", ">="),
-        ("the older of two phases counts", "min by", "max by"),
-        ("the phase is joined without aggregation", f"min by {SLOT} ({PHASE_AGE})", PHASE_AGE),
-        ("the phase remembers its longest", PHASE_AGE, f"max_over_time({PHASE_AGE}[5m])"),
-        ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
-        ("the phase is not told apart by host", SLOT, "(worker, container)"),
-        ("the phase is not told apart by worker", SLOT, "(host, container)"),
-        ("the phase is not told apart by container", SLOT, "(host, worker)"),
-    ),
-    *of_link(link(GPU_IDLE), "the GPU", GPU_IDLE, RAM_STILL, rules=HEALTH),
-    *of_link(link(RAM_STILL), "the RAM", RAM_STILL, GPU_IDLE, rules=HEALTH),
-    *of(
-        HEALTH,
-        HEALTH_BEAT,
-        ("beats are not looked at", HEALTH_BEAT, ""),
-        ("it is accused of beating", "unless on", "and on"),
-        ("it must have beaten", "unless on (host, worker, container) (\n              min",
-         "and on (host, worker, container) (\n              -min"),
-        ("a beat as old as the window excuses it", "                <\n", "                <=\n"),
-        ("a beat excuses it for good", f"({WINDOW})", f"({WINDOW} * 100)"),
-        ("the older of two beats counts", "min by", "max by"),
-        ("a beat is held against the shorter of two windows", "max by", "min by"),
-        ("a beat is held against 300 s whatever is set", f"({WINDOW})", f"({WINDOW} * 0 + 300)"),
-        ("beats are joined without aggregation", f"min by (host, worker, container) ({BEAT_AGE})", BEAT_AGE),
-        ("a window is joined to beats without aggregation", f"max by (host, worker, container) ({WINDOW})", WINDOW),
-        ("the oldest beat of late counts", BEAT_AGE, f"max_over_time({BEAT_AGE}[5m])"),
-        ("a beat is believed after it is gone", BEAT_AGE, f"last_over_time({BEAT_AGE}[5m])"),
-        ("namesakes on other hosts are excused", "unless on (host, ", "unless on ("),
-        ("the container's other workers are excused", "unless on (host, worker, ", "unless on (host, "),
-        ("the worker is excused in its other containers", "unless on (host, worker, container)",
-         "unless on (host, worker)"),
-    ),
-    *of_work(HEALTH, WINDOW),
+    *of_quiet(HEALTH, quiet(), JOB_QUIET, BEAT_AGE),
     *of_identity(HEALTH, "the run time"),
     *of_file(HEALTH, WINDOW),
     *of_outcome(HEALTH, LABELS.replace("stall", "health"), "health"),
@@ -1601,59 +1514,33 @@ WRANGLING_MUTANTS: Final = [
 
 # The rule about jobs of which a GPU is lost. It is nearly made of the parts of the others.
 
-LOST = "gpuwarden_container_gpu_lost_seconds"
-LOST_LEG = f"""\
-              max by {SLOT} ({WINDOW})
-{link(LOST)}"""
-CONTRADICTED = f"            unless on (host, container) {GPU_IDLE}\n"
-BEATS = f"""\
-            unless on {SLOT} (
-              min by {SLOT} (gpuwarden_job_beat_age_seconds)
-                <
-              max by {SLOT} ({WINDOW})
-            )
-"""
+LOST = "gpuwarden_job_quiet_gpu_lost_seconds"
+LOST_WINDOW = f"            max by {SLOT} ({WINDOW})\n"
+CONTRADICTED = f"            unless on (host, container) {GPU_IDLE} >= 0\n"
 
 GPU_LOST_MUTANTS: Final = [
     *of(
         GPU_LOST,
-        LOST_LEG,
-        ("an idle GPU will do", LOST, GPU_IDLE),
-        ("a loss must be longer than the window", "<=", "<"),
-        ("a loss is compared the wrong way round", "<=", ">="),
-        ("the longer of two losses counts", "min by", "max by"),
+        LOST_WINDOW,
         ("a loss is measured by the shortest window", "max by", "min by"),
         ("a loss is compared with 300 s whatever is set", f"({WINDOW})", f"({WINDOW} * 0 + 300)"),
-        ("a loss remembers its longest", LOST, f"max_over_time({LOST}[5m])"),
-        ("a loss is believed after it has vanished", LOST, f"last_over_time({LOST}[5m])"),
-        ("a loss is not aggregated", f"min by (host, container) ({LOST})", LOST),
+        ("the window is joined without aggregation", f"max by {SLOT} ({WINDOW})", WINDOW),
+        ("the window is not told apart by host", SLOT, "(worker, container)"),
+        ("the window is not told apart by worker", SLOT, "(host, container)"),
+        ("the window is not told apart by container", SLOT, "(host, worker)"),
+        ("the silence that is allowed is the window", WINDOW, TIMEOUT),
     ),
+    *of_quiet(GPU_LOST, quiet(LOST, " " * 14), LOST, JOB_QUIET),
     *of(
         GPU_LOST,
         CONTRADICTED,
         ("nobody may contradict", CONTRADICTED, ""),
         ("another host contradicts", "(host, container)", "(container)"),
-        ("only a busy GPU contradicts", GPU_IDLE, f"({GPU_IDLE} == 0)"),
+        ("another container contradicts", "(host, container)", "(host)"),
+        ("only a busy GPU contradicts", ">= 0", "== 0"),
+        ("who does not know contradicts", " >= 0", ""),
+        ("who measured contradicts for good", GPU_IDLE, f"last_over_time({GPU_IDLE}[5m])"),
     ),
-    *of(
-        GPU_LOST,
-        BEATS,
-        ("a beat is no sign of life", BEATS, ""),
-        ("a beat as old as the window is one", "<", "<="),
-        ("a beat is compared the wrong way round", "<", ">"),
-        ("the older of two beats counts", "min by", "max by"),
-        ("any other worker's beat counts", f"on {SLOT}", "on (host)"),
-    ),
-    *of(
-        GPU_LOST,
-        ONE_PHASE,
-        ("the phase's age is not looked at", ONE_PHASE, ""),
-        ("the phase must be older than the window", "<=", "<"),
-        ("the phase is compared the wrong way round", "<=", ">="),
-        ("the older of two phases counts", "min by", "max by"),
-        ("the phase is believed after it has vanished", PHASE_AGE, f"last_over_time({PHASE_AGE}[5m])"),
-    ),
-    *of_link(link(RAM_STILL), "the RAM", RAM_STILL, LOST, rules=GPU_LOST),
     *of_identity(GPU_LOST, "the window"),
     *of_file(GPU_LOST, WINDOW),
     *of_outcome(GPU_LOST, LABELS.replace("stall", "health"), "health"),

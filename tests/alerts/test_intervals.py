@@ -40,8 +40,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     "GpuwardenJobStalled": Wedge(
         grow=(
             ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_container_gpu_idle_seconds", TENANT),
-            ("gpuwarden_container_ram_still_seconds", TENANT),
+            ("gpuwarden_job_quiet_seconds", SLOT),
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),
@@ -57,10 +56,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     "GpuwardenJobUnhealthy": Wedge(
         grow=(
             ("gpuwarden_job_elapsed_seconds", SLOT),
-            ("gpuwarden_job_phase_age_seconds", SLOT),
-            ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_container_gpu_idle_seconds", TENANT),
-            ("gpuwarden_container_ram_still_seconds", TENANT),
+            ("gpuwarden_job_quiet_seconds", SLOT),
         ),
         stay=(
             JOB,
@@ -89,12 +85,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
         ),
     ),
     "GpuwardenJobGpuLost": Wedge(
-        grow=(
-            ("gpuwarden_job_phase_age_seconds", SLOT),
-            ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_container_gpu_lost_seconds", TENANT),
-            ("gpuwarden_container_ram_still_seconds", TENANT),
-        ),
+        grow=(("gpuwarden_job_quiet_gpu_lost_seconds", SLOT),),
         stay=(JOB, ("gpuwarden_job_health_window_seconds", SLOT, LIMIT_S)),
     ),
     "GpuwardenWorkerDead": Wedge(

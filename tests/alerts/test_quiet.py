@@ -1,56 +1,52 @@
-"""What quiet is stands in several rules, each with its own allowance: the copies say the same (docs/rules.md)."""
+"""What quiet is the exporter says, once: a rule that has it from there asks for no sign of life besides."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from typing import Final
 
-import promql_parser as promql
-import yaml
+import pytest
 
-from deploy.check import CHECKOUT, RULES_GLOB
+from gpuwarden.job import Phase
+from tests.alerts.test_literals import rules
 
-_ASKED = re.compile(r"(timestamp\()?gpuwarden_job_phase{phase=~")
-_ALLOWED = re.compile(r"gpuwarden_job_(stall_timeout|health_window)_seconds")
+QUIET: Final = {
+    "GpuwardenJobStalled": "gpuwarden_job_quiet_seconds",
+    "GpuwardenJobUnhealthy": "gpuwarden_job_quiet_seconds",
+    "GpuwardenJobGpuLost": "gpuwarden_job_quiet_gpu_lost_seconds",
+}
 
+ASKED_BESIDES: Final = {
+    ("GpuwardenJobStalled", "gpuwarden_job_beat_age_seconds"): "a job is armed by its first beat",
+    ("GpuwardenJobGpuLost", "gpuwarden_container_gpu_idle_seconds"): "a second exporter may measure every GPU",
+}
+"""The signs of life that they ask for all the same, and why."""
 
-def nodes(node: Any) -> Iterator[Any]:
-    """The expression, and each that it is made of."""
-    yield node
-    for name in ("lhs", "rhs", "expr"):
-        if (part := getattr(node, name, None)) is not None:
-            yield from nodes(part)
-
-
-def exemptions() -> dict[str, list[str]]:
-    """By alert, whom it leaves out by the phase of the job: with one word for what each is allowed."""
-    found: dict[str, list[str]] = {}
-    for file in sorted(CHECKOUT.glob(RULES_GLOB)):
-        for group in yaml.safe_load(file.read_text())["groups"]:
-            for rule in group["rules"]:
-                told = [
-                    _ALLOWED.sub("ALLOWED", str(node))
-                    for node in nodes(promql.parse(rule["expr"]))
-                    if isinstance(node, promql.BinaryExpr) and _ASKED.match(str(node.lhs))
-                ]
-                if told:
-                    found[rule.get("alert") or rule["record"]] = told
-    return found
+_SIGN: Final = re.compile(
+    r"gpuwarden_(?:container|worker)_(?:gpu_idle|gpu_lost|\w+_still)_seconds"
+    r"|gpuwarden_job_(?:beat_age_seconds|phase_age_seconds|phase)\b"
+)
 
 
-def test_each_rule_that_asks_for_quiet_names_the_same_phases_in_which_work_is_life_too() -> None:
-    asked = {name: [text.partition("}")[0] for text in told] for name, told in exemptions().items()}
+def expressions() -> dict[str, str]:
+    """What each alert asks."""
+    return {rule["alert"]: re.sub(r"#[^\n]*", "", rule["expr"]) for rule in rules() if "alert" in rule}
 
-    assert asked.keys() == {
-        "GpuwardenJobStalled",
-        "GpuwardenJobUnhealthy",
-        "GpuwardenJobGpuLost",
-        "GpuwardenSharedJobStalled",
+
+@pytest.mark.parametrize("alert", QUIET)
+def test_a_rule_that_asks_how_quiet_a_job_is_asks_once_and_for_no_sign_of_life_that_is_in_it(alert: str) -> None:
+    expression = expressions()[alert]
+
+    assert re.findall(r"gpuwarden_job_quiet\w*", expression) == [QUIET[alert]]
+    assert _SIGN.findall(expression) == [name for rule, name in ASKED_BESIDES if rule == alert]
+
+
+def test_in_which_phases_work_is_life_stands_in_one_rule_besides_as_the_exporter_has_it() -> None:
+    """Of workers that share a container, which is told apart by other durations."""
+    told = {
+        alert: phases
+        for alert, expression in expressions().items()
+        if (phases := re.findall(r'gpuwarden_job_phase\{phase=~"([a-z|]+)"\}', expression))
     }
-    assert len({tuple(phases) for phases in asked.values()}) == 1
 
-
-def test_what_is_asked_of_a_container_in_those_phases_is_the_same_but_for_the_allowance() -> None:
-    of_containers = {name: told for name, told in exemptions().items() if name != "GpuwardenSharedJobStalled"}
-
-    assert len(of_containers) == 3
-    assert len({tuple(told) for told in of_containers.values()}) == 1
+    assert told.keys() == {"GpuwardenSharedJobStalled"}
+    (phases,) = told["GpuwardenSharedJobStalled"]
+    assert set(phases.split("|")) == {phase.value for phase in Phase if phase.counts_work}

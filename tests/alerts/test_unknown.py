@@ -24,12 +24,7 @@ BEFORE: Final = 4
 DOWN: Final = 2
 """So many scrapes, 15 s apart, before Prometheus is down, and so many that it misses."""
 
-PHASES: Final = {
-    "GpuwardenJobStalled": ("gpuwarden_container_work_still_seconds", TENANT),
-    "GpuwardenJobUnhealthy": ("gpuwarden_container_work_still_seconds", TENANT),
-    "GpuwardenJobGpuLost": ("gpuwarden_container_work_still_seconds", TENANT),
-    "GpuwardenSharedJobStalled": ("gpuwarden_worker_work_still_seconds", SLOT),
-}
+PHASES: Final = {"GpuwardenSharedJobStalled": ("gpuwarden_worker_work_still_seconds", SLOT)}
 """What else is asked in a save."""
 
 
@@ -42,7 +37,6 @@ AS_IT_IS: Final = {
     "gpuwarden_gang_rank_attempt": "likewise; and of a rank the highest attempt counts",
     "gpuwarden_job_phase": "the newest of several counts",
     "gpuwarden_job_elapsed_seconds": "a repeat does not grow, and after the reboot that ends it all begins anew",
-    "gpuwarden_job_phase_age_seconds": "likewise",
     "gpuwarden_worker_heartbeat_age_seconds": "likewise",
     "gpuwarden_job_health_grace_seconds": "it asks for more time, and is nothing without the window",
     "gpuwarden_worker_heartbeat_other_boot": "it is told of each worker",
@@ -58,20 +52,13 @@ AS_IT_IS: Final = {
 """What else acting rules ask of an exporter, and why a repeat of it, where it is told no more, accuses nobody."""
 
 
-NEVER_BEAT: Final = {
-    ("GpuwardenJobUnhealthy", "gpuwarden_job_beat_age_seconds"),
-    ("GpuwardenJobGpuLost", "gpuwarden_job_beat_age_seconds"),
-}
-"""Whom a beat excuses, and who is judged by the rest where there was none: NaN there is a job that has not beaten."""
-
-
 def operands() -> Iterator[tuple[str, str]]:
     """Each condition that compares durations, with each series of those that it compares."""
     for alert, wedge in WEDGES.items():
         names = [name for name, *_ in (*wedge.grow, *wedge.stay)]
         if alert in PHASES:
             names.append(PHASES[alert][0])
-        yield from ((alert, name) for name in names if name in NAN and (alert, name) not in NEVER_BEAT)
+        yield from ((alert, name) for name in names if name in NAN)
     yield from (("GpuwardenVramVictim", name) for name, *_ in VRAM if name in NAN)
 
 

@@ -15,9 +15,10 @@ from bench.corpus.judge import Fired, Played
 from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT
+from exporter import evidence
 from exporter.evidence import Thresholds
 from exporter.readings import ContainerEvidence
-from gpuwarden.job import Trip
+from gpuwarden.job import Phase, Trip
 from tests.alerts.mutants import ALERTS, MUTANTS, RULES
 
 SCENARIOS: Final = scenario.read()
@@ -28,22 +29,17 @@ FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
 """By what an alert names the first attempt of worker w."""
 
 CAUGHT: Final = {
-    "stall: the RAM is not looked at": "prepares with its GPU idle while RAM climbs",
-    "stall: the work of a checkpoint is not looked at": "writes a checkpoint to slow storage",
-    "stall: the work of an evaluation is not looked at": "evaluates on the CPU alone for twelve minutes",
-    "stall: the work of a save is not looked at": "saves its result over a slow network",
     "shared: GpuwardenSharedJobStalled: <= -> >=": "hangs while another worker of its container takes",
     "shared: GpuwardenSharedJobStalled: <= -> >=, at its place 2": "decodes for ten minutes while another worker",
+    "stall: quiet is not looked at": "takes twenty minutes for one step, its",
+    "health: quiet is not looked at": "steps for twenty minutes at 4 %",
     "stall: it waits a minute": "is alone on its host and wedges",
-    "health: beats are not looked at": "steps for twenty minutes at 4 %",
-    "health: the work of a load is not looked at": "loads for twelve minutes from a warm page cache",
     "worker: the CPU is not looked at": "holds Python's lock for ten minutes",
     "gone: the death is not compared": "is killed, started again after 25 s",
     "node: blind or not": "falls silent while Prometheus is down",
     "node: what it repeats of others is seen": "was cut off for a minute just before Prometheus was down",
     "vram: victim: nobody stays picked": "is level with another",
     "stall: the attempt before is still named": "is on its next job, which wedges, when Prometheus",
-    "stall: the work is asked for in the phase before as well": "wedges in a driver call that spins, having loaded",
     "server: one incarnation is as new as another": "was started anew while Prometheus was down",
     "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
 }
@@ -58,6 +54,18 @@ BLIND: Final = {
     "gpu_pegged_s": "computes a step for a quarter of an hour at 100 %, with a pause",
 }
 """Signs of life of which what tells that nothing moved might be made without, each with a scenario that tells."""
+
+
+OVERLOOKED: Final = (
+    ("BEAT", "steps for twenty minutes at 4 %"),
+    ("GPU", "takes twenty minutes for one step, its"),
+    ("RAM", "prepares with its GPU idle while RAM climbs"),
+    ("WORK", "writes a checkpoint to slow storage"),
+    ("WORK", "evaluates on the CPU alone for twelve minutes"),
+    ("WORK", "saves its result over a slow network"),
+    ("WORK", "loads for twelve minutes from a warm page cache"),
+)
+"""Signs of life without which a job might be taken for quiet, each with a scenario that tells."""
 
 
 class Everything:
@@ -201,12 +209,13 @@ def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_d
     assert seldom.keys() == always.keys()
     unlike = {key: differences(seldom[key], always[key]) for key in seldom if seldom[key] != always[key]}
     assert {name for name, _ in unlike} <= {
-        "gpuwarden_container_unmoved_seconds",  # the least of such
+        *("gpuwarden_container_unmoved_seconds", *QUIET),  # each the least of such
         *(f"gpuwarden_{whose}_{what}_still_seconds" for whose in ("container", "worker") for what in STILL),
     }
     assert all(difference < Thresholds().gap_max_s for found in unlike.values() for difference in found)
 
 
+QUIET: Final = ("gpuwarden_job_quiet_seconds", "gpuwarden_job_quiet_gpu_lost_seconds")
 STILL: Final = ("ram", "io", "fault", "cpu", "work")
 """What is told still over a window of its own, which begins with a look."""
 
@@ -423,6 +432,35 @@ def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
 ) -> None:
     one, whole = named(BLIND[sign]), vars(ContainerEvidence)["unmoved_s"].fget
     monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(**{sign: math.inf}))))
+
+    (found,) = judge.play([one])
+
+    assert played[one.name].wrong() == []
+    assert found.wrong() != []
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize(("sign", "begins"), OVERLOOKED)
+def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
+    sign: str, begins: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, whole = named(begins), evidence._signs
+    monkeypatch.setattr(
+        evidence, "_signs", lambda *of, **how: [each for each in whole(*of, **how) if each[0].name != sign]
+    )
+
+    (found,) = judge.play([one])
+
+    assert played[one.name].wrong() == []
+    assert found.wrong() != []
+
+
+@pytest.mark.needs_parts
+def test_the_corpus_tells_when_work_is_life_in_every_phase(
+    played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = named("wedges in a driver call that spins, having loaded")
+    monkeypatch.setattr(Phase, "counts_work", True)
 
     (found,) = judge.play([one])
 

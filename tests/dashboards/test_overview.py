@@ -114,8 +114,12 @@ def a_snapshot() -> Snapshot:
         worker=replace(worker, worker="w3"), job=replace(job, worker="w3", ranks=2, gang="1/run"), alive=True, pid=42,
         container_id="c" * 64,
     )  # fmt: skip
-    gone = WorkerSighting(
-        worker=replace(worker, worker="w2", pid=43), job=None, alive=False, pid=None, container_id=None
+    gone = WorkerSighting(  # nothing is measured of where it was
+        worker=replace(worker, worker="w2", pid=43),
+        job=replace(job, worker="w2"),
+        alive=False,
+        pid=None,
+        container_id=None,
     )
     server = ServerEvidence(
         container=container, probe=Probe(kind="http", silence_s=120.0), workers=0, answered=True, unanswered_s=1.0

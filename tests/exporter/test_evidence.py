@@ -42,6 +42,7 @@ from exporter.readings import (
     WorkerSighting,
 )
 from gpuwarden.job import Phase
+from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 
 THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
@@ -1101,6 +1102,12 @@ UNKNOWN = Unknown(reason="not_listed", because="GPU is lost")
 NO_RAM = Unknown(reason="no_controller", because="no memory controller")
 
 
+def suspicion(seen: ContainerEvidence | None, patience: Patience | None = None, **job: Any) -> str | None:
+    """Why a job is suspected that beat 120 s ago, where nothing else is said."""
+    given = build.job_file(**{"beat": build.ago(120.0), **job})
+    return evidence.suspicion(given, seen, patience or Patience(), now=build.ago(0))
+
+
 @pytest.mark.parametrize(
     ("seen", "because"),
     [
@@ -1146,23 +1153,107 @@ NO_RAM = Unknown(reason="no_controller", because="no memory controller")
 def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
     seen: ContainerEvidence | None, because: str | None
 ) -> None:
-    found = evidence.suspicion(build.job_file(stall_timeout_s=120.0), 120.0, seen, Patience())
-
-    assert found == because
+    assert suspicion(seen) == because
 
 
 @pytest.mark.parametrize(
-    ("stall_timeout_s", "beat_age_s"),
+    ("phase_started", "because"),
     [
-        pytest.param(120.0, 119.9, id="it beat in time"),
-        pytest.param(120.0, None, id="it is not armed"),
-        pytest.param(0.0, 9999.0, id="the stall condition does not police it"),
+        (build.ago(119.6), "it went on to this phase 120 s ago"),
+        (build.ago(900.0, boot_id="before"), "phase unknown: not measured"),
     ],
 )
-def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat_age_s: float | None) -> None:
-    job = build.job_file(stall_timeout_s=stall_timeout_s)
+def test_a_job_whose_file_tells_of_a_phase_that_is_younger_than_its_beat_is_suspected(
+    phase_started: Stamp, because: str
+) -> None:
+    assert suspicion(build.evidence(), phase_started=phase_started) == because
 
-    assert evidence.suspicion(job, beat_age_s, None, Patience()) is None
+
+@pytest.mark.parametrize(
+    ("stall_timeout_s", "beat"),
+    [
+        pytest.param(120.0, build.ago(119.9), id="it beat in time"),
+        pytest.param(120.0, None, id="it is not armed"),
+        pytest.param(120.0, build.ago(9999.0, boot_id="before"), id="it beat before a reboot"),
+        pytest.param(0.0, build.ago(9999.0), id="the stall condition does not police it"),
+    ],
+)
+def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat: Stamp | None) -> None:
+    assert suspicion(None, stall_timeout_s=stall_timeout_s, beat=beat) is None
+
+
+# Quiet: A2 to A5 and A7, for how long
+
+QUIET: dict[str, Any] = {
+    "gpu_idle_s": 500.0, "gpu_lost_s": 501.0, "ram_still_s": 510.0,
+    "io_still_s": 520.0, "fault_still_s": 530.0, "cpu_still_s": 540.0,
+}  # fmt: skip
+"""Signs of life that a container has not shown, by the time since."""
+
+WORK = ("io_still_s", "fault_still_s", "cpu_still_s")
+IN_WORK = (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
+
+
+def quiet(
+    phase: Phase = Phase.STEP, *, gpu_lost: bool = False, place: dict[str, Any] | None = None, **job: Any
+) -> float | None:
+    """For how long it was quiet that beat 600 s ago and entered its phase 700 s ago, but for what is said."""
+    given = build.job_file(**{"phase": phase, "beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
+    return evidence.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), gpu_lost=gpu_lost)
+
+
+@pytest.mark.behaviour("A5")
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
+def test_quiet_lasts_for_as_long_as_the_sign_of_life_that_was_there_last(phase: Phase, gpu_lost: bool) -> None:
+    gpu, other = ("gpu_lost_s", "gpu_idle_s") if gpu_lost else ("gpu_idle_s", "gpu_lost_s")
+    counts = (gpu, "ram_still_s", *(WORK if phase in IN_WORK else ()))
+
+    whole_s = quiet(phase, gpu_lost=gpu_lost)
+
+    assert whole_s == QUIET[gpu]
+    assert [quiet(phase, gpu_lost=gpu_lost, place={each: 119.9}) for each in counts] == [119.9] * len(counts)
+    assert [quiet(phase, gpu_lost=gpu_lost, place={each: None}) for each in counts] == [None] * len(counts)
+    assert quiet(phase, gpu_lost=gpu_lost, beat=build.ago(119.5)) == 119.5
+    assert quiet(phase, gpu_lost=gpu_lost, phase_started=build.ago(119.5)) == 119.5
+    for each in {other, *WORK} - {*counts}:
+        assert [quiet(phase, gpu_lost=gpu_lost, place={each: for_s}) for for_s in (0.0, None)] == [whole_s] * 2
+
+
+@pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
+def test_a_beat_counts_once_there_was_one_and_one_before_a_reboot_is_of_no_known_age(gpu_lost: bool) -> None:
+    before = build.ago(600.0, boot_id="before")
+
+    assert quiet(gpu_lost=gpu_lost, beat=None) == quiet(gpu_lost=gpu_lost)
+    assert quiet(gpu_lost=gpu_lost, beat=before) is None
+    assert quiet(gpu_lost=gpu_lost, beat=None, phase_started=before) is None
+
+
+@pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
+def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(gpu_lost: bool) -> None:
+    job = build.job_file(beat=None, phase_started=build.ago(700.0))
+
+    assert evidence.quiet_s(job, None, now=build.ago(0), gpu_lost=gpu_lost) is None
+
+
+@given(
+    seen=st.fixed_dictionaries({each: st.none() | st.sampled_from((0.0, 119.0, 120.0, 500.0)) for each in QUIET}),
+    phase=st.sampled_from(Phase),
+    beat_age_s=st.none() | st.sampled_from((119.0, 120.0, 500.0)),
+    phase_age_s=st.sampled_from((119.0, 120.0, 500.0)),
+)
+def test_a_silent_job_is_suspected_where_it_is_not_known_to_have_been_quiet_for_as_long_as_it_may(
+    seen: dict[str, float | None], phase: Phase, beat_age_s: float | None, phase_age_s: float
+) -> None:
+    patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
+    beat = None if beat_age_s is None else build.ago(beat_age_s)
+    job: dict[str, Any] = {"phase": phase, "beat": beat, "phase_started": build.ago(phase_age_s)}
+    silent = beat_age_s is not None and beat_age_s >= 120.0 and phase is not Phase.IDLE
+
+    found_s = quiet(place=seen, **job)
+
+    suspected = suspicion(build.evidence(**seen), patience, **job) is not None
+    assert suspected == (silent and (found_s is None or found_s < 120.0))
 
 
 # Busy but stuck: A14b and A19, where the GPU is pegged or unknown
@@ -1421,13 +1512,13 @@ def test_in_a_load_an_evaluation_a_save_and_a_checkpoint_work_is_a_sign_of_life(
 
     patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
 
-    assert evidence.suspicion(build.job_file(phase=phase), 120.0, seen, patience) == because
+    assert suspicion(seen, patience, phase=phase) == because
 
 
 def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
 
-    assert evidence.suspicion(build.job_file(phase=Phase.STEP), 120.0, seen, Patience()) is None
+    assert suspicion(seen, phase=Phase.STEP) is None
 
 
 # A GPU that is pegged while its process spins; and one of which nothing is known, whose process sleeps.
@@ -1489,11 +1580,11 @@ def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen:
 
 def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:
     seen = build.evidence(gpu_idle_s=1.0)
-    job = build.job_file(phase=Phase.EVAL)
+    patience = Patience(eval_s=200.0)
 
-    found = {age_s: evidence.suspicion(job, age_s, seen, Patience(eval_s=200.0)) for age_s in (199.9, 200.0)}
+    found = {age_s: suspicion(seen, patience, phase=Phase.EVAL, beat=build.ago(age_s)) for age_s in (199.5, 200.0)}
 
-    assert found == {199.9: None, 200.0: "GPU was busy or unseen 1 s ago"}
+    assert found == {199.5: None, 200.0: "GPU was busy or unseen 1 s ago"}
 
 
 RATES = Thresholds(io_still_bytes_per_s=100.0, faults_still_per_s=10.0, cpu_still_ratio=0.1, gap_max_s=5.0)
@@ -1994,13 +2085,14 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
         still_s = cpu.observe(CpuUse(start_ticks=5, used_ticks=7), now_s=now_s)
     last_sign = build.ago(0, now_s=199.0)
     now = build.ago(0, now_s=times[-1])
-    sighting = build.sighting(worker=build.worker_file(heartbeat=last_sign), job=build.job_file(beat=last_sign))
+    job = build.job_file(beat=last_sign, phase_started=build.ago(0, now_s=0.0))
+    sighting = build.sighting(worker=build.worker_file(heartbeat=last_sign), job=job)
 
     beat_age_s = last_sign.age_s(now)
 
     assert beat_age_s is not None
     assert beat_age_s > slept_s
-    assert (evidence.suspicion(build.job_file(), beat_age_s, seen, Patience()) is None) is wedged
+    assert (evidence.suspicion(job, seen, Patience(), now=now) is None) is wedged
     assert evidence.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
 
 

@@ -360,6 +360,68 @@ def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is
     assert (suspected(5.0), suspected(500.0)) == ([1.0], [0.0])
 
 
+QUIET_JOB = {"beat": build.ago(600), "phase_started": build.ago(700)}
+
+
+def quiet_of(place: dict[str, Any], its: dict[str, Any] | None = None, **worker: Any) -> list[list[float | None]]:
+    """For how long a job of w0 was quiet, and with a GPU lost; a list is empty where that is not told."""
+    seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
+    text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**place),)))
+    return [
+        told(text, f"gpuwarden_job_quiet{what}_seconds", worker="w0", container="worker-0")
+        for what in ("", "_gpu_lost")
+    ]
+
+
+UNREAD = Unknown(reason="not_listed", because="GPU is lost")
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        pytest.param({"gpu_idle_s": 400.0}, [[400.0], []], id="its GPU is measured, so that none is lost"),
+        pytest.param({"gpu_idle_s": 0.0}, [[0.0], []], id="a measured nothing is 0"),
+        pytest.param({"gpu_idle_s": 900.0, "ram_still_s": 900.0}, [[600.0], []], id="no longer than since its beat"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, [[None], [400.0]],
+                     id="its GPU is lost"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD}, [[None], [None]], id="it is unknown"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0, "ram_still_s": None},
+                     [[None], [None]], id="its GPU is lost and its RAM unknown"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": Unknown(reason=NO_GPU, because="")}, [[None], [None]],
+                     id="it has no GPU by now, though it may have lost one"),
+    ],
+)  # fmt: skip
+def test_for_how_long_a_job_was_quiet_is_told_and_is_nan_while_it_is_unknown(
+    place: dict[str, Any], found: list[list[float | None]]
+) -> None:
+    assert quiet_of({"ram_still_s": 500.0, **place}) == found
+
+
+def test_of_a_job_that_needs_no_gpu_it_is_not_told_that_one_is_lost() -> None:
+    lost = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}
+
+    assert quiet_of(lost, {"job_class": JobClass.CPU}) == [[None], []]
+
+
+def test_no_quiet_from_before_stands_for_a_worker_that_is_dead_or_waits_for_a_job() -> None:
+    lost = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}
+
+    assert [quiet_of({}, alive=alive) for alive in (True, None, False)] == [[[500.0], []], [[500.0], []], [[None], []]]
+    assert quiet_of(lost, alive=False) == [[None], [None]]
+    assert quiet_of({}, job=None) == [[None], []]
+
+
+def test_each_worker_of_a_container_is_quiet_by_its_own_beat_and_phase() -> None:
+    one = build.sighting(job=build.job_file(**QUIET_JOB))
+    two = build.sighting(
+        worker=build.worker_file(worker="w1"), job=build.job_file(**QUIET_JOB | {"worker": "w1", "beat": build.ago(5)})
+    )
+    text = golden.scraped(build.snapshot(one, two, containers=(build.evidence(gpu_idle_s=400.0),)))
+
+    assert values(text, "gpuwarden_job_quiet_seconds", worker="w0") == [400.0]
+    assert values(text, "gpuwarden_job_quiet_seconds", worker="w1") == [5.0]
+
+
 def test_a_dead_worker_is_published_with_its_job_and_where_it_was_and_without_the_limits_of_the_living() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
@@ -420,9 +482,10 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
 
     assert {"gpuwarden_job_id", "gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
     of_jobs = {name: value for (name, _), value in series(golden.scraped(idle)).items() if "gpuwarden_job_" in name}
-    assert all(math.isnan(value) for value in of_jobs.values()), "limits, for which no older one is to be taken"
+    assert all(math.isnan(value) for value in of_jobs.values()), "for which no older one is to be taken"
     assert {name.removeprefix("gpuwarden_job_") for name in of_jobs} == {
-        "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_still_seconds", "health_window_seconds"
+        "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_still_seconds",
+        "health_window_seconds", "quiet_seconds",
     }  # fmt: skip
     assert hot(golden.scraped(idle)) >= {"gpuwarden_worker_info", "gpuwarden_container_info"}
     assert {name for name in hot(golden.scraped(empty)) if not name.startswith("gpuwarden_gpu_")} == {

@@ -21,14 +21,13 @@ _SLOT = f'worker="w1",{_PLACE}'
 
 
 def wedge(silent_s: float = 130.0, *, job_id: int = 7, attempt: int = 1, incarnation: str = "i1") -> Series:
-    """Worker w1 in container c1, silent, idle and still for so long of 120 s allowed."""
+    """Worker w1 in container c1, silent and quiet for so long of 120 s allowed."""
     return {
         ("gpuwarden_worker_info", f'{_SLOT},queue="gpu",incarnation="{incarnation}"'): 1,
         ("gpuwarden_job_id", f'{_SLOT},attempt="{attempt}",incarnation="{incarnation}"'): job_id,
         ("gpuwarden_job_beat_age_seconds", _SLOT): silent_s,
         ("gpuwarden_job_stall_timeout_seconds", _SLOT): 120,
-        ("gpuwarden_container_gpu_idle_seconds", _PLACE): silent_s,
-        ("gpuwarden_container_ram_still_seconds", _PLACE): silent_s,
+        ("gpuwarden_job_quiet_seconds", _SLOT): silent_s,
     }
 
 
