@@ -196,6 +196,9 @@ def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
+    # Whoever finds no place in the kernel's queue comes again 1 s later, then 2 s and 4 s. With the 5 places of Python's
+    # own servers 20 at once would wait so, and with one caller's 200 another one's scrape would fail.
+    request_queue_size = CONNECTIONS_MAX
     door: Doorkeeper
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

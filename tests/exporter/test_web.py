@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +285,20 @@ def test_more_connections_than_may_be_are_closed_and_answered_again_once_others_
         with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
             assert not answered(port)
         eventually(lambda: answered(port), "two have hung up")
+
+
+def test_as_many_as_may_be_answered_can_come_at_the_same_moment() -> None:
+    door = Doorkeeper(None)
+    with web.server("127.0.0.1", 0, pages(live(), door), door) as server, ExitStack() as held:
+
+        def comes() -> bool:  # nobody is accepted yet: whoever finds no place in the queue comes again 1 s later
+            try:
+                held.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=0.5))
+            except TimeoutError:
+                return False
+            return True
+
+        assert all(comes() for _ in range(web.CONNECTIONS_MAX))
 
 
 def test_a_thread_that_cannot_be_started_costs_one_connection_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
