@@ -180,10 +180,13 @@ class Pages:
 
 
 def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
-    """How a source's part of a look went. A source can answer, and its driver refuse something of a GPU."""
+    """How a source's part of a look went. One can answer, and not be told all: of a GPU, or by a file of a tenant's."""
     if not source.success:
         return f"failed: {source.because}"
     took = f"in {source.duration_s * 1000:.1f} ms"
+    files = None if snapshot is None else {"workers": snapshot.workers, "tasks": snapshot.tasks}.get(source.source)
+    if files is not None and files.such_as:
+        return f"{took}, and not trusted: {'; '.join(files.such_as.values())}"
     gpus = () if snapshot is None or snapshot.gpus is None else snapshot.gpus.gpus
     refused = [
         f"{gpu.uuid}: {gpu.unknown or ', '.join(gpu.unwatched)}"
@@ -196,8 +199,8 @@ def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
-    # Whoever finds no place in the kernel's queue comes again 1 s later, then 2 s and 4 s. With the 5 places of Python's
-    # own servers 20 at once would wait so, and with one caller's 200 another one's scrape would fail.
+    # Whoever finds no place in the kernel's queue comes again 1 s later, then 2 s and 4 s. With the 5 places that there
+    # are by default 20 at once would wait so, and with one caller's 200 another one's scrape would fail.
     request_queue_size = CONNECTIONS_MAX
     door: Doorkeeper
 

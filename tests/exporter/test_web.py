@@ -148,6 +148,21 @@ def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup()
     assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
 
 
+def test_the_front_page_names_a_file_that_cannot_be_trusted() -> None:
+    sources = tuple(SourceHealth(source=name, success=True, duration_s=0.0015) for name in ("workers", "tasks"))
+    snapshot = build.snapshot(build.sighting(), sources=sources)
+    assert snapshot.workers
+    refused = {"not_json": "/run/gpuwarden/<b>/w0.worker.json: not whole JSON"}
+    snapshot = replace(snapshot, workers=replace(snapshot.workers, errors={"not_json": 1}, such_as=refused))
+    with served(lambda: now(snapshot)) as port:
+        _, text, _ = get(port, "/")
+
+    assert (
+        "<td>workers<td>in 1.5 ms, and not trusted: /run/gpuwarden/&lt;b&gt;/w0.worker.json: not whole JSON\n" in text
+    )
+    assert "<td>tasks<td>well, in 1.5 ms\n" in text
+
+
 def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -> None:
     sources = tuple(SourceHealth(source=name, success=True, duration_s=0.0015) for name in ("gpu", "drm"))
     refused = build.gpu(1, unknown="Insufficient <Permissions>", figures=GpuFigures(unknown={"gpu": "no_permission"}))
