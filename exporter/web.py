@@ -296,6 +296,30 @@ class _Until(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+class _Answer(io.BufferedIOBase):
+    """What a connection is told. Whoever does not take it, for whatever reason, has hung up: that is no error of ours.
+
+    Of what can be raised then wsgiref takes a part for that, and logs the rest as if the page had failed: that the time
+    is over, and whatever TLS says.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, part: Any, /) -> int:
+        """All of it, in the time that an answer has."""
+        try:
+            self._connection.sendall(part)
+        except OSError:
+            raise ConnectionAbortedError from None
+        return len(part)
+
+
 class _QuietHandler(WSGIRequestHandler):
     def __init__(self, request: Any, client_address: Any, server: _Server, *, whole_by_s: float) -> None:
         self._whole_by_s = whole_by_s
@@ -306,10 +330,11 @@ class _QuietHandler(WSGIRequestHandler):
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_Until(self.connection, self._whole_by_s))
+        self.wfile = _Answer(self.connection)
 
     def handle(self) -> None:
-        """Who is too slow is told nothing, and no log."""
-        with contextlib.suppress(TimeoutError):
+        """Who is too slow, or hangs up, is told nothing, and no log."""
+        with contextlib.suppress(OSError):
             super().handle()
 
     def parse_request(self) -> bool:
