@@ -765,6 +765,13 @@ def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(arguments: list[str], 
     assert "Traceback" not in error
 
 
+def test_a_misspelt_variable_is_told_in_the_log(tmp_path: Path) -> None:
+    _, error = run("--dir", tmp_path / "nowhere", env={"GPUWARDEN_EXPORTER_VRAM_FLOR_MIB": "2048"})
+
+    told = json.loads(error.splitlines()[0])
+    assert (told["level"], told["variable"]) == ("warning", "GPUWARDEN_EXPORTER_VRAM_FLOR_MIB")
+
+
 def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
 
