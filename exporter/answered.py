@@ -82,8 +82,11 @@ class AnsweredFile:
         scratch = self._folder / f".{NAME}.new"
         scratch.unlink(missing_ok=True)  # one that was killed in the middle left it
         fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(render(answered, now=clock.stamp()))
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(render(answered, now=clock.stamp()))
+        except OSError as error:  # it does not say by itself of which file: the disk of that is full
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         scratch.replace(self.path)
 
 

@@ -22,7 +22,7 @@ from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
-from exporter.settings_process import read
+from exporter.settings_process import passed_over, read
 from exporter.sources import drm, kubelet, nvidia_host, nvml_library
 from exporter.sources.driver_parent import Apart
 from exporter.sources.driver_process import Driver
@@ -58,6 +58,8 @@ def command(argv: list[str]) -> int:
     """`gpuwarden exporter`."""
     settings = read(argv)
     logs.configure(level=settings.log_level)
+    for name in passed_over(vars(settings), os.environ):
+        log.warning("no setting of the exporter is called so, and the variable is passed over", variable=name)
     serve(settings)
     return 0
 

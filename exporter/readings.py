@@ -444,11 +444,13 @@ class ProcessWork:
 class WorkerReadings:
     """Every worker of the host, and what could not be read: (reason, how many).
 
-    `unread` are the folders with workers that are left out here, though they may live.
+    `such_as` says which file is the first of a reason, and what is wrong with it. `unread` are the folders with workers
+    that are left out here, though they may live.
     """
 
     workers: tuple[WorkerSighting, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
+    such_as: Mapping[str, str] = field(default_factory=dict)
     duplicates: int = 0
     unread: frozenset[str] = frozenset()
 
@@ -463,10 +465,11 @@ class TaskSighting:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReadings:
-    """Every task of other runners, and what could not be read: (reason, how many)."""
+    """Every task of other runners, and what could not be read: (reason, how many); `such_as` as of workers."""
 
     tasks: tuple[TaskSighting, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
+    such_as: Mapping[str, str] = field(default_factory=dict)
 
 
 class GpuShare(NamedTuple):

@@ -62,6 +62,12 @@ log: Final = structlog.get_logger("exporter")
 
 T = TypeVar("T")
 
+_TRUSTED: Final = {
+    "workers": ("state files cannot be trusted", "every state file can be trusted again"),
+    "tasks": ("task files cannot be trusted", "every task file can be trusted again"),
+}
+"""What is logged of the files of each as they turn bad and good again."""
+
 Listings = Mapping[str, Listing | None]
 """The newest listing of each engine, by kind; `None` where it tells none."""
 
@@ -152,7 +158,7 @@ class Sampler:
         self._taken_s: dict[str, float] = {}
         self._told_last: dict[str, Mapping[str, Container]] = {}
         self._left: dict[str, Mapping[str, Container]] = {}
-        self._invalid: dict[str, int] = {}
+        self._invalid: dict[str, dict[str, int]] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
         self._work = Work()
@@ -667,9 +673,14 @@ class Sampler:
     def _tell(self, snapshot: Snapshot) -> None:
         """Log what changed: figures of GPUs, state files that turned bad or good, suspicions (A4), deaths (A14)."""
         self._tell_unwatched(snapshot)
+        if snapshot.tasks is not None:
+            self._tell_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.such_as)
         if snapshot.workers is None:
             return
-        self._tell_invalid(snapshot.workers)
+        invalid = dict(snapshot.workers.errors)
+        if snapshot.workers.duplicates:
+            invalid["duplicate"] = snapshot.workers.duplicates
+        self._tell_invalid("workers", invalid, snapshot.workers.such_as)
         self._tell_suspected(snapshot.workers, snapshot)
         self._tell_dead(snapshot.workers, snapshot)
 
@@ -681,16 +692,14 @@ class Sampler:
         for gpu in over:
             log.info("figures of a GPU are known again", gpu=gpu)
 
-    def _tell_invalid(self, found: WorkerReadings) -> None:
-        invalid = dict(found.errors)
-        if found.duplicates:
-            invalid["duplicate"] = found.duplicates
-        if invalid != self._invalid:
+    def _tell_invalid(self, whose: str, invalid: dict[str, int], such_as: Mapping[str, str]) -> None:
+        if invalid != self._invalid.get(whose, {}):
+            bad, good = _TRUSTED[whose]
             if invalid:
-                log.warning("state files cannot be trusted", invalid=invalid, directory=str(self._directory))
+                log.warning(bad, invalid=invalid, such_as=dict(such_as))
             else:
-                log.info("every state file can be trusted again", directory=str(self._directory))
-            self._invalid = invalid
+                log.info(good)
+            self._invalid[whose] = invalid
 
     def _tell_suspected(self, found: WorkerReadings, snapshot: Snapshot) -> None:
         suspected: dict[str, str] = {}

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from exporter.settings_process import PREFIX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 
@@ -14,7 +15,7 @@ class Settings(BaseSettings):
     """Publish this host's workers, containers and GPUs to Prometheus."""
 
     model_config = SettingsConfigDict(
-        env_prefix="GPUWARDEN_EXPORTER_",
+        env_prefix=PREFIX,
         cli_prog_name="gpuwarden exporter",
         cli_kebab_case=True,
         cli_hide_none_type=True,

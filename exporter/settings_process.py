@@ -5,10 +5,11 @@ What that process does, and the form of its answer: exporter/settings_child.py.
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import make_dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Final, cast
@@ -23,6 +24,9 @@ CHILD: Final = ("-m", "exporter.settings_child")
 
 READ_S: Final = 60.0
 """How long it may take, seconds: it is over in one, and a host that has just booted or is short of memory is slow."""
+
+PREFIX: Final = "GPUWARDEN_EXPORTER_"
+"""What the variables begin with that hold settings."""
 
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 """What ends us meanwhile, and it with us."""
@@ -52,6 +56,23 @@ def read(argv: Sequence[str]) -> "Settings":
         raise SystemExit(code)
     found = pickle.loads(values)  # noqa: S301 - our own program wrote it, to a file that nobody else can open
     return cast("Settings", make_dataclass("Settings", found, frozen=True)(**found))
+
+
+def passed_over(settings: Collection[str], environment: Mapping[str, str]) -> list[str]:
+    """The variables that are called as settings are, by whoever misspelt one, and are none of these.
+
+    Kubernetes sets some that are called so, in a pod beside a Service that is named after us.
+    """
+    known = {f"{PREFIX}{name.upper()}" for name in settings}
+    return sorted(
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX) and name.upper() not in known
+        if not _OF_A_SERVICE.search(name) and not value.startswith("tcp://")
+    )
+
+
+_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 
 
 def _run(argv: Sequence[str], answer: int) -> int:

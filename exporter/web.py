@@ -180,10 +180,13 @@ class Pages:
 
 
 def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
-    """How a source's part of a look went. A source can answer, and its driver refuse something of a GPU."""
+    """How a source's part of a look went. One can answer, and not be told all: of a GPU, or by a file of a tenant's."""
     if not source.success:
         return f"failed: {source.because}"
     took = f"in {source.duration_s * 1000:.1f} ms"
+    files = None if snapshot is None else {"workers": snapshot.workers, "tasks": snapshot.tasks}.get(source.source)
+    if files is not None and files.such_as:
+        return f"{took}, and not trusted: {'; '.join(files.such_as.values())}"
     gpus = () if snapshot is None or snapshot.gpus is None else snapshot.gpus.gpus
     refused = [
         f"{gpu.uuid}: {gpu.unknown or ', '.join(gpu.unwatched)}"
@@ -196,6 +199,9 @@ def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
+    # Whoever finds no place in the kernel's queue comes again 1 s later, then 2 s and 4 s. With the 5 places that there
+    # are by default 20 at once would wait so, and with one caller's 200 another one's scrape would fail.
+    request_queue_size = CONNECTIONS_MAX
     door: Doorkeeper
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -290,6 +296,30 @@ class _Until(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+class _Answer(io.BufferedIOBase):
+    """What a connection is told. Whoever does not take it, for whatever reason, has hung up: that is no error of ours.
+
+    Of what can be raised then wsgiref takes a part for that, and logs the rest as if the page had failed: that the time
+    is over, and whatever TLS says.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, part: Any, /) -> int:
+        """All of it, in the time that an answer has."""
+        try:
+            self._connection.sendall(part)
+        except OSError:
+            raise ConnectionAbortedError from None
+        return len(part)
+
+
 class _QuietHandler(WSGIRequestHandler):
     def __init__(self, request: Any, client_address: Any, server: _Server, *, whole_by_s: float) -> None:
         self._whole_by_s = whole_by_s
@@ -300,10 +330,11 @@ class _QuietHandler(WSGIRequestHandler):
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_Until(self.connection, self._whole_by_s))
+        self.wfile = _Answer(self.connection)
 
     def handle(self) -> None:
-        """Who is too slow is told nothing, and no log."""
-        with contextlib.suppress(TimeoutError):
+        """Who is too slow, or hangs up, is told nothing, and no log."""
+        with contextlib.suppress(OSError):
             super().handle()
 
     def parse_request(self) -> bool:

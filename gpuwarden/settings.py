@@ -1,6 +1,7 @@
 """What the settings of every program have in common: how a bad one is told, and the pages that list them all."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,8 +45,23 @@ def given(settings: type[T], argv: list[str]) -> T:
     Raises:
         ValidationError: some will not do: see `complaints`.
     """
+    _leave_service_link(settings)
     source: CliSettingsSource[Any] = CliSettingsSource(settings, formatter_class=_Help)
     return CliApp.run(settings, cli_args=argv, cli_settings_source=source)
+
+
+def _leave_service_link(settings: type[BaseSettings]) -> None:
+    """Kubernetes tells each pod beside a Service where that is, in variables by its name: nobody has set a port so.
+
+    Of one named `gpuwarden-exporter` one of these is GPUWARDEN_EXPORTER_PORT. Reference:
+    https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+    """
+    name = f"{settings.model_config.get('env_prefix', '')}PORT"
+    if _SERVICE_LINK.fullmatch(os.environ.get(name, "")):
+        del os.environ[name]
+
+
+_SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:

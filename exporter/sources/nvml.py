@@ -30,6 +30,7 @@ from exporter.sources.nvml_calls import (
     Refusal,
     ask,
     entries,
+    name_of,
     reason,
     running,
     said,
@@ -153,7 +154,7 @@ class NvmlGpus:
         """A GPU, and the instances that it is cut into."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+            uuid, name = pynvml.nvmlDeviceGetUUID(handle), name_of(handle)
             self._identities[index] = uuid, name
             whole = not _in_mig_mode(handle)
             return [
@@ -287,7 +288,7 @@ def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
 
 def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -> Gpu:
     memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    own_name, _ = ask(pynvml.nvmlDeviceGetName, handle)
+    own_name, _ = ask(name_of, handle)
     listed, not_listed = _listed(handle, mig)
     refused = {"memory": memory_refused, "processes": not_listed}
     return Gpu(

@@ -138,6 +138,18 @@ def utilizations(handle: Any, seen_us: int) -> list[Sample]:
     return [Sample._make(each) for each in _SAMPLE.iter_unpack(into.raw[: count.value * _SAMPLE.size])]
 
 
+def name_of(handle: Any) -> str:
+    """What a GPU is called. A byte of that which is no text is written as its number: it must cost no figure.
+
+    Raises:
+        NVMLError: the driver does not say.
+    """
+    try:
+        return str(pynvml.nvmlDeviceGetName(handle))
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "backslashreplace")
+
+
 def said(error: pynvml.NVMLError) -> str:
     """The driver's own words, and what to do about it."""
     return ": ".join(filter(None, (str(error).rstrip("."), _ADVICE.get(error.value))))

@@ -10,7 +10,6 @@ only one that was seen is told dead.
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Final
 from exporter.readings import TaskReadings, TaskSighting
 from exporter.sources import tenantfiles
 from exporter.sources.processes import TICKS_PER_S
+from exporter.sources.tenantfiles import Refused
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.statefile import StateFileError, TaskFile
 
@@ -70,20 +70,21 @@ class Tasks:
         Raises:
             OSError: not one of the folders can be read.
         """
-        errors: Counter[str] = Counter()
+        refused = Refused()
         known: dict[Path, _Known] = {}
         living: set[Path] = set()
         found: dict[int, TaskSighting] = {}
         unread: list[OSError] = []
         for folder in self._folders:
             try:
-                entries = list(self._entries(folder, errors))
+                entries = list(self._entries(folder, refused))
             except OSError as error:
-                errors["folder_missing" if isinstance(error, FileNotFoundError) else "folder_unreadable"] += 1
+                reason = "folder_missing" if isinstance(error, FileNotFoundError) else "folder_unreadable"
+                refused.add(reason, folder, error)
                 unread.append(error)
                 continue
             for path, stamp in entries:
-                each = self._file(path, stamp, errors)
+                each = self._file(path, stamp, refused)
                 if each is None:
                     continue
                 known[path] = each
@@ -92,15 +93,17 @@ class Tasks:
                     living.add(path)
                 other = found.setdefault(sighting.task.task_id, sighting)
                 if other is not sighting:
-                    errors["duplicate"] += 1
+                    refused.add("duplicate", path, f"another file tells of a task {sighting.task.task_id}, too")
                     if sighting.alive and not other.alive:
                         found[sighting.task.task_id] = sighting
         if len(unread) == len(self._folders):
             raise unread[0]
         self._known, self._alive = known, frozenset(living)
-        return TaskReadings(tasks=tuple(found[each] for each in sorted(found)), errors=errors)
+        return TaskReadings(
+            tasks=tuple(found[each] for each in sorted(found)), errors=refused.counts, such_as=refused.such_as
+        )
 
-    def _entries(self, folder: Path, errors: Counter[str]) -> Iterator[tuple[Path, _Stamp]]:
+    def _entries(self, folder: Path, refused: Refused) -> Iterator[tuple[Path, _Stamp]]:
         """The task files of a folder, with what tells whether one has changed.
 
         Those come first that were alive at the last look, then the newest: what SIGKILL leaves behind is there for
@@ -110,12 +113,16 @@ class Tasks:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number == ENTRIES_MAX:
-                    errors["too_many"] += 1
+                    refused.add("too_many", folder, f"over {ENTRIES_MAX} entries")
                     break
                 if entry.name.startswith(".") or not entry.name.endswith(statefile.TASK_SUFFIX):
                     continue
                 if not _NAME.fullmatch(entry.name):
-                    errors["name"] += 1
+                    refused.add(
+                        "name",
+                        folder / entry.name,
+                        f"no name of a task's: its running_log_id and {statefile.TASK_SUFFIX} are wanted",
+                    )
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -128,26 +135,26 @@ class Tasks:
 
         names = sorted(stamps, key=rank, reverse=True)
         if len(names) > TASKS_MAX:
-            errors["too_many"] += 1
+            refused.add("too_many", folder, f"{len(names)} task files, of which {TASKS_MAX} are read")
         for name in names[:TASKS_MAX]:
             yield folder / name, stamps[name]
 
-    def _file(self, path: Path, stamp: _Stamp, errors: Counter[str]) -> _Known | None:
+    def _file(self, path: Path, stamp: _Stamp, refused: Refused) -> _Known | None:
         known = self._known.get(path)
         if known is not None and known.stamp == stamp:
             return known
         try:
             file = statefile.parse_task(tenantfiles.text(path))
         except StateFileError as error:
-            errors[error.reason] += 1
+            refused.add(error.reason, path, error)
             return None
         except FileNotFoundError:
             return None
-        except OSError:
-            errors["unreadable"] += 1
+        except OSError as error:
+            refused.add("unreadable", path, error)
             return None
         if path.name != f"{file.task_id}{statefile.TASK_SUFFIX}":
-            errors["name"] += 1
+            refused.add("name", path, f"it says that it is of task {file.task_id}")
             return None
         # Written again by a runner that still means the same process: what is known of that stays known.
         same = known is not None and known.file == file

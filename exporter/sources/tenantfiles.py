@@ -2,9 +2,26 @@
 
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 
 from gpuwarden.statefile import SIZE_MAX_BYTES, StateFileError
+
+
+class Refused:
+    """What cannot be trusted or read in one look: how many by reason, and of each reason the first, for a person."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.such_as: dict[str, str] = {}
+
+    def add(self, reason: str, which: Path | str, because: Exception | str) -> None:
+        """One more. Only the first of a reason is named: tenants may make any number of them."""
+        self.counts[reason] += 1
+        if reason not in self.such_as:
+            said = because.strerror if isinstance(because, OSError) else None
+            name = os.fsencode(which).decode("utf-8", "backslashreplace")  # what is no UTF-8 would fail the page
+            self.such_as[reason] = f"{name}: {said or because}"
 
 
 def open_plain(path: Path | str) -> int:
@@ -17,7 +34,7 @@ def open_plain(path: Path | str) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StateFileError("not_a_file", f"{path} is no plain file")
+        raise StateFileError("not_a_file", "it is no plain file")
     return descriptor
 
 
@@ -36,8 +53,8 @@ def text(path: Path | str) -> str:
     finally:
         os.close(descriptor)
     if len(data) > SIZE_MAX_BYTES:
-        raise StateFileError("oversized", f"{path} is over {SIZE_MAX_BYTES} bytes")
+        raise StateFileError("oversized", f"it is over {SIZE_MAX_BYTES} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise StateFileError("not_json", f"{path} is not UTF-8") from None
+        raise StateFileError("not_json", "it is not UTF-8") from None

@@ -5,7 +5,6 @@ import fcntl
 import math
 import os
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from exporter.readings import WorkerReadings, WorkerSighting
 from exporter.sources import tenantfiles
+from exporter.sources.tenantfiles import Refused
 from gpuwarden import cgroup, statefile
 from gpuwarden.statefile import JobFile, StateFileError, WorkerFile
 
@@ -38,38 +38,46 @@ def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
     Raises:
         OSError: the directory itself cannot be read.
     """
-    errors: Counter[str] = Counter()
+    refused = Refused()
     kept: dict[str, WorkerSighting] = {}
     duplicates = 0
     unread: set[str] = set()
     _WORKER_FILES.begin()
     _JOB_FILES.begin()
-    for folder, base in _worker_files(directory, errors, unread):
+    for folder, base in _worker_files(directory, refused, unread):
         try:
-            sighting = _sight(directory, folder, base, proc, errors)
+            sighting = _sight(directory, folder, base, proc, refused)
         except StateFileError as error:
-            errors[error.reason] += 1
+            refused.add(error.reason, f"{directory}/{folder}/{base}{statefile.WORKER_SUFFIX}", error)
             unread.add(folder)
             continue
         except FileNotFoundError:
             continue  # the worker ended, cleanly, since the folder was listed
-        except (OSError, ValueError):
-            errors["unreadable"] += 1
+        except (OSError, ValueError) as error:
+            refused.add("unreadable", f"{directory}/{folder}/{base}{statefile.WORKER_SUFFIX}", error)
             unread.add(folder)
             continue
         name = sighting.worker.worker
         if name in kept:
             duplicates += 1
             kept[name], other = sorted((kept[name], sighting), key=lambda each: _precedence(each, proc))
+            twice = f"worker {name}, in the folders {kept[name].folder} and {other.folder}"
+            refused.such_as.setdefault("duplicate", twice)
             if other.alive is not False:
                 unread.add(other.folder)
         else:
             kept[name] = sighting
     found = tuple(kept[name] for name in sorted(kept))
-    return WorkerReadings(workers=found, errors=errors, duplicates=duplicates, unread=frozenset(unread))
+    return WorkerReadings(
+        workers=found,
+        errors=refused.counts,
+        such_as=refused.such_as,
+        duplicates=duplicates,
+        unread=frozenset(unread),
+    )
 
 
-def _worker_files(directory: Path, errors: Counter[str], unread: set[str]) -> Iterator[tuple[str, str]]:
+def _worker_files(directory: Path, refused: Refused, unread: set[str]) -> Iterator[tuple[str, str]]:
     """The folder and the name of each worker that a file says is there."""
     with os.scandir(directory) as entries:
         folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -77,13 +85,13 @@ def _worker_files(directory: Path, errors: Counter[str], unread: set[str]) -> It
         try:
             with os.scandir(f"{directory}/{folder}") as entries:
                 names = [entry.name for entry in islice(entries, ENTRIES_MAX)]
-        except OSError:
-            errors["unreadable"] += 1
+        except OSError as error:
+            refused.add("unreadable", f"{directory}/{folder}", error)
             unread.add(folder)
             continue
         found = sorted(name for name in names if name.endswith(statefile.WORKER_SUFFIX) and not name.startswith("."))
         if len(found) > FILES_MAX or len(names) == ENTRIES_MAX:
-            errors["too_many"] += 1
+            refused.add("too_many", f"{directory}/{folder}", f"{len(found)} worker files among {len(names)} files")
             unread.add(folder)
         yield from ((folder, name.removesuffix(statefile.WORKER_SUFFIX)) for name in found[:FILES_MAX])
 
@@ -117,12 +125,12 @@ _WORKER_FILES: Final[_Parsed[WorkerFile]] = _Parsed()
 _JOB_FILES: Final[_Parsed[JobFile]] = _Parsed()
 
 
-def _sight(directory: Path, folder: str, base: str, proc: Path, errors: Counter[str]) -> WorkerSighting:
+def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused) -> WorkerSighting:
     stem = f"{directory}/{folder}/{base}"
     worker = _WORKER_FILES.read(tenantfiles.text(stem + statefile.WORKER_SUFFIX), statefile.parse_worker)
     if worker.worker != base:
-        raise StateFileError("name", f"{stem}{statefile.WORKER_SUFFIX} says it is of worker {worker.worker!r}")
-    alive, pid = _lock(stem + statefile.LOCK_SUFFIX, errors)
+        raise StateFileError("name", f"it says that it is of worker {worker.worker}")
+    alive, pid = _lock(stem + statefile.LOCK_SUFFIX, refused)
     container_id = None
     if pid is not None:
         try:
@@ -133,7 +141,7 @@ def _sight(directory: Path, folder: str, base: str, proc: Path, errors: Counter[
             pid = None  # it died between the two looks; the lock will say so at the next
     return WorkerSighting(
         worker=worker,
-        job=_job(stem + statefile.JOB_SUFFIX, worker, errors),
+        job=_job(stem + statefile.JOB_SUFFIX, worker, refused),
         alive=alive,
         pid=pid,
         container_id=container_id,
@@ -147,24 +155,24 @@ def own_container() -> str | None:
     return cgroup.container_id(os.getpid())
 
 
-def _job(path: str, worker: WorkerFile, errors: Counter[str]) -> JobFile | None:
+def _job(path: str, worker: WorkerFile, refused: Refused) -> JobFile | None:
     try:
         job = _JOB_FILES.read(tenantfiles.text(path), statefile.parse_job)
     except FileNotFoundError:
         return None
     except StateFileError as error:
-        errors[error.reason] += 1
+        refused.add(error.reason, path, error)
         return None
-    except OSError:
-        errors["unreadable"] += 1
+    except OSError as error:
+        refused.add("unreadable", path, error)
         return None
     if (job.worker, job.incarnation) != (worker.worker, worker.incarnation):
-        errors["foreign"] += 1
+        refused.add("foreign", path, f"it is of another life of worker {worker.worker}, or of another worker")
         return None
     return job
 
 
-def _lock(path: str, errors: Counter[str]) -> tuple[bool | None, int | None]:
+def _lock(path: str, refused: Refused) -> tuple[bool | None, int | None]:
     """Whether the lock is held, and by which pid of this namespace; `None` for what cannot be told.
 
     A worker never takes its lock file away: where it is missing somebody else did, and its holder may live.
@@ -172,16 +180,16 @@ def _lock(path: str, errors: Counter[str]) -> tuple[bool | None, int | None]:
     try:
         descriptor = tenantfiles.open_plain(path)
     except FileNotFoundError:
-        errors["lock_missing"] += 1
+        refused.add("lock_missing", path, "it is not there")
         return None, None
-    except (OSError, StateFileError):
-        errors["lock_unreadable"] += 1
+    except (OSError, StateFileError) as error:
+        refused.add("lock_unreadable", path, error)
         return None, None
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-    except OSError:
-        errors["lock_unreadable"] += 1
+    except OSError as error:
+        refused.add("lock_unreadable", path, error)
         return None, None
     finally:
         os.close(descriptor)

@@ -121,12 +121,13 @@ def test_what_was_kept_stays_where_the_disk_fills_up_in_the_middle(kept: Answere
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(OSError, match="too large") as refused:
             kept.write(["c@1", "c@2"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert kept.read() == ("c@1",)
+    assert refused.value.filename == str(kept.path)
 
 
 def writable_by_others(file: Path) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 from base64 import b64encode
@@ -16,6 +17,7 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.doorkeeper
+import exporter.web
 from deploy import parts
 from exporter.doorkeeper import BusyError, Doorkeeper, WebConfigError
 from tests.asking import PLAIN
@@ -26,6 +28,8 @@ from tests.remediator.prometheus import prometheus
 from tests.waiting import eventually
 
 PASSWORD = "correct horse"
+HANGS_UP_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER (socket(7)): whoever closes breaks off, as one that crashes does, or a probe of a port."""
 
 
 def hashed(password: str) -> str:
@@ -287,6 +291,54 @@ def test_a_caller_that_does_not_shake_hands_holds_up_nobody(tmp_path: Path, ours
         socket.create_connection(("127.0.0.1", port)),
     ):
         assert ask(port, ours) == 200
+
+
+@pytest.mark.parametrize(
+    ("sends", "stays"),
+    [
+        pytest.param(b"GET /metr", False, id="hangs up within its request"),
+        pytest.param(b"GET / HTTP/1.0\r\n\r\n", False, id="hangs up before it has the answer"),
+        pytest.param(b"GET / HTTP/1.0\r\n\r\n", True, id="does not take the answer"),
+    ],
+)
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "by TLS"])
+def test_it_is_no_error_of_ours_where_a_caller(
+    tmp_path: Path,
+    ours: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    secure: bool,
+    sends: bytes,
+    stays: bool,
+) -> None:
+    monkeypatch.setattr(exporter.web, "CONNECTIONS_MAX", 1)  # whoever is answered next, this caller was let go of
+    if stays:
+        monkeypatch.setattr(exporter.web, "REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(exporter.web.Pages, "_front", lambda _: "x" * 2**25)  # more than a connection holds
+    config = write(tmp_path / "web.yml", tls(ours)) if secure else None
+
+    with served(live(), web_config_file=config) as port:
+
+        def answered() -> bool:
+            try:
+                return (ask(port, ours) if secure else get(port, "/metrics")[0]) == 200
+            except (OSError, http.client.HTTPException):
+                return False
+
+        caller = socket.create_connection(("127.0.0.1", port))
+        if secure:
+            trusts = ssl.create_default_context(cafile=ours.own.cert)
+            caller = trusts.wrap_socket(caller, server_hostname="127.0.0.1")
+        with caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANGS_UP_AT_ONCE)
+            caller.sendall(sends)
+            if sends.endswith(b"\r\n\r\n"):
+                assert caller.recv(1)
+            if stays:
+                eventually(answered, "it is let go of")
+        eventually(answered, "it is let go of")
+
+    assert capfd.readouterr().err == ""
 
 
 def test_a_renewed_certificate_is_shown_at_the_next_handshake(

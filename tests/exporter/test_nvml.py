@@ -798,6 +798,16 @@ def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(d
 # GPUs and drivers that go
 
 
+def test_a_name_that_is_no_text_is_told_as_far_as_it_goes_and_costs_nobody_else(driver_here: Driver) -> None:
+    part = Instance(uuid="MIG-1", gpu_instance=1, name="Odd part")
+    driver_here.answer(Card(name="Odd GPU", mig=True, instances=(part,)), Card(uuid="GPU-1", name="Test GPU"))
+    whole = driver_here.script.with_suffix(".whole")
+    whole.write_bytes(driver_here.script.read_bytes().replace(b"Odd", b"Odd\xff"))
+    whole.replace(driver_here.script)
+
+    assert [each.name for each in NvmlGpus().read().gpus] == ["Odd\\xff GPU", "Odd\\xff part", "Test GPU"]
+
+
 @pytest.mark.parametrize(
     ("failing", "lost", "because", "counted"),
     [

@@ -33,6 +33,7 @@ from exporter.sources import clients, processes, simulated
 from exporter.sources.drm import AMD, DrmGpus
 from exporter.sources.listener import Listener, Listing
 from exporter.sources.nvidia_host import NvidiaHost
+from exporter.sources.tasks import Tasks
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
@@ -928,6 +929,45 @@ def test_state_files_that_turn_bad_and_good_again_are_logged(house: Path, logged
     ]
 
 
+def test_the_log_names_the_first_file_of_each_reason_and_what_is_wrong_with_it(house: Path, logged: LogCapture) -> None:
+    slot = house / "slot"
+    slot.mkdir()
+    for name in ("w0", "w1"):
+        (slot / f"{name}.worker.json").write_text("{")
+    worker = build.worker_file(worker="w2")
+    (slot / "w2.worker.json").write_text(statefile.render(worker))
+    (slot / "w2.lock").touch()
+    job = build.job_file(worker="w2", incarnation=worker.incarnation, model="a\nb")
+    (slot / "w2.job.json").write_text(statefile.render(job))
+
+    sampler(house).sample()
+
+    said = logged.entries[0]["such_as"]
+    assert said.keys() == logged.entries[0]["invalid"].keys() == {"not_json", "field"}
+    assert said["not_json"].startswith(f"{slot}/w0.worker.json: not whole JSON (")
+    assert said["field"] == (
+        f"{slot}/w2.job.json: field 'model': a string of 1 to 256 printable characters was wanted, 'a\\nb' found"
+    )
+
+
+def test_task_files_that_turn_bad_and_good_again_are_logged(house: Path, tmp_path: Path, logged: LogCapture) -> None:
+    bad = tmp_path / "running_tasks" / "8.json"
+    bad.parent.mkdir()
+    bad.write_text('{"running_log_id":8,"remote_p')
+    look = sampler(house, tasks=Tasks([bad.parent]))
+
+    look.sample()
+    look.sample()
+    bad.unlink()
+    look.sample()
+
+    assert [(each["log_level"], each["event"], each.get("invalid")) for each in logged.entries] == [
+        ("warning", "task files cannot be trusted", {"not_json": 1}),
+        ("info", "every task file can be trusted again", None),
+    ]
+    assert logged.entries[0]["such_as"]["not_json"].startswith(f"{bad}: not whole JSON (")
+
+
 def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> None:
     for folder in ("a", "b"):
         (house / folder).mkdir()
@@ -937,3 +977,4 @@ def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> N
     sampler(house).sample()
 
     assert logged.entries[0]["invalid"] == {"duplicate": 1}
+    assert logged.entries[0]["such_as"] == {"duplicate": "worker w0, in the folders a and b"}

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from exporter.settings import Settings
+from gpuwarden.settings import complaints, given
 
 
 @pytest.mark.parametrize("figure", [float("inf"), float("nan")])
@@ -58,3 +59,21 @@ def test_where_an_engine_may_listen_will_do(option: str, given: str) -> None:
 def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
     with pytest.raises(ValidationError, match=f"--pegged-ratio {ratio} is not above --idle-ratio 0.05"):
         Settings(pegged_ratio=ratio)
+
+
+def test_where_a_kubernetes_service_of_our_name_is_to_be_asked_is_no_port_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", "tcp://10.96.7.1:29835")
+
+    assert given(Settings, []).port == Settings.model_fields["port"].default
+    assert given(Settings, ["--port", "1"]).port == 1
+
+
+def test_a_port_that_is_none_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", "http://10.96.7.1:29835")
+
+    with pytest.raises(ValidationError) as refused:
+        given(Settings, [])
+
+    assert "will not do for --port (or GPUWARDEN_EXPORTER_PORT)" in "".join(complaints(refused.value, Settings))

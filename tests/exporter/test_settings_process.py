@@ -13,7 +13,7 @@ from pydantic_settings import CliApp
 
 from exporter import settings_process
 from exporter.settings import Settings
-from exporter.settings_process import SettingsProcessError, read
+from exporter.settings_process import SettingsProcessError, passed_over, read
 from tests.exporter.test_web import environment
 from tests.waiting import eventually
 
@@ -54,6 +54,24 @@ def test_each_setting_is_what_it_is_where_it_is_read(options: list[str], monkeyp
 
     assert vars(found) == dict(CliApp.run(Settings, cli_args=options))
     assert (found.vram_tie_mib, found.dir) == (7, Path("/srv/gpuwarden"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        pytest.param("GPUWARDEN_EXPORTER_VRAM_FLOR_MIB", "2048", True, id="misspelt"),
+        pytest.param("gpuwarden_exporter_prot", "29835", True, id="misspelt in small letters"),
+        pytest.param("GPUWARDEN_EXPORTER_VRAM_FLOOR_MIB", "2048", False, id="a setting"),
+        pytest.param("gpuwarden_exporter_port", "29835", False, id="a setting in small letters"),
+        pytest.param("GPUWARDEN_REMEDIATOR_PROT", "29836", False, id="another program's"),
+        pytest.param("GPUWARDEN_EXPORTER_SERVICE_HOST", "10.96.7.1", False, id="Kubernetes': where a Service is"),
+        pytest.param("GPUWARDEN_EXPORTER_SERVICE_PORT_WEB", "29835", False, id="Kubernetes': its port by name"),
+        pytest.param("GPUWARDEN_EXPORTER_PORT_29835_TCP_ADDR", "10.96.7.1", False, id="Kubernetes': each port"),
+        pytest.param("GPUWARDEN_EXPORTER_ALL_PORT", "tcp://10.96.7.1:29835", False, id="Kubernetes': another Service"),
+    ],
+)
+def test_a_variable_that_is_called_as_a_setting_and_is_none_is_told(name: str, value: str, told: bool) -> None:
+    assert passed_over(Settings.model_fields, {name: value, "PATH": "/bin"}) == ([name] if told else [])
 
 
 def test_no_setting_changes_afterwards() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,21 @@ def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup()
     assert f"Version {__version__}, on box-1. Its newest look is 0." in text
     assert "<td>gpu<td>well, in 1.5 ms" in text
     assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
+
+
+def test_the_front_page_names_a_file_that_cannot_be_trusted() -> None:
+    sources = tuple(SourceHealth(source=name, success=True, duration_s=0.0015) for name in ("workers", "tasks"))
+    snapshot = build.snapshot(build.sighting(), sources=sources)
+    assert snapshot.workers
+    refused = {"not_json": "/run/gpuwarden/<b>/w0.worker.json: not whole JSON"}
+    snapshot = replace(snapshot, workers=replace(snapshot.workers, errors={"not_json": 1}, such_as=refused))
+    with served(lambda: now(snapshot)) as port:
+        _, text, _ = get(port, "/")
+
+    assert (
+        "<td>workers<td>in 1.5 ms, and not trusted: /run/gpuwarden/&lt;b&gt;/w0.worker.json: not whole JSON\n" in text
+    )
+    assert "<td>tasks<td>well, in 1.5 ms\n" in text
 
 
 def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -> None:
@@ -285,6 +300,20 @@ def test_more_connections_than_may_be_are_closed_and_answered_again_once_others_
         with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
             assert not answered(port)
         eventually(lambda: answered(port), "two have hung up")
+
+
+def test_as_many_as_may_be_answered_can_come_at_the_same_moment() -> None:
+    door = Doorkeeper(None)
+    with web.server("127.0.0.1", 0, pages(live(), door), door) as server, ExitStack() as held:
+
+        def comes() -> bool:  # nobody is accepted yet: whoever finds no place in the queue comes again 1 s later
+            try:
+                held.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=0.5))
+            except TimeoutError:
+                return False
+            return True
+
+        assert all(comes() for _ in range(web.CONNECTIONS_MAX))
 
 
 def test_a_thread_that_cannot_be_started_costs_one_connection_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -734,6 +763,13 @@ def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(arguments: list[str], 
     assert status == 2
     assert says in error
     assert "Traceback" not in error
+
+
+def test_a_misspelt_variable_is_told_in_the_log(tmp_path: Path) -> None:
+    _, error = run("--dir", tmp_path / "nowhere", env={"GPUWARDEN_EXPORTER_VRAM_FLOR_MIB": "2048"})
+
+    told = json.loads(error.splitlines()[0])
+    assert (told["level"], told["variable"]) == ("warning", "GPUWARDEN_EXPORTER_VRAM_FLOR_MIB")
 
 
 def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:

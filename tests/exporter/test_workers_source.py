@@ -192,6 +192,7 @@ def test_a_file_that_cannot_be_trusted_costs_its_own_worker_only(
 
     assert names(found) == ["fine", "good"]
     assert dict(found.errors) == {reason: 1}
+    assert found.such_as[reason].startswith(f"{house}/bad/bad.")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ def test_a_job_file_that_cannot_be_trusted_leaves_its_worker_without_a_job(
 
     assert (names(found), found.workers[0].job) == (["w0"], None)
     assert dict(found.errors) == {reason: 1}
+    assert found.such_as[reason].startswith(f"{job_path}: ")
 
 
 def test_a_pipe_that_somebody_holds_open_does_not_hold_us_up(house: Path) -> None:
@@ -244,6 +246,7 @@ def test_a_lock_that_is_no_file_tells_nothing_and_does_not_hold_us_up(
 
     assert found.workers[0].alive is None
     assert dict(found.errors) == {"lock_unreadable": 1}
+    assert found.such_as["lock_unreadable"].startswith(f"{lock}: ")
 
 
 def test_a_lock_behind_a_link_tells_nothing(house: Path, start_worker: StartWorker) -> None:
