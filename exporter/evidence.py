@@ -226,14 +226,9 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is None:
-        return use
-    left_out = bool(readings.hung) and _may_be_on_hung(use, readings)
-    if not (uuids := use[0]):
-        return use._replace(left_out=True) if left_out else use
-    seen = readings.there
-    its = uuids if seen.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in seen)
-    return GpuUse(*use[:5], its, use[6], left_out)
+    if readings is not None and readings.hung and _may_be_on_hung(use, readings):
+        return use._replace(left_out=True)
+    return use
 
 
 def _may_be_on_hung(use: GpuUse, readings: GpuReadings) -> bool:
@@ -279,18 +274,17 @@ def _use(
         its = tuple(dict.fromkeys([*uuids, *not_here, *filter(None, named.values())]))
         use = _unknown_use(its, "gpu_missing", _why_missing(missing[0], readings))
         nameless = tuple(name for name, uuid in named.items() if uuid is None)
+        seen = readings.those_there(its)
         if not readings.nodes_are_known and wanted == _nodes(wanted):
             shares = _uninvited(pids, readings, thresholds)
-        return use._replace(shares=shares, nameless=nameless, may_be_elsewhere=elsewhere is not None)
+        return use._replace(shares=shares, nameless=nameless, there=seen, may_be_elsewhere=elsewhere is not None)
     if not assigned and not unread:
         return _unknown_use((), "gpu_missing", "every GPU with a render node is assigned, and each was lost before")
-    if (first := next(iter(unread.values()), None) or elsewhere) is not None:
-        return GpuUse(uuids, shares, utilization_ratio=None, unknown=first, may_be_elsewhere=elsewhere is not None)
-    if pids is None:
-        return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None, unknown=_NO_PIDS)
-    unknown = next(filter(None, reasons), None)
-    known = [each for each in map(decisive, shares) if each is not None]
-    return GpuUse(gpus=uuids, shares=shares, utilization_ratio=None if unknown else max(known), unknown=unknown)
+    unknown = next(iter(unread.values()), None) or elsewhere
+    if unknown is None:
+        unknown = _NO_PIDS if pids is None else next(filter(None, reasons), None)
+    ratio = None if unknown else max([each for each in map(decisive, shares) if each is not None])
+    return GpuUse(uuids, shares, ratio, unknown, (), readings.those_there(uuids), elsewhere is not None)
 
 
 def _without_lost(readings: GpuReadings, wanted: AbstractSet[str], there: AbstractSet[str]) -> GpuReadings:
@@ -977,14 +971,16 @@ class _StillWindow:
 
     def forget(self) -> None:
         self._start_s: float | None = None
+        self._value: int | None = None
         self._greatest: deque[_Extreme] = deque()
         self._least: deque[_Extreme] = deque()
 
     def add(self, now_s: float, value: int) -> float:
         """Take in one value; returns the window's length, seconds."""
-        if self._start_s is not None and self._greatest[-1].value == value == self._least[-1].value:
+        if self._start_s is not None and value == self._value:
             # The same as the sample before, which stands for both.
             return now_s - self._start_s
+        self._value = value
         for queue in (self._greatest, self._least):
             if queue:
                 queue[-1].next_s = now_s

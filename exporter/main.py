@@ -46,8 +46,8 @@ log: Final = structlog.get_logger("exporter")
 DOCKER_SOCKET: Final = Path("/var/run/docker.sock")
 """Where Docker listens unless it is told otherwise."""
 
-END_WITHIN_S: Final = 0.5
-"""How often the main thread looks whether it is to end, seconds."""
+END_WITHIN_S: Final = 5.0
+"""How often the main thread looks whether it is to end, seconds, where nothing has told it."""
 
 GARBAGE_EACH: Final = 20_000
 """After how many new objects that are left the youngest are looked through for cycles: a look at a full host leaves
@@ -129,7 +129,7 @@ def serve(settings: "Settings") -> None:
         registry.register(collector)
     web = server(settings.listen, settings.port, Pages(registry, sampler.latest, host=host, door=door), door)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=web.shutdown, daemon=True).start())
+        signal.signal(number, lambda *_: threading.Thread(target=web.end, daemon=True).start())
     # In a thread, as its end is: a handler runs between two steps of the main thread, which may hold any lock.
     signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
     for source in sources.values():

@@ -6,7 +6,7 @@ Values only. Unknown is `None` with its reason beside it; a measured nothing is 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -186,12 +186,18 @@ class Gpu:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
-        found: dict[int, tuple[GpuProcess, ...]] = {}
-        for process in self.processes or ():
-            own = (process,)  # of hundreds each second hardly any is there twice, and a list of each costs more
-            if found.setdefault(process[0], own) is not own:
-                found[process[0]] += own
+        listed = self.processes or ()
+        found: dict[int, tuple[GpuProcess, ...]] = dict(zip(self.pids, zip(listed, strict=True), strict=True))
+        if len(found) < len(listed):  # one of them is there twice: of hundreds each second hardly any is
+            found = {}
+            for process in listed:
+                found[process.pid] = (*found.get(process.pid, ()), process)
         return found
+
+    @cached_property
+    def pids(self) -> tuple[int, ...]:
+        """The pids on its list, in its order; none where it could not be listed."""
+        return tuple([process[0] for process in self.processes or ()])
 
     @cached_property
     def listed_ratio(self) -> float | None:
@@ -227,6 +233,19 @@ class Gpu:
         """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
         known = [process.memory_bytes for process in self.processes or ()]
         return None if self.processes is None or None in known else sum(used or 0 for used in known)
+
+
+@lru_cache(maxsize=2)
+def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
+    """By pid, the places of the lists that it is on: those of one look are mostly those of the next."""
+    found: dict[int, tuple[int, ...]] = {}
+    for place, pids in enumerate(listed):
+        here = (place,)
+        for pid in pids:
+            before = found.setdefault(pid, here)
+            if before[-1] != place:
+                found[pid] = before + here
+    return found
 
 
 UNIDENTIFIED: Final = "unidentified-"
@@ -285,18 +304,17 @@ class GpuReadings:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
         """By pid, the places of the GPUs in `gpus` that list it."""
-        found: dict[int, tuple[int, ...]] = {}
-        for place, gpu in enumerate(self.gpus):
-            here = (place,)
-            for pid in gpu.by_pid:
-                if found.setdefault(pid, here) is not here:
-                    found[pid] += here
-        return found
+        return _places(tuple([gpu.pids for gpu in self.gpus]))
 
     @cached_property
     def there(self) -> frozenset[str]:
         """The UUIDs of those that are no lost ones for sure."""
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.lost is False)
+
+    def those_there(self, uuids: tuple[str, ...]) -> tuple[str, ...]:
+        """Of these GPUs those that are no lost ones for sure."""
+        there = self.there
+        return uuids if there.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in there)
 
     @cached_property
     def hung(self) -> frozenset[str]:

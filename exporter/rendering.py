@@ -8,7 +8,8 @@ Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from math import isfinite
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -63,14 +64,16 @@ class Renderer:
 
 def _lines(
     name: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]], known: _Labels, used: _Labels
-) -> Iterator[str]:
+) -> list[str]:
     before, now = known.get(labels, {}), used.setdefault(labels, {})
+    lines: list[str] = []
     for values, value in rows:
         text = now.get(values)
         if text is None:
             text = now[values] = before.get(values) or _braced(labels, values)
         number = repr(float(value))
-        yield f"{name}{text} {_NOT_FINITE.get(number, number)}\n"
+        lines.append(f"{name}{text} {number if isfinite(value) else _NOT_FINITE[number]}\n")
+    return lines
 
 
 def wants_openmetrics(accept: str) -> bool:

@@ -9,12 +9,12 @@ somebody. Times are CLOCK_BOOTTIME seconds.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from exporter.readings import Gpu, GpuReadings
+from exporter.readings import Gpu, GpuProcess, GpuReadings
 
 NOT_YET: Final = "not_yet"
 """Why it is unknown: the GPU has not been looked at for as long as the bound."""
@@ -87,7 +87,7 @@ class _Card:
         self, used_bytes: int, held: Mapping[int, int | None], *, now_s: float, until_s: float, after_gap: bool
     ) -> int | None:
         """What is due by this look; `None` is unknown."""
-        gone = [self.held[pid] for pid in self.held.keys() - held.keys()]
+        gone = [size for pid, size in self.held.items() if pid not in held]
         self.at_s, self.held = now_s, held
         sizes = [*filter(None, held.values())]
         rest_bytes = used_bytes - sum(sizes)
@@ -136,12 +136,13 @@ class _Card:
 
 def _held(gpu: Gpu, ended: AbstractSet[int]) -> dict[int, int | None]:
     """What each process on its list holds that has not ended; `None` is unknown."""
-    gone = ended | set(gpu.recycled) if gpu.recycled else ended
-    listed = [(process[0], process[2]) for process in gpu.processes or () if process[0] not in gone]
-    found = dict(listed)
+    listed: Sequence[GpuProcess] = gpu.processes or ()
+    if gone := ended | set(gpu.recycled) if gpu.recycled else ended:
+        listed = [process for process in listed if process[0] not in gone]
+    found = {process[0]: process[2] for process in listed}
     if len(found) == len(listed):
         return found
     for pid in found:  # one of them is there twice
-        sizes = [size for each, size in listed if each == pid]
+        sizes = [process.memory_bytes for process in listed if process.pid == pid]
         found[pid] = None if None in sizes else sum(size or 0 for size in sizes)
     return found

@@ -196,7 +196,9 @@ def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
     return f"{took}, and not known of {'; of '.join(refused)}" if refused else f"well, {took}"
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class Server(socketserver.ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread of its own, whom the door lets in."""
+
     daemon_threads = True
     allow_reuse_address = True
     # Whoever finds no place in the kernel's queue comes again 1 s later, then 2 s and 4 s. With the 5 places that there
@@ -208,6 +210,12 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self._answered: Counter[str] = Counter()
         self._counting = threading.Lock()
         super().__init__(*arguments, **named)
+
+    def end(self) -> None:
+        """Have `serve_forever` return, at once: a socket that is listened on no more is ready (inet_shutdown)."""
+        with contextlib.suppress(OSError):  # it was told so before
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.shutdown()
 
     def get_request(self) -> tuple[Any, Any]:
         """Whom a socket of both families calls by an IPv4 address within IPv6 is that IPv4 address: ours, too."""
@@ -264,7 +272,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
                 del self._answered[address]
 
 
-class _Server6(_Server):
+class _Server6(Server):
     """The same on an IPv6 address; on all of them, `::`, it answers IPv4 too, whatever the host's default is."""
 
     address_family = socket.AF_INET6
@@ -321,7 +329,7 @@ class _Answer(io.BufferedIOBase):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    def __init__(self, request: Any, client_address: Any, server: _Server, *, whole_by_s: float) -> None:
+    def __init__(self, request: Any, client_address: Any, server: Server, *, whole_by_s: float) -> None:
         self._whole_by_s = whole_by_s
         super().__init__(request, client_address, server)
 
@@ -351,7 +359,7 @@ class _QuietHandler(WSGIRequestHandler):
         return str(self.client_address[0])
 
 
-def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer:
+def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> Server:
     """Bind; the caller serves.
 
     Raises:
@@ -359,7 +367,7 @@ def server(listen: str, port: int, pages: Pages, door: Doorkeeper) -> WSGIServer
     """
     ipv6 = ":" in listen
     where = f"[{listen}]:{port}" if ipv6 else f"{listen}:{port}"
-    server_class = _Server6 if ipv6 else _Server
+    server_class = _Server6 if ipv6 else Server
     try:
         bound = make_server(listen, port, pages, server_class=server_class, handler_class=_QuietHandler)
     except OSError as error:

@@ -143,6 +143,9 @@ class Places:
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget all others."""
+        there = frozenset(incarnations)
+        if all(there.issuperset(each) for each in (self._known, self._kept, self._first)):
+            return  # as at nearly every look
         self._known = {each: place for each, place in self._known.items() if each in incarnations}
         self._kept = {each: kept for each, kept in self._kept.items() if each in incarnations}
         self._first = {each: first for each, first in self._first.items() if each in incarnations}

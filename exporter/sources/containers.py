@@ -258,7 +258,10 @@ def _connect(base_url: str) -> docker.APIClient:
         version: str = first.version(api_version=False)["ApiVersion"]
     finally:
         first.close()
-    return docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=version)
+    client = docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=version)
+    # Else each call looks for a proxy and for ~/.netrc, of which a socket has none.
+    client.trust_env = not base_url.startswith("unix://")
+    return client
 
 
 def _or_as_whom(path: str) -> str:

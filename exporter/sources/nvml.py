@@ -37,7 +37,7 @@ from exporter.sources.nvml_calls import (
     utilizations,
 )
 from exporter.sources.nvml_events import Report, XidWatch
-from exporter.sources.nvml_figures import Figures
+from exporter.sources.nvml_figures import NOT_SUPPORTED, Figures
 from exporter.sources.samples import Cursor, Listed, Sample
 
 SOURCE: Final = "nvml"
@@ -86,6 +86,7 @@ class NvmlGpus:
         self._initialised = False
         self._failed = False
         self._identities: dict[int, tuple[str, str]] = {}
+        self._without_mig: set[str] = set()
         self._cursors: dict[str, Cursor] = {}
         self._figures: dict[str, Figures] = {}
 
@@ -135,6 +136,7 @@ class NvmlGpus:
                 pynvml.nvmlShutdown()
         self._initialised = False
         self._identities = {}
+        self._without_mig = set()
         self._cursors = {}
         self._figures = {}
         self._xids = None
@@ -156,7 +158,7 @@ class NvmlGpus:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = pynvml.nvmlDeviceGetUUID(handle), name_of(handle)
             self._identities[index] = uuid, name
-            whole = not _in_mig_mode(handle)
+            whole = not self._in_mig_mode(handle, uuid)
             return [
                 self._measured(handle, uuid, index, name, whole=whole),
                 *([] if whole else _instances(handle, uuid, index, name)),
@@ -169,9 +171,19 @@ class NvmlGpus:
             # What the driver will not say for another reason it may say at the next look.
             return [self._unreachable(index, said(error), GpuFigures(unknown={"gpu": reason(error)}), lost=None)]
 
+    def _in_mig_mode(self, handle: Any, uuid: str) -> bool:
+        """Whether it is cut; one that cannot be is not asked again until the next session, or until it comes back."""
+        if uuid in self._without_mig:
+            return False
+        modes, refusal = ask(pynvml.nvmlDeviceGetMigMode, handle)
+        if refusal is not None and refusal.reason == NOT_SUPPORTED:
+            self._without_mig.add(uuid)
+        return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
     def _unreachable(self, index: int, because: str, figures: GpuFigures, *, lost: bool | None) -> Gpu:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
         uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
+        self._without_mig.discard(uuid)
         self._cursors.pop(uuid, None)
         self._figures.pop(uuid, None)
         if self._xids:
@@ -256,11 +268,6 @@ def _said(refused: Mapping[str, Refusal | None], figure: str) -> str | None:
 
 def _reasons(refused: Mapping[str, Refusal | None]) -> dict[str, str]:
     return {figure: refusal.reason for figure, refusal in refused.items() if refusal is not None}
-
-
-def _in_mig_mode(handle: Any) -> bool:
-    modes, _ = ask(pynvml.nvmlDeviceGetMigMode, handle)
-    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:

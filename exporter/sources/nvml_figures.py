@@ -89,6 +89,7 @@ class Figures:
         self._slow_unknown: dict[str, str] = {}
         self._link = LinkErrors()
         self._looks = 0
+        self._told = GpuFigures()
 
     def read(self, handle: Any) -> GpuFigures:
         """Every figure that the driver tells.
@@ -96,14 +97,20 @@ class Figures:
         Raises:
             NVMLError: the GPU is lost, or the driver is gone.
         """
+        anew = False
         if self._looks % SLOW_LOOKS == 0:
+            anew = True
             self._slow, self._slow_unknown = {}, {}
             self._take(self._slow_asked(handle), self._slow, self._slow_unknown)
         if self._looks % SENSOR_LOOKS == 0 or any(each != NOT_SUPPORTED for each in self._fast_unknown.values()):
+            anew = True
             self._fast, self._fast_unknown = {}, {}
             self._take(self._fast_asked(handle), self._fast, self._fast_unknown)
         self._looks += 1
-        return GpuFigures(**self._fast, **self._slow, unknown={**self._fast_unknown, **self._slow_unknown})
+        if anew:
+            unknown = {**self._fast_unknown, **self._slow_unknown}
+            self._told = GpuFigures(**self._fast, **self._slow, unknown=unknown)
+        return self._told
 
     @staticmethod
     def _take(asked: Iterator[tuple[str, dict[str, Any] | str]], into: dict[str, Any], unknown: dict[str, str]) -> None:

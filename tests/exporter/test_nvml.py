@@ -426,10 +426,10 @@ def test_a_utilisation_over_100_percent_is_no_measurement(gpus: NvmlGpus, driver
     assert only(gpus.read()).utilization_ratio is None
 
 
-def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(driver_here: Driver) -> None:
     driver_here.answer(Card(mig=True, utilization=50, used_bytes=GIB, compute={7: GIB}), but=(f"error 0 {RATES} 3",))
 
-    gpu = only(gpus.read())
+    gpu = only(NvmlGpus().read())
 
     assert (gpu.utilization_ratio, gpu.processes, gpu.memory_used_bytes) == (None, None, GIB)
     assert gpu.unknown == "it is in MIG mode: only what its instances hold is measured"
@@ -445,6 +445,31 @@ CUT = Card(
         Instance(uuid="MIG-b", gpu_instance=9, number=3, size_bytes=4 * GIB, name="Test GPU MIG 2g.20gb"),
     ),
 )
+
+
+def test_one_that_cannot_be_cut_is_asked_again_only_once_it_comes_back(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card())
+    source.read()
+
+    driver_here.answer(CUT)
+    remembered = source.read().gpus
+    driver_here.answer(CUT, but=("error 0 * 15",))
+    source.read()
+    driver_here.answer(CUT)
+
+    assert [gpu.uuid for gpu in remembered] == ["GPU-0"]
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
+
+
+def test_one_that_could_not_tell_whether_it_is_cut_is_asked_again_at_the_next_look(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(CUT, but=("error 0 nvmlDeviceGetMigMode 999",))
+    source.read()
+
+    driver_here.answer(CUT)
+
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
 
 
 def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and_no_utilisation(

@@ -651,6 +651,19 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
     assert "process_resident_memory_bytes" in text
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_server_ends_when_it_is_told_to_and_not_when_it_next_looks(listen: str) -> None:
+    door = Doorkeeper(None)
+    with web.server(listen, 0, pages(live(), door), door) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 60.0}, daemon=True)
+        serving.start()
+        assert get(server.server_port, "/-/healthy", host=listen)[0] == 200
+        server.end()
+        serving.join(timeout=10)
+
+        assert not serving.is_alive()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_program_ends_in_good_order_on(number: signal.Signals, program: Exporter) -> None:
     status, log = program.stop(number)

@@ -171,7 +171,7 @@ static u64 present_file(const char *path)
 
 static int load(void)
 {
-    const char *path = getenv("NVML_SCRIPT"), *line;
+    const char *path = getenv("NVML_SCRIPT"), *line, *next;
     Script *own = own_script();
     long size;
     if (own->file >= 0 && own->numbered == present_file(path))
@@ -187,8 +187,8 @@ static int load(void)
     own->odd = 0;
     for (long at = 0; at <= SCRIPT_BYTES; at++)
         own->length[at] = 0;
-    for (line = own->text; *line; line = next_line(line)) {
-        long length = next_line(line) - line;
+    for (line = own->text; *line; line = next) {
+        long length = (next = next_line(line)) - line;
         own->length[line - own->text] = length <= 255 ? (unsigned char)length : 0;
         own->odd |= after(line, "hang ") || after(line, "error ") || after(line, "grow ") || after(line, "slow ");
     }
