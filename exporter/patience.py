@@ -28,7 +28,8 @@ is known as an average over 10 s; a batch that is made ready, or a collection of
 
 STILL_LATE_S: Final = 20.0
 """A stuck job must be without other signs of life for this much less than without a step, seconds: rates of work are
-averages over 10 s and more, so that they show late that it did nothing any more after its last step."""
+averages over 10 s and more, so that they show late that it did nothing any more after its last step. Never for less
+than the silence that it is allowed, which begins with whatever was its last sign of life."""
 
 Pauses = Sequence[tuple[float, float]]
 """From when until when a container was paused, CLOCK_BOOTTIME seconds."""
@@ -93,7 +94,7 @@ class Patience:
     def stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """For how long one that is stuck must have shown no other sign of life; `None` as `stuck_after_s`."""
         after_s = self.stuck_after_s(job, pauses)
-        return None if after_s is None else _still_s(after_s)
+        return None if after_s is None else self._still_s(job, after_s)
 
     def gang_stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """After how long without a beat a rank is stuck if every other rank of its gang is too (A14b).
@@ -106,12 +107,12 @@ class Patience:
     def gang_stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
         """For how long such a rank must have shown no other sign of life; `None` as `gang_stuck_after_s`."""
         after_s = self.gang_stuck_after_s(job, pauses)
-        return None if after_s is None else _still_s(after_s)
+        return None if after_s is None else self._still_s(job, after_s)
 
     def gang_stuck_late_s(self, job: "JobFile", pauses: Pauses = ()) -> float:
         """How late it may show that such a rank moves no more, seconds: never more than half of its limit."""
         after_s = self.gang_stuck_after_s(job, pauses)
-        return STILL_LATE_S if after_s is None else after_s - _still_s(after_s)
+        return STILL_LATE_S if after_s is None else after_s - self._still_s(job, after_s)
 
     def _stuck_after_s(self, job: "JobFile", pauses: Pauses) -> float | None:
         """`None` while it is not told, or cannot be said.
@@ -126,6 +127,9 @@ class Patience:
         if not told or longest_s is None:
             return None
         return max(self.stuck_floor_s, self.stuck_steps * longest_s, silence_s)
+
+    def _still_s(self, job: "JobFile", after_s: float) -> float:
+        return max(after_s - STILL_LATE_S, after_s / 2, self.silence_s(job))
 
     def _allowed_s(self, job: "JobFile") -> float:
         if job.patience_s is not None:
@@ -142,10 +146,6 @@ class Patience:
 def is_rank(job: "JobFile") -> bool:
     """Whether it is a rank of a gang, and says of which: one that an older worker runs does not."""
     return job.ranks > 1 and job.gang is not None
-
-
-def _still_s(after_s: float) -> float:
-    return max(after_s - STILL_LATE_S, after_s / 2)
 
 
 def _has_stepped(job: "JobFile") -> bool:

@@ -233,10 +233,10 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
     yield gauge(
         "gpuwarden_job_stuck_still_seconds",
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
-        "beat, for rates of work show late.",
+        "beat, for rates of work show late, and never less than the silence the job is allowed.",
         _SLOT,
         limits(patience.stuck_still_s),
-        source="20 s less than `gpuwarden_job_stuck_after_seconds`",
+        source="20 s less than `gpuwarden_job_stuck_after_seconds`; the job's own silence",
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",

@@ -95,12 +95,13 @@ STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
     [
         pytest.param({}, 600.0, 580.0, id="never before ten minutes"),
         pytest.param({"step_max_s": 60.0}, 1200.0, 1180.0, id="twenty times its longest step"),
-        pytest.param({"stall_timeout_s": 1800.0}, 1800.0, 1780.0, id="nor before its owner's silence is over"),
+        pytest.param({"stall_timeout_s": 1800.0}, 1800.0, 1800.0, id="nor before its owner's silence is over"),
         pytest.param(
-            {"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 880.0, id="in a phase that says how long it is"
+            {"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, id="in a phase that says how long it is"
         ),
         pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 600.0, 580.0, id="which is never too short"),
-        pytest.param({"patience_s": 700.0}, 700.0, 680.0, id="as long as it asks for in its steps"),
+        pytest.param({"patience_s": 700.0}, 700.0, 700.0, id="as long as it asks for in its steps"),
+        pytest.param({"patience_s": 590.0}, 600.0, 590.0, id="and without any sign of life for no less"),
         pytest.param({"step": STEPS_MIN - 1}, None, None, id="not with too few steps behind it"),
         pytest.param({"step_max_s": None}, None, None, id="not where the time of none is known"),
         pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps, its first time there"),
@@ -165,7 +166,8 @@ def test_a_job_is_stuck_in_a_phase_that_it_has_been_in_often_enough(job: dict[st
     found = build.job_file(**(STAYED | job))
 
     assert PATIENCE.stuck_after_s(found) == after_s
-    assert PATIENCE.stuck_still_s(found) == (None if after_s is None else after_s - 20.0)
+    still_s = None if after_s is None else max(after_s - 20.0, PATIENCE.silence_s(found))
+    assert PATIENCE.stuck_still_s(found) == still_s
 
 
 @pytest.mark.parametrize(
@@ -251,21 +253,23 @@ RANK: dict[str, Any] = {"ranks": 2, "gang": "7/night", "rank": 1}
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("job", "late_s"),
     [
-        pytest.param(STEPPED, id="in its steps"),
-        pytest.param(STEPPED | {"step_max_s": 60.0}, id="by its longest step"),
-        pytest.param(STEPPED | {"phase": Phase.EVAL, "patience_s": 900.0}, id="where it says how long its phase is"),
-        pytest.param(STAYED, id="where it has been there often enough"),
+        pytest.param(STEPPED, STILL_LATE_S, id="in its steps"),
+        pytest.param(STEPPED | {"step_max_s": 60.0}, STILL_LATE_S, id="by its longest step"),
+        pytest.param(
+            STEPPED | {"phase": Phase.EVAL, "patience_s": 900.0}, 0.0, id="where it says how long its phase is"
+        ),
+        pytest.param(STAYED, STILL_LATE_S, id="where it has been there often enough"),
     ],
 )
-def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job: dict[str, Any]) -> None:
+def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job: dict[str, Any], late_s: float) -> None:
     alone, rank = build.job_file(**job), build.job_file(**(job | RANK))
 
     assert PATIENCE.stuck_after_s(alone) is not None
     assert PATIENCE.gang_stuck_after_s(rank) == PATIENCE.stuck_after_s(alone)
     assert PATIENCE.gang_stuck_still_s(rank) == PATIENCE.stuck_still_s(alone)
-    assert PATIENCE.gang_stuck_late_s(rank) == STILL_LATE_S
+    assert PATIENCE.gang_stuck_late_s(rank) == late_s
     assert (PATIENCE.stuck_after_s(rank), PATIENCE.stuck_still_s(rank)) == (None, None)
 
 
