@@ -48,7 +48,7 @@ from exporter.readings import (
     WorkerSighting,
 )
 from exporter.returning import ReturnHistory
-from gpuwarden import __version__
+from exporter.scrape import SnapshotCollector
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
@@ -306,6 +306,17 @@ def _earlier(now: Stamp, seconds: int) -> Stamp:
     return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
 
 
+class _Exporter(SnapshotCollector):
+    """What a scrape that comes with a look gets beside the collectors' series."""
+
+    def __init__(self, host: str, thresholds: Thresholds) -> None:
+        super().__init__(lambda: None, host=host, thresholds=thresholds)
+
+    def says(self, snapshot: Snapshot) -> Iterator[Metric]:
+        """What the exporter says of itself and of its settings; of its sources it has none that could fail."""
+        return self._own([], snapshot, 0.0)
+
+
 class Host:
     """One host: its programs, its GPUs, and the exporter that looks at them."""
 
@@ -319,6 +330,7 @@ class Host:
         self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
         self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
         self._boots = 0
+        self._exporter = _Exporter(name, self._thresholds)
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
         self._every_s = math.gcd(int(self._thresholds.gap_max_s), scenario.scrape_s)
         self._closely = frozenset(self._looked_at_closely(mine))
@@ -387,16 +399,7 @@ class Host:
         if at(self._timeline, second, "watched") not in SCRAPED or self._snapshot is None:
             return {}
         families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
-        families += [
-            gauge(
-                "gpuwarden_exporter_info",
-                "",
-                ("nodename", "version"),
-                [((self.name, __version__), 1.0)],
-                source="the scenario",
-            ),
-            *remediator(hosts),
-        ]
+        families += [*self._exporter.says(self._snapshot), *remediator(hosts)]
         return {
             (family.sample_name, (*zip(family.labels, values, strict=True), ("host", self.name))): float(value)
             for family in families

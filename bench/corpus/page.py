@@ -39,7 +39,7 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
     yield ""
     wanted = [(each, told) for each in played for told in each.scenario.told]
     heard = sum(any((one.policy, one.of) == (PEOPLE, told.of) for one in each.fired) for each, told in wanted)
-    yield f"Of wedges that nobody may act on, people are told of {heard} of {len(wanted)}."
+    yield f"Of what nobody may act on, people are told of {heard} of {len(wanted)}."
     yield ""
     marked = [each for each in played if each.scenario.not_yet]
     yield "### Not yet"

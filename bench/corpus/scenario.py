@@ -10,8 +10,8 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     prometheus where it does not simply run: `5m: down`
     verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
                at `due`, the earliest moment at which what is known allows it, and on nobody else
-    told       one or a list of {alert, of, due}: what people are to be told of a wedge that nobody may act on, of whom
-               and when, likewise; nothing where nothing is said
+    told       one or a list of {alert, of, due}: what people are to be told where nobody may act, of whom and when,
+               likewise; nothing where nothing is said
     scrape, evaluate   how far apart; 15s and 30s where nothing is said
     plays      when it ends; 6 minutes after the last thing that happens or is due, where nothing is said
     not_yet    why today's rules do otherwise. It goes with the mend
@@ -151,9 +151,13 @@ REMEDIES: Final = {
 }
 """What can be done, and by which label each remedy knows on whom."""
 
-TELLING: Final = {"GpuwardenSharedJobStalled": "worker", "GpuwardenServerSilent": "container"}
-"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound; and by which label
-each knows of whom."""
+TELLING: Final = {
+    "GpuwardenSharedJobStalled": "worker",
+    "GpuwardenServerSilent": "container",
+    "GpuwardenJobSlowed": "worker",
+}
+"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound, or of a job that goes
+on, but slowly; and by which label each knows of whom."""
 
 HELPERS: Final = ("", "child", "orphan")
 """In whom a worker does all its work: in its own process; in a child of it; or in one that was left by its parent."""
