@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 import yaml
 
+from bench.corpus import __main__ as judging
 from bench.corpus import host, judge, page, scenario
 from bench.corpus.judge import Fired, Played
 from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
@@ -636,13 +637,21 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("  why: b", "  why: b\n  wy: c", "a.yaml:3: wy: is nothing that is known here; wanted is one of name, why"),
         ("4m: hangs", "4m: hang", "a.yaml:4: 4m: nobody knows how one 'hang'; known are: loads, maps"),
         ("4m: hangs", "4m: {does: hangs, cpu: 1}", "a.yaml:4: 4m: cpu is no part of what is done; wanted is one"),
+        ("4m: hangs", "4m: {does: hangs, process: gone}", "process: 'gone' will not do (it is none of: works, waits"),
+        ("4m: hangs", "4m: {does: hangs, phase: train}", "phase: 'train' will not do (it is none of: load, step"),
+        ("4m: hangs", "4m: {does: hangs, step_every_s: 0.5}", "0.5 will not do (a whole number is wanted, 1 or more)"),
+        ("4m: hangs", "4m: {does: hangs, cpu_cores: all}", "cpu_cores: 'all' will not do (a number is wanted)"),
+        ("4m: hangs", "4m: {does: hangs, io_mib_per_s: -1}", "io_mib_per_s: -1 will not do (it is 0 or more)"),
+        ("0s: loads", "gpus: 0, 0s: loads", "gpus: 0 will not do (a list of their numbers is wanted, such as [0, 1])"),
+        ("0s: loads", "ran_s: 20m, 0s: loads", "ran_s: '20m' will not do (a whole number is wanted, 0 or more)"),
+        ("0s: loads", "container: 1, 0s: loads", "container: 1 will not do (a name is wanted)"),
         ("4m: hangs", "4m: {does: hangs, gpu_ratio: 95}", "a.yaml:4: 4m: gpu_ratio: 95 will not do (it is a ratio"),
         ("4m: hangs", "4m: {does: hangs, gpu_ratio: [0, 1]}", "a.yaml:4: w at 240s: gpu_ratio has not one figure"),
         ("4m: hangs", "4m: {does: hangs, heartbeat: 1}", "heartbeat: 1 will not do (true or false is wanted)"),
         ("4m: hangs", "0m: hangs", "a.yaml:4: 0m: is not later than the one before; put the times in order"),
         ("0s: loads", "1s: loads", "a.yaml:4: w does nothing at 0s; say what"),
         ("0s: loads", "silence_s: 9, 0s: loads", "silence_s: is nothing that is known here; wanted is a time"),
-        ("0s: loads", "job_class: gpus, 0s: loads", "a.yaml:4: job_class: 'gpus' will not do"),
+        ("0s: loads", "job_class: gpus, 0s: loads", "a.yaml:4: job_class: 'gpus' will not do (it is none of:"),
         ("    w: {0s: loads, 4m: hangs}", "    w: loads", "a.yaml:4: `key: value` pairs are wanted here"),
         ("  workers:\n    w: {0s: loads, 4m: hangs}\n", "", "a.yaml:1: 'a' has nobody in it; give it workers"),
         ("  verdict:", "  servers: {w: {0s: answers}}\n  verdict:", "a.yaml:1: two are called 'w'; give each a name"),
@@ -680,3 +689,70 @@ def test_a_scenario_that_cannot_be_understood_says_where_and_what_to_write(
 
     with pytest.raises(ScenarioError, match=re.escape(complaint)):
         scenario.read(tmp_path)
+
+
+def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"cannot be read .*; name a file of scenarios, or a folder of such"):
+        scenario.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        pytest.param(("", ""), 0, ["a.yaml:1: right: a", "    360s, gpuwarden: GpuwardenJobStalled of w"], id="right"),
+        pytest.param(("due: 6m", "due: 7m"), 1, [
+            "a.yaml:1: wrong: a",
+            "    GpuwardenJobStalled acts on w at 360s, which is due at 420s and not before",
+            "    360s, gpuwarden: GpuwardenJobStalled of w",
+        ], id="wrong"),
+        pytest.param(("due: 6m}", "due: 7m}\n  not_yet: c"), 0, ["a.yaml:1: wrong, and is marked not_yet: a"],
+                     id="marked"),
+    ],
+)  # fmt: skip
+def test_of_one_file_it_is_said_who_fired_when_and_what_of_that_is_wrong(
+    change: tuple[str, str], status: int, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if missing := without_promtool():
+        pytest.skip(missing)
+    (tmp_path / "a.yaml").write_text(
+        SOUND.replace("0s: loads, 4m: hangs", "0s: loads, 3m: steps, 4m: hangs").replace(*change)
+    )
+
+    code = judging.main([str(tmp_path / "a.yaml")])
+
+    assert code == status
+    assert capsys.readouterr().out.splitlines()[: len(said)] == said
+
+
+def test_of_a_file_that_cannot_be_understood_it_is_said_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(SOUND.replace("4m: hangs", "4m: hang"))
+
+    code = judging.main([str(tmp_path)])
+
+    assert code == 2
+    assert capsys.readouterr().err.startswith("a.yaml:4: 4m: nobody knows how one 'hang'; known are: loads")
+
+
+SAID: Final = re.findall(
+    r"^\| ([^|]+) \| (`(?:workers|tenants|gpus|hosts|prometheus): .*`) \|$", page.PAGE.read_text(), re.MULTILINE
+)
+"""What the page says happens, and how that is written."""
+
+
+@pytest.mark.parametrize("written", [written for _, written in SAID], ids=[happens for happens, _ in SAID])
+def test_what_the_page_says_how_to_write_is_understood_and_can_be_played(written: str, tmp_path: Path) -> None:
+    lines = re.findall("`([^`]+)`", written)
+    if not any(each.startswith(("workers", "tenants")) for each in lines):
+        lines.append("workers: {w: {0s: steps}}")
+    (tmp_path / "a.yaml").write_text("\n  ".join(["- name: a", "why: b", "verdict: none", *lines]))
+
+    (one,) = scenario.read(tmp_path)
+
+    assert host.series(one, wanted={"gpuwarden_container_info"})
+
+
+def test_the_page_says_how_to_write_many_things() -> None:
+    assert len(SAID) > 20
