@@ -7,9 +7,10 @@ its own collectors: no series is made up.
 import math
 from collections import deque
 from collections.abc import Container as Names
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -19,7 +20,17 @@ from exporter.answering import Asking
 from exporter.apart import Born
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuUse, RamUse, Thresholds, WorkUse
+from exporter.evidence import (
+    WORK_WINDOW_S,
+    WORKED_S,
+    ContainerHistory,
+    CpuHistory,
+    DeathHistory,
+    GpuUse,
+    RamUse,
+    Thresholds,
+    WorkUse,
+)
 from exporter.lost import LossHistory
 from exporter.readings import (
     Container,
@@ -37,7 +48,7 @@ from exporter.readings import (
     WorkerSighting,
 )
 from exporter.returning import ReturnHistory
-from gpuwarden import __version__
+from exporter.scrape import SnapshotCollector
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
@@ -65,13 +76,40 @@ ASKER: Final = 250
 """By how much the pid of that is greater than that of whom it asks."""
 HELPER: Final = 500
 """By how much the pid of whoever does a worker's work is greater than the worker's own, where that is another."""
+BEFORE_S: Final = int(WORK_WINDOW_S + Thresholds.gap_max_s)
+"""For so long before a change it is looked each second: what is averaged over a window then is so of equal looks."""
+AFTERWARDS_S: Final = int(WORKED_S + WORK_WINDOW_S + Thresholds.gap_max_s)
+"""And after one: by then the exporter's evidence has come to what it goes on with until the next."""
 SCRAPED: Final = ("watched", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
 BLIND: Final = ("unwatched", "frozen", "asleep")
 """Hosts whose exporter does not look."""
 
+_T = TypeVar("_T")
+
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A series: its name and its labels, `host` among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Used:
+    """What a program holds, and what it has used so far."""
+
+    ram_mib: float = RAM_MIB
+    vram_mib: float = 0.0
+    io_bytes: float = 0.0
+    faults: float = 0.0
+    cpu_s: float = 0.0
+
+    def after(self, doing: Doing, seconds: int) -> "_Used":
+        """And once it has done so for a while: the same, however often somebody looks meanwhile."""
+        return _Used(
+            ram_mib=self.ram_mib + doing.ram_mib_per_s * seconds,
+            vram_mib=self.vram_mib + doing.vram_mib_per_s * seconds,
+            io_bytes=self.io_bytes + doing.io_mib_per_s * MIB * seconds,
+            faults=self.faults + doing.faults_per_s * seconds,
+            cpu_s=self.cpu_s + doing.cpu_cores * seconds,
+        )
 
 
 class _Life:
@@ -82,14 +120,13 @@ class _Life:
         self.pid = pid
         self.doing = Doing(process=Process.LEFT)
         self.lives = 0
-        self.ram_mib: float = RAM_MIB
-        self.vram_mib = 0.0
-        self.io_bytes = self.faults = self.cpu_s = 0.0
-        self.ticks = 0
+        self.used = _Used()
         self.worker: WorkerFile | None = None
         self.job: JobFile | None = None
         self.attempts = 0
         self.finished = self.failed = 0
+        self._used_before = self.used  # it began to do what it does
+        self._done_s = self._beats = 0
         self._entered_s = self._last_s = 0
         self._changes = deque(program.does)
         self._pace = Pace()
@@ -128,9 +165,15 @@ class _Life:
 
     @property
     def work(self) -> ProcessWork:
+        used = self.used
         return ProcessWork(
-            start_ticks=self.lives, io_bytes=int(self.io_bytes), faults=int(self.faults), cpu_s=self.cpu_s
+            start_ticks=self.lives, io_bytes=int(used.io_bytes), faults=int(used.faults), cpu_s=used.cpu_s
         )
+
+    @property
+    def ticks(self) -> int:
+        """Its CPU time, and that of its heartbeats, as the kernel counts it: by 10 ms, and those that are whole."""
+        return int(round(100 * self.used.cpu_s, 6)) + self._beats
 
     def asked(self, second: int) -> dict[int, ProcessWork]:
         """The health check that asks in its container at the moment, by pid."""
@@ -142,7 +185,7 @@ class _Life:
 
     def ram_now_mib(self, second: int) -> float:
         swings_up = (second - self._entered_s) // SWING_S % 2 == 0
-        return self.ram_mib + (self.doing.ram_swings_mib if swings_up else 0.0)
+        return self.used.ram_mib + (self.doing.ram_swings_mib if swings_up else 0.0)
 
     def sleep(self, second: int) -> None:
         """Its machine slept: no time has passed for it."""
@@ -152,12 +195,8 @@ class _Life:
         """Do until this second what it has been doing, and go on to what it does from then on."""
         passed_s, self._last_s, doing = second - self._last_s, second, self.doing
         if self.container_runs and doing.process not in STILL:
-            self.ram_mib += doing.ram_mib_per_s * passed_s
-            self.vram_mib += doing.vram_mib_per_s * passed_s
-            self.io_bytes += doing.io_mib_per_s * MIB * passed_s
-            self.faults += doing.faults_per_s * passed_s
-            self.cpu_s += doing.cpu_cores * passed_s
-            self.ticks += round(100 * doing.cpu_cores * passed_s)
+            self._done_s += passed_s
+            self.used = self._used_before.after(doing, self._done_s)
             if self.worker is not None and self.runs:
                 self._report(second - passed_s, second, now)
         while self._changes and self._changes[0][0] <= second:  # earlier ones were due while its machine slept
@@ -166,11 +205,12 @@ class _Life:
 
     def _become(self, doing: Doing, second: int, now: Stamp) -> None:
         before, self.doing, self._entered_s = self.doing, doing, second
-        if doing.vram_mib is not None:
-            self.vram_mib = doing.vram_mib
         ended = second > 0 and before.process in (Process.KILLED, Process.LEFT)
         if doing.process is Process.STARTING or (self.runs and ended):
             self._start_anew()
+        if doing.vram_mib is not None:
+            self.used = replace(self.used, vram_mib=doing.vram_mib)
+        self._used_before, self._done_s = self.used, 0
         if self.program.kind != "worker":
             return
         if doing.process is Process.LEFT:
@@ -189,10 +229,8 @@ class _Life:
         """Its container is started again: another incarnation, and other processes."""
         self.lives += 1
         self.pid += 1000
-        self.ram_mib = RAM_MIB
-        self.vram_mib = self.doing.vram_mib or 0.0
-        self.io_bytes = self.faults = self.cpu_s = 0.0
-        self.ticks = 0
+        self.used = _Used()
+        self._beats = 0
 
     def _work_on(self, doing: Doing, now: Stamp) -> None:
         """As `Reporter` reports it: a change of phase is a beat once the job is armed, and one to `step` arms it."""
@@ -231,7 +269,7 @@ class _Life:
         beat_s = second - second % int(HEARTBEAT_S)
         if self.doing.heartbeat and self.worker is not None and beat_s > before_s:
             self.worker = replace(self.worker, heartbeat=_earlier(now, second - beat_s))
-            self.ticks += self.doing.heartbeat_cpu
+            self._beats += self.doing.heartbeat_cpu
         if self.job is None:
             return
         for step_s in self._due(self.doing.step_every_s, before_s, second):
@@ -268,6 +306,17 @@ def _earlier(now: Stamp, seconds: int) -> Stamp:
     return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
 
 
+class _Exporter(SnapshotCollector):
+    """What a scrape that comes with a look gets beside the collectors' series."""
+
+    def __init__(self, host: str, thresholds: Thresholds) -> None:
+        super().__init__(lambda: None, host=host, thresholds=thresholds)
+
+    def says(self, snapshot: Snapshot) -> Iterator[Metric]:
+        """What the exporter says of itself and of its settings; of its sources it has none that could fail."""
+        return self._own([], snapshot, 0.0)
+
+
 class Host:
     """One host: its programs, its GPUs, and the exporter that looks at them."""
 
@@ -281,7 +330,13 @@ class Host:
         self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
         self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
         self._boots = 0
+        self._exporter = _Exporter(name, self._thresholds)
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
+        self._every_s = math.gcd(int(self._thresholds.gap_max_s), scenario.scrape_s)
+        self._closely = frozenset(self._looked_at_closely(mine))
+        self._reads_s: int | None = None
+        self._told: tuple[object, GpuReadings | None] = ((), None)
+        self._found: dict[Hashable, object] = {}
         self._answered_file = b""
         self._start_exporter()
 
@@ -318,21 +373,33 @@ class Host:
         if state not in BLIND:
             self._snapshot = self._look(second, now)
 
+    def finds_more(self, second: int) -> bool:
+        """Whether a look at this second finds what the ones around it do not tell.
+
+        Else every look would find what the last one found, or the same more of it, and change no figure but by the time
+        that has passed. What is read of processes every few seconds only is read when it is due.
+        """
+        return second % self._every_s == 0 or second in self._closely or second == self._reads_s
+
+    def _looked_at_closely(self, programs: Sequence[Program]) -> Iterator[int]:
+        ends_s = self._scenario.plays_s
+        changes = {0} | {
+            since_s for timeline in (self._timeline, *self._scenario.gpus.values()) for since_s, _ in timeline
+        }
+        for program in programs:
+            changes |= {since_s for since_s, _ in program.does}
+            for (since_s, doing), (until_s, _) in pairwise((*program.does, (ends_s, Doing()))):
+                if program.asked_every_s or _varies(doing, self._thresholds):
+                    yield from range(since_s, until_s)
+        for since_s in changes:
+            yield from range(max(0, since_s - BEFORE_S), since_s + AFTERWARDS_S + 1)
+
     def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
         """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole."""
         if at(self._timeline, second, "watched") not in SCRAPED or self._snapshot is None:
             return {}
         families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
-        families += [
-            gauge(
-                "gpuwarden_exporter_info",
-                "",
-                ("nodename", "version"),
-                [((self.name, __version__), 1.0)],
-                source="the scenario",
-            ),
-            *remediator(hosts),
-        ]
+        families += [*self._exporter.says(self._snapshot), *remediator(hosts)]
         return {
             (family.sample_name, (*zip(family.labels, values, strict=True), ("host", self.name))): float(value)
             for family in families
@@ -341,9 +408,10 @@ class Host:
         }
 
     def _look(self, second: int, now: Stamp) -> Snapshot:
-        told = self._gpu_readings(second)
-        losses, gpus = self._losses.observe(told, now_s=now.boottime_s)
-        running = {each.incarnation: each for each in self._listed()}
+        losses, gpus = self._losses.observe(self._answer(second), now_s=now.boottime_s)
+        gpus = self._as_before("gpus", gpus)
+        self._reads_s = None
+        running = {each.incarnation: self._as_before(each.incarnation, each) for each in self._listed()}
         self._containers = {key: found for key, found in self._containers.items() if key in running}
         self._apart: dict[str, ContainerEvidence] = {}
         self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
@@ -357,7 +425,8 @@ class Host:
             place = next((each for each in running.values() if each.id == key), self._places.get(key))
             if place is None:
                 continue
-            self._places[key] = replace(place, paused=False)  # what is down is paused no more
+            # What is down is paused no more.
+            self._places[key] = replace(place, paused=False) if place.paused else place
             sightings.append(
                 WorkerSighting(
                     worker=life.worker, job=life.job, alive=life.runs, pid=life.pid if life.runs else None,
@@ -392,17 +461,29 @@ class Host:
             apart=self._apart, returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
 
-    def _gpu_readings(self, second: int) -> GpuReadings | None:
+    def _as_before(self, what: Hashable, found: _T) -> _T:
+        """What was found before, where it is the same: of that the exporter's modules work nothing out anew."""
+        before: Any = self._found.get(what)
+        if found == before:
+            return before  # type: ignore[no-any-return]
+        self._found[what] = found
+        return found
+
+    def _answer(self, second: int) -> GpuReadings | None:
         """What the driver tells; nothing while it does not answer, for one GPU or another."""
         states = {number: at(self._scenario.gpus.get(number, ()), second, "works") for number in self._gpus}
-        if "unanswered" in states.values():
-            return None
-        told = tuple(self._gpu(number, second) for number, state in states.items() if state != "vanished")
+        asked = (*states.values(), *((each.pid, each.doing, each.used.vram_mib) for each in self.lives))
+        before, told = self._told
+        if asked != before:
+            self._told = asked, (told := None if "unanswered" in states.values() else self._readings(states))
+        return told
+
+    def _readings(self, states: Mapping[int, str]) -> GpuReadings:
+        told = tuple(self._gpu(number, state) for number, state in states.items() if state != "vanished")
         return GpuReadings(source="nvml", gpus=told)
 
-    def _gpu(self, number: int, second: int) -> Gpu:
+    def _gpu(self, number: int, state: str) -> Gpu:
         """As its driver tells it."""
-        state = at(self._scenario.gpus.get(number, ()), second, "works")
         lives = [each for each in self.lives if each.runs and number in each.program.gpus]
         ratios = [None if state == "unmeasured" else self._ratio(each, number) for each in lives]
         used_mib = self._used_mib(number, lives, holds_on=state == "holds on")
@@ -419,7 +500,7 @@ class Host:
             processes=None
             if state in ("lost", "unlisted")
             else tuple(
-                GpuProcess(pid=each.works_in, utilization_ratio=ratio, memory_bytes=int(each.vram_mib * MIB))
+                GpuProcess(pid=each.works_in, utilization_ratio=ratio, memory_bytes=int(each.used.vram_mib * MIB))
                 for each, ratio in zip(lives, ratios, strict=True)
             ),
             unknown="the GPU is lost" if state == "lost" else None,
@@ -428,7 +509,7 @@ class Host:
 
     def _used_mib(self, number: int, lives: Sequence[_Life], *, holds_on: bool) -> float:
         """What its driver counts as in use: also what those held who have ended since it began to hold on to that."""
-        held = {(each.program.name, each.pid): each.vram_mib for each in lives}
+        held = {(each.program.name, each.pid): each.used.vram_mib for each in lives}
         self._held_on[number] = {**self._held_on.get(number, {}), **held} if holds_on else held
         return sum(self._held_on[number].values())
 
@@ -461,17 +542,20 @@ class Host:
     ) -> ContainerEvidence:
         inside = [each for each in self.lives if each.program.container == container.name and each.runs]
         asked = {pid: work for each in inside for pid, work in each.asked(second).items()}
-        pids = frozenset(pid for each in inside for pid in each.born) | asked.keys()
+        born = frozenset(pid for each in inside for pid in each.born)
+        pids = self._as_before((container.incarnation, "pids"), born | asked.keys())
         unread = {what for each in inside for what in each.doing.unread}
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         if "ram" in unread:
             ram = RamUse(usage_bytes=None)
-        history = self._containers.setdefault(container.incarnation, ContainerHistory(self._thresholds))
-        use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+        history = self._containers.get(container.incarnation)
+        if history is None:
+            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds)
+        use = history.use(container, pids, gpus)
         work = evidence.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
         looks = [(history, use), *((each.history, each.use) for each in members)]
-        if any(each.wants_work(its, now_s=now.boottime_s) for each, its in looks):
+        if wanted := _wanted(looks, now.boottime_s):
             work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
         if "work" in unread:
             work = evidence.NOT_LOOKED_AT
@@ -481,7 +565,7 @@ class Host:
                 container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), evidence.work_of(work, each.pids),
                 now_s=now.boottime_s,
             )  # fmt: skip
-        return history.observe(
+        found = history.observe(
             container,
             use,
             ram,
@@ -490,6 +574,17 @@ class Host:
             lost=lost,
             frozen_s=now.boottime_s if container.paused else None,
         )
+        self._read_again(looks, second, now.boottime_s, wanted=wanted)
+        return found
+
+    def _read_again(
+        self, looks: Sequence[tuple[ContainerHistory, GpuUse]], second: int, now_s: float, *, wanted: bool
+    ) -> None:
+        """Note when what its processes did is read next, where that is not at each look."""
+        if second + 1 in self._closely or (wanted and _wanted(looks, now_s + 1)):
+            return
+        due = (second + each for each in range(1, self._every_s) if _wanted(looks, now_s + each))
+        self._reads_s = min(filter(None, (self._reads_s, next(due, None))), default=None)
 
     def _members(
         self, container: Container, inside: Sequence[_Life], gpus: GpuReadings | None, history: ContainerHistory
@@ -547,6 +642,25 @@ class _Member:
     use: GpuUse
 
 
+def _wanted(looks: Iterable[tuple[ContainerHistory, GpuUse]], now_s: float) -> bool:
+    """Whether the processes of a container are to be read, for the whole of it or for one of its workers."""
+    return any(history.wants_work(use, now_s=now_s) for history, use in looks)
+
+
+def _varies(doing: Doing, still: Thresholds) -> bool:
+    """Whether looks that are seconds apart would find otherwise of what is done than looks each second.
+
+    Not where at each look there is nothing, or more of it than counts as still.
+    """
+    rates = (
+        (doing.io_mib_per_s * MIB, still.io_still_bytes_per_s),
+        (doing.faults_per_s, still.faults_still_per_s),
+        (doing.cpu_cores, still.cpu_still_ratio),
+    )
+    grows = doing.ram_mib_per_s or doing.ram_swings_mib or doing.vram_mib_per_s
+    return bool(grows) or any(0 < rate <= least for rate, least in rates)
+
+
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
     """What the remediator of each host tells the rules: that it works, two settings, how the items of runs get on."""
     yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario")
@@ -593,10 +707,11 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
     scrapes = scenario.plays_s // scenario.scrape_s + 1
     found: dict[Key, list[float | str | None]] = {}
     there: set[Key] = set()
-    for second in _looks(scenario):
+    for second in range(scenario.plays_s + 1):
         for host in hosts:
-            host.play(second)
-        if at(scenario.prometheus, second, "up") == "down":
+            if host.finds_more(second):
+                host.play(second)
+        if scenario.prometheus and at(scenario.prometheus, second, "up") == "down":
             there = set()
             continue
         number, rest = divmod(second, scenario.scrape_s)
@@ -622,13 +737,3 @@ def identities(scenario: Scenario, second: int) -> dict[str, dict[str, str]]:
         for host in hosts:
             host.play(each)
     return {life.program.name: life.identity for host in hosts for life in host.lives}
-
-
-def _looks(scenario: Scenario) -> list[int]:
-    """When the exporter looks: at each second around whatever changes, else as seldom as it takes for unbroken."""
-    timelines = (scenario.prometheus, *scenario.gpus.values(), *scenario.hosts.values())
-    changes = {since_s for timeline in timelines for since_s, _ in timeline}
-    changes |= {since_s for program in scenario.programs for since_s, _ in program.does}
-    every_s = math.gcd(int(Thresholds.gap_max_s), scenario.scrape_s)
-    looks = {*range(0, scenario.plays_s + 1, every_s), *changes, *(max(0, since_s - 1) for since_s in changes)}
-    return sorted(each for each in looks if each <= scenario.plays_s)

@@ -25,7 +25,7 @@ POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
 POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
 OURS: Final = "gpuwarden"
 PEOPLE: Final = "people"
-"""Whose policy an alert is that only tells them of a wedge: it acts on nobody."""
+"""Whose policy an alert is that only tells them: it acts on nobody."""
 TIMEOUT_S: Final = 1800
 """For one run of promtool, which ends one that hangs. All scenarios take minutes on a machine with other work to do."""
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it

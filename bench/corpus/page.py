@@ -1,17 +1,29 @@
 """`python -m bench.corpus.page` writes what came of the corpus into docs/corpus.md, between its marks."""
 
+import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 from bench.corpus import scenario, scores
 from bench.corpus.judge import PEOPLE, Played, play
-from bench.corpus.scenario import DOINGS, Doing
+from bench.corpus.scenario import (
+    DOINGS,
+    GPU_STATES,
+    HOST_STATES,
+    PROMETHEUS_STATES,
+    REMEDIES,
+    TELLING,
+    UNREAD,
+    Doing,
+    Process,
+)
 from deploy.check import CHECKOUT
+from gpuwarden.job import JobClass, Phase, Trip
 
 PAGE: Final = CHECKOUT / "docs" / "corpus.md"
 BEGIN: Final = "<!-- Below: written by `python -m bench.corpus.page`. -->"
@@ -39,7 +51,7 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
     yield ""
     wanted = [(each, told) for each in played for told in each.scenario.told]
     heard = sum(any((one.policy, one.of) == (PEOPLE, told.of) for one in each.fired) for each, told in wanted)
-    yield f"Of wedges that nobody may act on, people are told of {heard} of {len(wanted)}."
+    yield f"Of what nobody may act on, people are told of {heard} of {len(wanted)}."
     yield ""
     marked = [each for each in played if each.scenario.not_yet]
     yield "### Not yet"
@@ -56,6 +68,54 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
     yield "|---|---|"
     for word, doing in DOINGS.items():
         yield f"| `{word}` | {', '.join(_said(doing)) or 'nothing but its heartbeat'} |"
+    yield ""
+    yield "### Its parts"
+    yield ""
+    yield "Each can be written beside `does`, and replaces what the word means."
+    yield ""
+    yield "| part | what it is | without it |"
+    yield "|---|---|---|"
+    meanings = _meanings(Doing.__doc__ or "")
+    for part in fields(Doing):
+        yield f"| `{part.name}` | {meanings[part.name]} | {_shown(part.default)} |"
+    yield ""
+    yield "### What can be written where"
+    yield ""
+    yield "| where | one of |"
+    yield "|---|---|"
+    for where, known in _KNOWN.items():
+        yield f"| {where} | {', '.join(f'`{each}`' for each in known)} |"
+
+
+_KNOWN: Final[Mapping[str, Iterable[object]]] = {
+    "the `process` of what is done": Process,
+    "its `phase`": Phase,
+    "what of it is `unread`": UNREAD,
+    "the `job_class` of a worker": JobClass,
+    "`gpus`": GPU_STATES,
+    "`hosts`": HOST_STATES,
+    "`prometheus`": PROMETHEUS_STATES,
+    "the `trip` of a verdict": Trip,
+    "its `remedy`": REMEDIES,
+    "the `alert` of what is told": TELLING,
+}
+
+
+def _meanings(docstring: str) -> Mapping[str, str]:
+    """What a docstring says of each of its arguments, by name."""
+    _, args = docstring.split("Args:\n")
+    return {name: " ".join(said.split()) for name, said in _ARGUMENT.findall(args)}
+
+
+_ARGUMENT: Final = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
+
+
+def _shown(value: object) -> str:
+    """A default as a scenario would write it."""
+    only = value[0] if isinstance(value, tuple) and value else value
+    if only is None or only == ():
+        return ""
+    return f"`{str(only).lower() if isinstance(only, bool) else only}`"
 
 
 def _said(doing: Doing) -> Iterator[str]:
@@ -63,8 +123,7 @@ def _said(doing: Doing) -> Iterator[str]:
     for each in fields(Doing):
         value: Any = getattr(doing, each.name)
         if value != each.default:
-            shown = value[0] if isinstance(value, tuple) else value
-            yield f"`{each.name}: {str(shown).lower() if isinstance(shown, bool) else shown}`"
+            yield f"`{each.name}: {_shown(value).strip('`')}`"
 
 
 def main(page: Path = PAGE) -> int:

@@ -10,8 +10,8 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     prometheus where it does not simply run: `5m: down`
     verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
                at `due`, the earliest moment at which what is known allows it, and on nobody else
-    told       one or a list of {alert, of, due}: what people are to be told of a wedge that nobody may act on, of whom
-               and when, likewise; nothing where nothing is said
+    told       one or a list of {alert, of, due}: what people are to be told where nobody may act, of whom and when,
+               likewise; nothing where nothing is said
     scrape, evaluate   how far apart; 15s and 30s where nothing is said
     plays      when it ends; 6 minutes after the last thing that happens or is due, where nothing is said
     not_yet    why today's rules do otherwise. It goes with the mend
@@ -19,13 +19,14 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
 Times are whole: 90s, 4m, 1h30m. `docs/corpus.md` lists what each can do, from `DOINGS` and the dataclasses here.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 
@@ -151,12 +152,18 @@ REMEDIES: Final = {
 }
 """What can be done, and by which label each remedy knows on whom."""
 
-TELLING: Final = {"GpuwardenSharedJobStalled": "worker", "GpuwardenServerSilent": "container"}
-"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound; and by which label
-each knows of whom."""
+TELLING: Final = {
+    "GpuwardenSharedJobStalled": "worker",
+    "GpuwardenServerSilent": "container",
+    "GpuwardenJobSlowed": "worker",
+}
+"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound, or of a job that goes
+on, but slowly; and by which label each knows of whom."""
 
 HELPERS: Final = ("", "child", "orphan")
 """In whom a worker does all its work: in its own process; in a child of it; or in one that was left by its parent."""
+
+_T = TypeVar("_T")
 
 Timeline = tuple[tuple[int, str], ...]
 """From which second on, what."""
@@ -246,15 +253,16 @@ def at(timeline: Timeline, second: int, default: str) -> str:
     return next((state for since_s, state in reversed(timeline) if since_s <= second), default)
 
 
-def read(folder: Path = SCENARIOS) -> list[Scenario]:
-    """Every scenario of a folder's files.
+def read(place: Path = SCENARIOS) -> list[Scenario]:
+    """Every scenario of a file, or of a folder's files.
 
     Raises:
         ScenarioError: one cannot be understood, or two have one name.
     """
-    found = [scenario for file in sorted(folder.glob("*.yaml")) for scenario in _read_file(file)]
+    files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+    found = [scenario for file in files for scenario in _read_file(file)]
     if not found:
-        raise ScenarioError(f"{folder}: no scenario; write one in a file *.yaml there")
+        raise ScenarioError(f"{place}: no scenario; write one in a file *.yaml there")
     seen: dict[str, str] = {}
     for each in found:
         if each.name in seen:
@@ -266,6 +274,10 @@ def read(folder: Path = SCENARIOS) -> list[Scenario]:
 def _read_file(file: Path) -> Iterator[Scenario]:
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(
+            f"{file}: cannot be read ({error}); name a file of scenarios, or a folder of such"
+        ) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); mend it") from error
@@ -416,31 +428,68 @@ def _yes(value: Any) -> bool:
     return value
 
 
-def _helper(value: Any) -> str:
-    if value not in HELPERS[1:]:
-        raise ValueError(f"it is none of: {', '.join(HELPERS[1:])}")
-    return str(value)
+def _one_of(*known: _T) -> Callable[[Any], _T]:
+    def parse(value: Any) -> _T:
+        for each in known:
+            if value == each:
+                return each
+        raise ValueError(f"it is none of: {', '.join(map(str, known))}")
+
+    return parse
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"a whole number is wanted, {least} or more")
+        return value
+
+    return parse
+
+
+def _figure(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("a number is wanted")
+    return float(value)
+
+
+def _amount(value: Any) -> float:
+    if (found := _figure(value)) < 0:
+        raise ValueError("it is 0 or more")
+    return found
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a name is wanted")
+    return value
+
+
+def _gpus(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, int) and each >= 0 for each in value):
+        raise ValueError("a list of their numbers is wanted, such as [0, 1]")
+    return tuple(value)
 
 
 _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
-    "host": (("worker", "tenant", "server"), str),
-    "container": (("worker",), str),
-    "gpus": (("worker", "tenant", "server"), lambda value: tuple(int(each) for each in value)),
-    "job_class": (("worker",), JobClass),
-    "budget_s": (("worker",), float),
-    "stall_timeout_s": (("worker",), float),
-    "ran_s": (("worker",), int),
-    "ranks": (("worker",), int),
-    "gang": (("worker",), str),
-    "rank": (("worker",), int),
-    "attempt": (("worker",), int),
-    "run": (("worker",), str),
-    "works_in": (("worker",), _helper),
-    "asked_every_s": (("worker",), int),
-    "budget_mib": (("tenant",), int),
+    "host": (("worker", "tenant", "server"), _name),
+    "container": (("worker",), _name),
+    "gpus": (("worker", "tenant", "server"), _gpus),
+    "job_class": (("worker",), _one_of(*JobClass)),
+    "budget_s": (("worker",), _amount),
+    "stall_timeout_s": (("worker",), _amount),
+    "ran_s": (("worker",), _whole(0)),
+    "ranks": (("worker",), _whole(1)),
+    "gang": (("worker",), _name),
+    "rank": (("worker",), _whole(0)),
+    "attempt": (("worker",), _whole(1)),
+    "run": (("worker",), _name),
+    "works_in": (("worker",), _one_of(*HELPERS[1:])),
+    "asked_every_s": (("worker",), _whole(1)),
+    "budget_mib": (("tenant",), _whole(0)),
     "protected": (("tenant",), _yes),
     "managed": (("tenant",), _yes),
-    "silence_s": (("server",), float),
+    "silence_s": (("server",), _amount),
 }
 """Which kinds of program a setting is of, and how it is read."""
 
@@ -489,7 +538,7 @@ def _doing(reader: _Reader, key: str) -> Doing:
 
 def _ratios(value: Any) -> tuple[float | None, ...]:
     each = value if isinstance(value, list) else [value]
-    found = tuple(None if one == "unknown" else float(one) for one in each)
+    found = tuple(None if one == "unknown" else _figure(one) for one in each)
     if any(one is not None and not 0 <= one <= 1 for one in found):
         raise ValueError("it is a ratio, 0 to 1")
     return found
@@ -503,19 +552,23 @@ def _unread(value: Any) -> tuple[str, ...]:
 
 
 _OTHER_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "process": Process,
-    "phase": Phase,
-    "step_every_s": int,
+    "process": _one_of(*Process),
+    "phase": _one_of(*Phase),
+    "step_every_s": _whole(1),
     "gpu_ratio": _ratios,
+    "ram_mib_per_s": _figure,
     "waits_for_storage": _yes,
     "heartbeat": _yes,
     "heartbeat_cpu": _yes,
+    "vram_mib_per_s": _figure,
     "answers": _yes,
-    "finishes_every_s": int,
-    "fails_every_s": int,
+    "finishes_every_s": _whole(1),
+    "fails_every_s": _whole(1),
     "unread": _unread,
 }
-_PARTS: Final = {each.name: _OTHER_PARTS.get(each.name, float) for each in fields(Doing)}
+_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    each.name: _OTHER_PARTS.get(each.name, _amount) for each in fields(Doing)
+}
 """How each part of what is done is read."""
 
 
