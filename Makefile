@@ -37,7 +37,7 @@ demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by
 
 test: .venv/.ready  ## the tests, through real Prometheus, Alertmanager, Docker and PostgreSQL
 	@$(BIN)/python -m deploy.parts
-	@$(BIN)/python -m pytest -m "not teeth" --numprocesses 4 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not teeth" --numprocesses 5 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 teeth: .venv/.ready  ## plant hundreds of faults, and see that the tests catch each
 	@$(BIN)/python -m deploy.parts
