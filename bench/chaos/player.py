@@ -179,7 +179,7 @@ class _Player:
             each.go_on_at_s = 0.0
 
     def _all_seen(self) -> bool:
-        # In this order: what consumes the last event of a run writes one more, and the sweeper may be the one that does.
+        # In this order: what consumes the last event of a run writes one more, and the sweeper may be who does.
         return self._store.consume_events(now=self._store.now()) == 0 and not self._store.events("player")
 
     # --- processes
