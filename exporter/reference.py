@@ -56,6 +56,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_statefiles_invalid": "nothing is wrong with any file",
     "gpuwarden_workers_duplicate": NO_WORKERS,
     "gpuwarden_job_id": NO_JOB,
+    "gpuwarden_job_overdue_id": f"{NO_JOB}, or nothing of it has lasted as long as it may",
     "gpuwarden_job_info": NO_JOB,
     "gpuwarden_job_elapsed_seconds": f"{NO_JOB}, or {UNKNOWN_AGE}",
     "gpuwarden_job_budget_seconds": "as `gpuwarden_worker_info`; NaN where the worker runs no job, or one without a "
@@ -197,6 +198,7 @@ _UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "
 
 _OTHER: Final = {
     "gpuwarden_job_id": "an id",
+    "gpuwarden_job_overdue_id": "an id",
     "gpuwarden_container_gpu_utilization_ratio": "ratio, 0 or more",
     "gpuwarden_gpu_unplaced_utilization_ratio": "ratio, 0 or more",
     "gpuwarden_gpu_unattributed_utilization_ratio": "ratio, 1 or less",

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client.core import Metric
 
 from exporter import evidence
 from exporter.collectors.family import Row, gauge, or_nan
 from exporter.patience import Patience, Pauses, is_rank
-from exporter.readings import ContainerEvidence, Snapshot
+from exporter.readings import ContainerEvidence, Snapshot, WorkerSighting
 from gpuwarden.statefile import JobFile
 
 _SLOT = ("worker", "container")
@@ -19,14 +19,25 @@ _SLOT = ("worker", "container")
 class _Row:
     key: tuple[str, str]
     job: JobFile
-    beat_age_s: float | None
     place: ContainerEvidence | None
     # A job whose worker is dead shows no life by any clock: what is wrong is that, and nothing else is accused of it.
     policed: bool
+    elapsed_s: float | None
+    beat_age_s: float | None
+    # `None` of one that is not policed as well: no figure from before stands for a worker that has died since.
+    quiet_s: float | None
+    quiet_gpu_lost_s: float | None
+    heartbeat_age_s: float | None
+    dead_s: float | None
 
     @property
     def pauses(self) -> Pauses:
         return self.place.pauses if self.place else ()
+
+    @property
+    def may_have_lost_gpu(self) -> bool:
+        """Where each GPU is measured none is lost, and its idleness contradicts what was told of a lost one before."""
+        return self.job.job_class.uses_gpu and (self.place is None or self.place.gpu_idle_s is None)
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -45,8 +56,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         if job is None:
             waiting.append(key)
             continue
-        beat_age_s = job.beat.age_s(snapshot.taken) if job.beat else None
-        rows.append(_Row(key=key, job=job, beat_age_s=beat_age_s, place=place, policed=sighting.alive is not False))
+        rows.append(_row(key, sighting, job, place, snapshot))
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
     yield from _silence(rows, waiting, snapshot)
@@ -55,13 +65,42 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield from _ranks([row for row in rows if is_rank(row.job) and row.policed], snapshot)
 
 
+def _row(
+    key: tuple[str, str], sighting: WorkerSighting, job: JobFile, place: ContainerEvidence | None, snapshot: Snapshot
+) -> _Row:
+    now, policed = snapshot.taken, sighting.alive is not False
+    row = _Row(
+        key=key,
+        job=job,
+        place=place,
+        policed=policed,
+        elapsed_s=job.started.age_s(now),
+        beat_age_s=job.beat.age_s(now) if job.beat else None,
+        quiet_s=evidence.quiet_s(job, place, now=now) if policed else None,
+        quiet_gpu_lost_s=None,
+        heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
+        dead_s=snapshot.dead_s.get(sighting.worker.worker),
+    )
+    if not policed or not row.may_have_lost_gpu:
+        return row
+    return replace(row, quiet_gpu_lost_s=evidence.quiet_s(job, place, now=now, gpu_lost=True))
+
+
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge(
         "gpuwarden_job_id",
         "The id of the job that a worker runs, of which attempt and in which life of the worker.",
         (*_SLOT, "attempt", "incarnation"),
-        (((*row.key, str(row.job.attempt), row.job.incarnation), float(row.job.job_id)) for row in rows),
+        (_named(row) for row in rows),
         source="job file",
+    )
+    yield gauge(
+        "gpuwarden_job_overdue_id",
+        "As `gpuwarden_job_id`, but only of a job that has run, or been silent or quiet, for as long as it may, or "
+        "whose worker has: no rule that acts on jobs says anything of another.",
+        (*_SLOT, "attempt", "incarnation"),
+        (_named(row) for row in rows if _is_overdue(row, snapshot)),
+        source="job file, and of what the rules compare each age with its limit",
     )
     yield gauge(
         "gpuwarden_job_info",
@@ -74,7 +113,7 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_job_elapsed_seconds",
         "Time since the attempt started; the load counts.",
         _SLOT,
-        ((row.key, row.job.started.age_s(snapshot.taken)) for row in rows),
+        ((row.key, row.elapsed_s) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
     )
     yield gauge(
@@ -90,6 +129,30 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((row.key, row.job.phase_started.age_s(snapshot.taken)) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
+    )
+
+
+def _named(row: _Row) -> Row:
+    return (*row.key, str(row.job.attempt), row.job.incarnation), float(row.job.job_id)
+
+
+def _is_overdue(row: _Row, snapshot: Snapshot) -> bool:
+    """Whether an age has reached its limit: what each rule that accuses a job takes at least, whatever else it takes.
+
+    So that in health no rule has anybody to name. A limit that is `None` or 0 judges nobody.
+    """
+    job, patience = row.job, snapshot.patience
+    window_s = patience.window_s(job, snapshot.health_window_s)
+    return any(
+        age_s is not None and limit_s and age_s >= limit_s
+        for age_s, limit_s in (
+            (row.elapsed_s, job.budget_s),
+            (row.beat_age_s, patience.silence_s(job)),  # before which none is stuck
+            (row.quiet_s, window_s),
+            (row.quiet_gpu_lost_s, window_s),
+            (row.heartbeat_age_s, snapshot.dead_after_s),
+            (row.dead_s, snapshot.dead_after_s),
+        )
     )
 
 
@@ -171,7 +234,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         "For how long the attempt has shown no sign of life in its phase: no beat once it has beaten, every GPU of its "
         "container idle, its RAM still, and in a load, an evaluation, a save or a checkpoint its work too.",
         _SLOT,
-        (*((row.key, or_nan(_quiet_s(row, snapshot))) for row in rows), *((key, math.nan) for key in waiting)),
+        (*((row.key, or_nan(row.quiet_s)) for row in rows), *((key, math.nan) for key in waiting)),
         source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "
         "the times for its GPU, its RAM and, where it counts, its work",
     )
@@ -180,19 +243,9 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         "For how long the attempt of a GPU job has been as quiet in its phase, a GPU of its container lost and each "
         "other one lost or idle.",
         _SLOT,
-        # Where each GPU is measured none is lost, and its idleness contradicts what was told of a lost one before.
-        (
-            (row.key, or_nan(_quiet_s(row, snapshot, gpu_lost=True)))
-            for row in rows
-            if row.job.job_class.uses_gpu and (row.place is None or row.place.gpu_idle_s is None)
-        ),
+        ((row.key, or_nan(row.quiet_gpu_lost_s)) for row in rows if row.may_have_lost_gpu),
         source="as `gpuwarden_job_quiet_seconds`, with `gpuwarden_container_gpu_lost_seconds` for its GPU",
     )
-
-
-def _quiet_s(row: _Row, snapshot: Snapshot, *, gpu_lost: bool = False) -> float | None:
-    """`None` of one that is not policed as well: no figure from before stands for a worker that has died since."""
-    return evidence.quiet_s(row.job, row.place, now=snapshot.taken, gpu_lost=gpu_lost) if row.policed else None
 
 
 def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot) -> Iterable[Metric]:

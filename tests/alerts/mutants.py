@@ -145,10 +145,11 @@ def of(rules: str, part: str, *breakages: tuple[str, str, str]) -> list[Mutant]:
 
 # What the rules have in common, letter for letter.
 
+OVERDUE: Final = "gpuwarden_job_overdue_id"
 IDENTITY = """\
           * on (host, worker, container) group_left (job_id, attempt, incarnation)
           count_values without () ("job_id",
-            gpuwarden_job_id and topk by (host, worker, container) (1, timestamp(gpuwarden_job_id))
+            gpuwarden_job_overdue_id and topk by (host, worker, container) (1, timestamp(gpuwarden_job_overdue_id))
           )
 """
 PATIENCE = "        labels:\n"
@@ -170,16 +171,16 @@ def of_identity(rules: str, measure: str) -> list[Mutant]:
         ("the identity is joined without the host", "* on (host, worker, container)", "* on (worker, container)"),
         ("the identity is joined without the worker", "* on (host, worker, container)", "* on (host, container)"),
         ("the identity is joined without the container", "* on (host, worker, container)", "* on (host, worker)"),
-        ("a doubled identity fails the rule", f" and {by} (1, timestamp(gpuwarden_job_id))", ""),
+        ("a doubled identity fails the rule", f" and {by} (1, timestamp({OVERDUE}))", ""),
         ("two identities are let through", "(1,", "(2,"),
-        ("identities are merged to nobody's", f"gpuwarden_job_id and {by} (1, timestamp(gpuwarden_job_id))",
-         "max by (host, worker, container) (gpuwarden_job_id)"),
-        ("the newest is the one of the greatest id", "timestamp(gpuwarden_job_id)", "gpuwarden_job_id"),
+        ("identities are merged to nobody's", f"{OVERDUE} and {by} (1, timestamp({OVERDUE}))",
+         f"max by (host, worker, container) ({OVERDUE})"),
+        ("the newest is the one of the greatest id", f"timestamp({OVERDUE})", OVERDUE),
         ("one identity is kept of all", by, "topk"),
         ("one identity is kept of all hosts", by, "topk by (worker, container)"),
         ("one identity is kept of a container", by, "topk by (host, container)"),
         ("one identity is kept of a worker's containers", by, "topk by (host, worker)"),
-        ("the attempt before is still named", "timestamp(gpuwarden_job_id)", "-timestamp(gpuwarden_job_id)"),
+        ("the attempt before is still named", f"timestamp({OVERDUE})", f"-timestamp({OVERDUE})"),
     )  # fmt: skip
 
 
@@ -303,7 +304,7 @@ def of_quiet(rules: str, part: str, series: str, *others: str) -> list[Mutant]:
         ("quiet remembers its longest", series, f"max_over_time({series}[5m])"),
         ("quiet is believed after it has become unknown", series, f"last_over_time({series}[5m])"),
         ("quiet counts where it is unknown", f"({series})",
-         f"({series} >= 0 or on {SLOT} gpuwarden_job_id * 0 + 9000)"),
+         f"({series} >= 0 or on {SLOT} {OVERDUE} * 0 + 9000)"),
         ("quiet is the least of all hosts", SLOT, "(worker, container)"),
         ("quiet is the least of its container", SLOT, "(host, container)"),
         ("quiet is the least of its worker", SLOT, "(host, worker)"),
@@ -448,7 +449,7 @@ WORKER_MUTANTS: Final = [
         ("the lock is joined without aggregation", f"min by {SLOT} ({ALIVE})", ALIVE),
         ("the lock is believed after it has become unknown", ALIVE, f"last_over_time({ALIVE}[5m])"),
         ("the lock counts as held where it is unknown", f"({ALIVE})",
-         f"({ALIVE} or on {SLOT} gpuwarden_job_id * 0 + 1)"),
+         f"({ALIVE} or on {SLOT} {OVERDUE} * 0 + 1)"),
         ("the lock remembers that it was held", ALIVE, f"max_over_time({ALIVE}[5m])"),
         ("the lock is not told apart by host", SLOT, "(worker, container)"),
         ("the lock is not told apart by worker", SLOT, "(host, container)"),

@@ -22,7 +22,7 @@ END_S: Final = 300
 
 SLOT: Final = 'instance="a:9", host="a", worker="w", container="c"'
 TENANT: Final = 'instance="a:9", host="a", container="c"'
-JOB: Final = ("gpuwarden_job_id", SLOT + ', attempt="1", incarnation="i"', 7.0)
+JOB: Final = ("gpuwarden_job_overdue_id", SLOT + ', attempt="1", incarnation="i"', 7.0)
 
 
 @dataclass(frozen=True, kw_only=True)

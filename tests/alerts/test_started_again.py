@@ -4,6 +4,7 @@ Prometheus marks nothing as vanished when it is stopped or started, so it tells 
 """
 
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
 
+NAMED: Final = "gpuwarden_job_overdue_id"
 Named = set[tuple[str, ...]]
 
 
@@ -33,13 +35,13 @@ def test_the_attempt_that_is_there_is_named_and_judged_by_its_own_silence(
     with host:
         host.series = wedge(1.0, attempt=before)
         with prometheus(folder, host.address) as url:
-            eventually(lambda: told(url, "gpuwarden_job_id", "attempt") == {(str(before),)}, "it is seen", within_s=30)
+            eventually(lambda: told(url, NAMED, "attempt") == {(str(before),)}, "it is seen", within_s=30)
         host.series = wedge(130.0, attempt=now)
         with prometheus(folder, host.address) as url:
             alert = 'ALERTS{alertname="GpuwardenJobStalled", alertstate="firing"}'
             eventually(lambda: told(url, alert), "the wedge is told", within_s=30)
 
-            assert told(url, "gpuwarden_job_id", "attempt") == {("6",), ("7",)}, "what was before is told beside it"
+            assert told(url, NAMED, "attempt") == {("6",), ("7",)}, "what was before is told beside it"
             assert told(url, f"last_over_time({alert}[5m])", "job_id", "attempt") == {("7", str(now))}
 
 

@@ -422,6 +422,60 @@ def test_each_worker_of_a_container_is_quiet_by_its_own_beat_and_phase() -> None
     assert values(text, "gpuwarden_job_quiet_seconds", worker="w1") == [5.0]
 
 
+UNBEATEN = {"beat": None, "started": build.ago(900), "phase_started": build.ago(900)}
+LOST = {"gpu_idle_s": None, "gpu_unknown": UNREAD}
+
+
+def overdue(
+    *,
+    its: dict[str, Any] | None = None,
+    worker: dict[str, Any] | None = None,
+    place: dict[str, Any] | None = None,
+    **snapshot: Any,
+) -> list[float]:
+    """The job of w0, number 7, where it is told as one of which a rule may say something."""
+    seen = build.sighting(job=build.job_file(**its or {}), worker=build.worker_file(**worker or {}))
+    text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**place or {}),), **snapshot))
+    named = {"worker": "w0", "container": "worker-0", "attempt": "1", "incarnation": "inc-w0"}
+    return values(text, "gpuwarden_job_overdue_id", **named)
+
+
+@pytest.mark.parametrize(
+    ("at", "before"),
+    [
+        pytest.param({"its": {"budget_s": 300.0}}, {"its": {"budget_s": 300.5}}, id="over its budget"),
+        pytest.param({"its": {"beat": build.ago(120)}}, {"its": {"beat": build.ago(119.5)}}, id="silent"),
+        pytest.param(
+            {"its": UNBEATEN, "place": {"gpu_idle_s": 300.0}}, {"its": UNBEATEN, "place": {"gpu_idle_s": 299.5}},
+            id="quiet, having never beaten",
+        ),
+        pytest.param(
+            {"its": UNBEATEN, "place": LOST | {"gpu_lost_s": 300.0}},
+            {"its": UNBEATEN, "place": LOST | {"gpu_lost_s": 299.5}},
+            id="quiet with a GPU lost",
+        ),
+        pytest.param(
+            {"worker": {"heartbeat": build.ago(30)}}, {"worker": {"heartbeat": build.ago(29.5)}},
+            id="without a heartbeat",
+        ),
+        pytest.param({"dead_s": {"w0": 30.0}}, {"dead_s": {"w0": 29.5}}, id="without its process"),
+    ],
+)  # fmt: skip
+def test_a_job_is_overdue_once_something_has_lasted_as_long_as_it_may(
+    at: dict[str, Any], before: dict[str, Any]
+) -> None:
+    assert (overdue(**at), overdue(**before)) == ([7.0], [])
+
+
+def test_what_judges_nobody_makes_nobody_overdue() -> None:
+    unpoliced = {"budget_s": None, "stall_timeout_s": 0.0, "beat": build.ago(7000), "job_class": JobClass.INGEST}
+    other_boot = build.ago(7000, boot_id="another")
+
+    assert overdue() == []
+    assert overdue(its=unpoliced) == []
+    assert overdue(its={"started": other_boot, "beat": other_boot}, worker={"heartbeat": other_boot}) == []
+
+
 def test_a_dead_worker_is_published_with_its_job_and_where_it_was_and_without_the_limits_of_the_living() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
@@ -495,9 +549,10 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
 
 def test_what_changes_with_a_life_stands_on_info_series_and_with_the_jobs_id_and_a_jobs_id_on_none_but_gangs() -> None:
     churning = {"job_id", "attempt", "incarnation", "container_id", "container_incarnation"}
+    ids = {"gpuwarden_job_id", "gpuwarden_job_overdue_id"}
 
     for name, labels in series(golden.PATH.read_text()):
-        assert name.endswith("_info") or name == "gpuwarden_job_id" or not churning & dict(labels).keys()
+        assert name.endswith("_info") or name in ids or not churning & dict(labels).keys()
         assert name == "gpuwarden_gang_rank_info" or "job_id" not in dict(labels)
 
 

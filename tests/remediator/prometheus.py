@@ -24,7 +24,7 @@ def wedge(silent_s: float = 130.0, *, job_id: int = 7, attempt: int = 1, incarna
     """Worker w1 in container c1, silent and quiet for so long of 120 s allowed."""
     return {
         ("gpuwarden_worker_info", f'{_SLOT},queue="gpu",incarnation="{incarnation}"'): 1,
-        ("gpuwarden_job_id", f'{_SLOT},attempt="{attempt}",incarnation="{incarnation}"'): job_id,
+        ("gpuwarden_job_overdue_id", f'{_SLOT},attempt="{attempt}",incarnation="{incarnation}"'): job_id,
         ("gpuwarden_job_beat_age_seconds", _SLOT): silent_s,
         ("gpuwarden_job_stall_timeout_seconds", _SLOT): 120,
         ("gpuwarden_job_quiet_seconds", _SLOT): silent_s,
