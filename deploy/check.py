@@ -185,8 +185,8 @@ def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
     """Each page names its alert as a matcher, and where it is acted on for how long a silence holds the remedy.
 
     In the same sentence it names a label that tells whose alert it is, as the tests see it fire: by its name alone it
-    would be quiet of everybody. Where such a page says to silence something, it begins with its own alert: all of a host
-    or a worker is too much.
+    would be quiet of everybody. Where such a page says to silence something, it begins with its own alert: all of a
+    host or a worker is too much.
     """
     problems = []
     seen = _labels_seen(checkout)

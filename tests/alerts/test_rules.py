@@ -238,7 +238,7 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
             "it says to silence it of everybody",
         ),
         (
-            'Silence `host` and `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends, for its `worker`.',
+            'Silence `host` and `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends: `worker`.',
             "`Silence `host`` silences more",
             None,
         ),
