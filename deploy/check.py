@@ -184,9 +184,12 @@ def runbooks_silence_their_own_alert(checkout: Path) -> list[str]:
 def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
     """Each page names its alert as a matcher, and where it is acted on for how long a silence holds the remedy.
 
-    Where such a page says to silence something, it begins with its own alert: all of a host or a worker is too much.
+    In the same sentence it names a label that tells whose alert it is, as the tests see it fire: by its name alone it
+    would be quiet of everybody. Where such a page says to silence something, it begins with its own alert: all of a
+    host or a worker is too much.
     """
     problems = []
+    seen = _labels_seen(checkout)
     for _, rule in _alerts(checkout):
         page = checkout / "docs" / "runbooks" / f"{rule.alert}.md"
         if not page.is_file():
@@ -195,6 +198,12 @@ def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
         own = f'`alertname="{rule.alert}"`'
         if own not in text:
             problems.append(f"{page.name}: it does not say how to silence it; wanted: silence {own}")
+        elif (whose := seen.get(rule.alert or "", set()) - rule.labels.keys()) and not re.search(
+            rf"{own}[^.]*`({'|'.join(whose)})`", text
+        ):
+            problems.append(
+                f"{page.name}: it says to silence it of everybody; wanted beside its name: {', '.join(sorted(whose))}"
+            )
         if "remedy" not in rule.labels:
             continue
         if "when the silence ends" not in text:
@@ -205,6 +214,16 @@ def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
             if hint["by"] and hint["by"].strip() != own
         ]
     return problems
+
+
+def _labels_seen(checkout: Path) -> dict[str, set[str]]:
+    """The labels with which each alert fires in the tests, by its name."""
+    labels: dict[str, set[str]] = {}
+    for file in sorted(checkout.glob(TESTS_GLOB)):
+        for each in (each for case in _read(file, _TestFile).tests for each in case.alert_rule_test):
+            for fired in each.exp_alerts or ():
+                labels.setdefault(each.alertname, set()).update(fired.get("exp_labels", {}))
+    return labels
 
 
 def rules_name_what_there_is(checkout: Path) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Final
 import yaml
 
 from remediator.alert import WATCHDOG
+from remediator.remedies import REMEDIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,15 @@ WATCHDOG_S: Final = 60
 
 LOST: Final = "GpuwardenNodeLost"
 """The alert that is acted on and that people are told of, too: only they can bring the host back."""
+
+_KNOWN: Final = "|".join(REMEDIES)
+TOLD: Final = (
+    (f'alertname="{LOST}"',),
+    # What the remediator refuses for certain, by what is wrong with it: nobody else would hear of it.
+    ('remedy=~".+"', f'remedy!~"{_KNOWN}"'),
+    (f'remedy=~"{_KNOWN}"', f'alertname!="{LOST}"', 'host=""'),
+)
+"""Which alerts that name a remedy people are told of, too: what each of these matches."""
 
 SILENT: Final = (
     "GpuwardenExporterDown",
@@ -87,9 +97,10 @@ def prometheus_config(
 def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: str | None = None) -> str:
     """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog.
 
-    A lost host is told to people, too. The watchdog goes to `outside` as well, the URL of a service that calls somebody
-    when it stays away. All else is for the receiver `people`, which is whoever is called where this is used: it has
-    nobody in it.
+    A lost host is told to people, too, and so is what the remediator refuses: a remedy that is none, as one of another
+    program's rules, or an alert that says of no host. The watchdog goes to `outside` as well, the URL of a service that
+    calls somebody when it stays away. All else is for the receiver `people`, which is whoever is called where this is
+    used: it has nobody in it.
     """
     beat: dict[str, object] = {
         "matchers": [f'alertname="{WATCHDOG}"'],
@@ -105,7 +116,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
         "group_interval": f"{pace.group_interval_s}s",
         "repeat_interval": f"{pace.repeat_s}s",
     }
-    told = {"receiver": "people", "matchers": [f'alertname="{LOST}"'], "continue": True}
+    told = [{"receiver": "people", "matchers": list(matchers), "continue": True} for matchers in TOLD]
     authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
     beats = [{"receiver": "gpuwarden", **beat}]
     receivers: list[dict[str, object]] = [
@@ -123,7 +134,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
                 "group_wait": "30s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [*beats, told, acting],
+                "routes": [*beats, *told, acting],
             },
             "inhibit_rules": INHIBITIONS,
             "receivers": receivers,

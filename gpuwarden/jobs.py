@@ -18,7 +18,7 @@ from gpuwarden.progress import figures, report_of, reports, short, whole
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.reporter import state_directory
 from gpuwarden.statefile import JobFile
-from gpuwarden.stores import add_store, existing
+from gpuwarden.stores import add_store, current, existing
 from gpuwarden.text import ago, plain, stamp, when, who
 
 LOOK_S: Final = 1.0
@@ -39,7 +39,8 @@ def command(argv: list[str]) -> int:
     if arguments.act is _submit:
         arguments.submission = _submission(arguments)  # what will not do is told without a queue
     asks = arguments.act in (_list, _show, _wait, _logs)
-    with closing((existing if asks else JobStore.open)(arguments.store)) as store:
+    opened = existing if asks else JobStore.open if arguments.act is _submit else current
+    with closing(opened(arguments.store)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 

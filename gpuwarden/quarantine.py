@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.reporter import host_key, state_directory
-from gpuwarden.stores import add_store, existing
+from gpuwarden.stores import add_store, current, existing
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden gpu`."""
     arguments = _parser().parse_args(argv)
-    with closing((existing if arguments.act is _list else JobStore.open)(arguments.store)) as store:
+    with closing((existing if arguments.act is _list else current)(arguments.store)) as store:
         code: int = arguments.act(store, arguments)
     return code
 

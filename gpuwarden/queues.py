@@ -12,7 +12,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
 from gpuwarden.schema import QUEUE
-from gpuwarden.stores import add_store, existing
+from gpuwarden.stores import add_store, current, existing
 from gpuwarden.text import ago, plain, when, who
 
 _Act = Callable[[argparse.Namespace], int]
@@ -111,7 +111,7 @@ def _set(arguments: argparse.Namespace) -> int:
 
 
 def _unset(arguments: argparse.Namespace) -> int:
-    with closing(JobStore.open(arguments.store)) as store:
+    with closing(current(arguments.store)) as store:
         if store.unset_queue(arguments.queue):
             return 0
     raise GpuwardenError(f"nothing is set for queue {arguments.queue!r}: see `gpuwarden queue list`")

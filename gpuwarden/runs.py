@@ -26,7 +26,7 @@ from typing import Any, Final
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
-from gpuwarden.stores import add_store, existing
+from gpuwarden.stores import add_store, current, existing
 from gpuwarden.text import ago, plain, when, who
 
 _Act = Callable[[argparse.Namespace], int]
@@ -201,7 +201,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _cancel(arguments: argparse.Namespace) -> int:
     because = f"cancelled by {who()}" + (f": {arguments.because}" if arguments.because else "")
-    with closing(JobStore.open(arguments.store)) as store:
+    with closing(current(arguments.store)) as store:
         run = _known(store, arguments.run)
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")

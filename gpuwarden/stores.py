@@ -48,6 +48,18 @@ def existing(url: str) -> JobStore:
     return JobStore.open(url, migrate=False)
 
 
+def current(url: str) -> JobStore:
+    """Open a queue that is there, for who changes what is in it: tables of an older version are brought up.
+
+    A GPU in quarantine in a queue of which no worker knows would keep nobody from it.
+
+    Raises:
+        GpuwardenError: there is none, it is of a newer version, or it cannot be opened.
+    """
+    check_there(url)
+    return JobStore.open(url)
+
+
 def check_there(url: str) -> None:
     """Whether there is a queue, as far as that can be told without asking its server.
 

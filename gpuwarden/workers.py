@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.reporter import host_key, state_directory
-from gpuwarden.stores import add_store, existing
+from gpuwarden.stores import add_store, current, existing
 from gpuwarden.text import ago, plain, who
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
@@ -20,7 +20,7 @@ def command(argv: list[str]) -> int:
     """`gpuwarden worker list|lock|unlock|drain|dead`."""
     arguments = _parser().parse_args(argv)
     asks = arguments.act in (_list, _dead)
-    with closing((existing if asks else JobStore.open)(arguments.store)) as store:
+    with closing((existing if asks else current)(arguments.store)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 

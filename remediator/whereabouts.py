@@ -23,12 +23,20 @@ QUEUE_ENVS: Final = ("GPUWARDEN_REMEDIATOR_QUEUE", "GPUWARDEN_STORE")
 
 def add_ledger(parser: argparse.ArgumentParser) -> None:
     """The option `--ledger`: wanted only where there is none to be found."""
-    found = ledger_url(os.environ)
     parser.add_argument(
         "--ledger",
-        default=found,
-        required=found is None,
+        default=ledger_url(os.environ) or "",
+        type=_named,  # which is asked of a default, too
         help=f"the ledger's database URL, or ${LEDGER_ENV}; else the one of `gpuwarden up`",
+    )
+
+
+def _named(url: str) -> str:
+    if url:
+        return url
+    raise argparse.ArgumentTypeError(
+        "no ledger is named, and `gpuwarden up` keeps none for this user: give its database URL, or set "
+        f"${LEDGER_ENV} to it, as the services of `gpuwarden init` have it in their gpuwarden.env"
     )
 
 

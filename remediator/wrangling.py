@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore
-from gpuwarden.stores import add_store, existing
+from gpuwarden.stores import add_store, current, existing
 from gpuwarden.tally import RunTally
 from gpuwarden.text import plain, stamp, who
 from remediator.plan import BlockRun, LockWorker, Migrate, Wait
@@ -36,7 +36,7 @@ def command(argv: list[str]) -> int:
     """`gpuwarden wrangle`."""
     arguments = _parser().parse_args(argv)
     act: _Act = arguments.act
-    with closing((existing if act is _list else JobStore.open)(arguments.store)) as store:
+    with closing((existing if act is _list else current)(arguments.store)) as store:
         return act(store, arguments)
 
 

@@ -230,15 +230,20 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
     ("says", "acting", "for_people"),
     [
         ("It ends by itself when the silence ends.", "it does not say how", "it does not say how"),
-        ('Silence `alertname="GpuwardenJobStalled"`.', "it does not say that its remedy is held", None),
-        ('Silence `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends.', None, None),
+        ('Silence `alertname="GpuwardenJobStalled"` and `host`.', "it does not say that its remedy is held", None),
+        ('Silence `alertname="GpuwardenJobStalled"` and `host`: it is taken up when the silence ends.', None, None),
         (
-            'Silence `host` and `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends.',
+            'Silence `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends. That `host` is silent.',
+            "it says to silence it of everybody",
+            "it says to silence it of everybody",
+        ),
+        (
+            'Silence `host` and `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends: `worker`.',
             "`Silence `host`` silences more",
             None,
         ),
     ],
-    ids=["not at all", "not for how long", "both", "all of a host"],
+    ids=["not at all", "not for how long", "both", "of everybody", "all of a host"],
 )
 @pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
 def test_a_runbook_is_refused_that_says_of_silences(

@@ -71,10 +71,15 @@ def configured(
         pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
         pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
         pytest.param({"alertname": "Theirs", "remedy": ""}, True, "people", id="what names no remedy to people"),
+        pytest.param({**STALL, "remedy": "restart_wroker"}, True, "people,gpuwarden",
+                     id="what names a remedy that is none to people and to the remediator, which refuses it"),
+        pytest.param({**STALL, "host": ""}, False, "people,gpuwarden",
+                     id="a wedge of which the host is not told to people and to the remediator, which refuses it"),
+        pytest.param({**STALL, "host": "", "remedy": "x"}, False, "people,gpuwarden", id="what is both to people once"),
         pytest.param(WATCHDOG, False, "gpuwarden", id="the watchdog to the remediator"),
         pytest.param(WATCHDOG, True, "outside,gpuwarden", id="the watchdog outside and to the remediator"),
     ],
-)
+)  # fmt: skip
 def test_amtool_routes(labels: Mapping[str, str], outside: bool, receivers: str, tmp_path: Path) -> None:
     program("amtool")
     file = configured(tmp_path, outside="https://example.com/ping/1" if outside else None)

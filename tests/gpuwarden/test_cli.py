@@ -361,6 +361,7 @@ def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
     assert run(capsys, *command) == (0, "", "")
 
 
+@pytest.mark.usefixtures("store")
 def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
     code, out, err = run(capsys, "gpu", "release", "--store", url, "GPU-a")
 
@@ -392,6 +393,7 @@ def test_a_gpu_command_that_lacks_something_says_what(
     assert says in err
 
 
+@pytest.mark.usefixtures("store")
 def test_a_gpu_is_not_taken_out_of_use_on_a_host_without_a_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str, tmp_path: Path
 ) -> None:

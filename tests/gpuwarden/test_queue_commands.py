@@ -72,13 +72,32 @@ def test_who_only_asks_changes_no_older_tables(store: JobStore, cli: Cli, url: s
     assert store
 
 
-@pytest.mark.parametrize("asks", ASKS, ids=" ".join)
-def test_who_only_asks_makes_no_queue(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asks: list[str]
+CHANGES = (
+    ["job", "cancel", "1"],
+    ["job", "requeue", "1"],
+    ["job", "block", "1"],
+    ["job", "unblock", "1"],
+    ["run", "cancel", "r"],
+    ["queue", "unset", "gpu"],
+    ["worker", "lock", "w", "--host", HOST],
+    ["worker", "unlock", "w", "--host", HOST],
+    ["worker", "drain", "w", "--host", HOST],
+    ["gpu", "quarantine", "GPU-1", "--host", HOST],
+    ["gpu", "release", "GPU-1"],
+    ["wrangle", "do", "r"],
+    ["wrangle", "on", "r"],
+    ["wrangle", "off", "r"],
+    ["wrangle", "forgive", "r"],
+)
+
+
+@pytest.mark.parametrize("said", [*ASKS, *CHANGES], ids=" ".join)
+def test_who_only_asks_or_changes_what_is_there_makes_no_queue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_STORE", f"sqlite:///{tmp_path}/typo.db")
 
-    assert main(asks) == 1
+    assert main(said) == 1
 
     assert f"there is no queue at {tmp_path}/typo.db: is --store or $GPUWARDEN_STORE right?" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -505,3 +505,19 @@ def test_what_up_keeps_is_found_without_being_named(tmp_path: Path, *, name: str
         found = {"ledger": whereabouts.ledger_url, "queue": whereabouts.queue_url}[name](env)
 
     assert found == (f"sqlite:///{file}" if kept else None)
+
+
+@pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["brake", "release"]], ids=" ".join)
+def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_REMEDIATOR_LEDGER", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    with pytest.raises(SystemExit) as ended:
+        main(said)
+
+    assert ended.value.code == 2
+    told = "no ledger is named, and `gpuwarden up` keeps none for this user: give its database URL, or set"
+    assert f"{told} $GPUWARDEN_REMEDIATOR_LEDGER to it, as the services" in capsys.readouterr().err
