@@ -138,6 +138,11 @@ What begins and ends between two such looks is not seen, so that none is told: i
 UNTOLD_LOOKS: Final = 5
 """In how many looks it may be unknown whether a GPU is pegged that has not been seen to be in more than that."""
 
+OUTAGE_S: Final = 1200.0
+"""For how long nobody may have been able to look at a GPU before that is no driver any more that is loaded anew, or
+built for a new kernel first, seconds. How long such a thing takes is no matter of the jobs, so it is no setting of
+theirs."""
+
 WORKED_S: Final = 30.0
 """Who worked within this time is not still for as long as any condition asks, seconds."""
 
@@ -148,7 +153,8 @@ class GpuUse(NamedTuple):
     `gpus` are UUIDs: of those that are read, and of those that it has and that are missing, as far as they are known.
     `nameless` are what others that are missing were given by: nobody knows their UUIDs. `there` are those of its GPUs
     that are no lost ones for sure. It `may_be_elsewhere` where it may be on further ones, which nobody has named: then
-    more is unknown than what these leave open. It is `left_out` where it is, or may be, on one that hangs.
+    more is unknown than what these leave open. It is `left_out` where it is, or may be, on one that nobody could look
+    at: that hangs, or whose source fails while another one answers.
     """
 
     gpus: tuple[str, ...]
@@ -226,7 +232,10 @@ def gpu_use(
     every GPU was not given one that was lost before, and is judged by what is left.
     """
     use = _use(container, pids, readings, thresholds, had, there)
-    if readings is not None and readings.hung and _may_be_on_hung(use, readings):
+    if readings is None:
+        return use
+    fails = readings.failed and use.unknown is not None and use.unknown.reason in ("gpu_missing", "source_failed")
+    if fails or (readings.hung and _may_be_on_hung(use, readings)):
         return use._replace(left_out=True)
     return use
 
@@ -612,10 +621,11 @@ class ContainerHistory:
     """What has been seen of one container incarnation, one sample after another.
 
     `gpus` are its GPUs, by UUID, at the last look at which any was known; `there` each that was seen there while it was
-    its own. `kind` is the container's, once it was seen.
+    its own. `kind` is the container's, once it was seen. `asks` says whether there is any source of GPUs on this host:
+    where none is, none fails.
     """
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, *, asks: bool = True) -> None:
         self.gpus: tuple[str, ...] = ()
         self.there: frozenset[str] = frozenset()
         self.kind = ""
@@ -629,6 +639,8 @@ class ContainerHistory:
         self._pegged: frozenset[str] = frozenset()
         self._seen_busy_s: float | None = None
         self._asked_s = 0.0
+        self._asks = asks
+        self._outage_s: tuple[float, float] | None = None
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
@@ -701,7 +713,7 @@ class ContainerHistory:
         self._last_s = now_s
         if not 0 <= gap_s <= self._thresholds.gap_max_s:
             gap_s = 0.0
-            self._idle_since_s = self._pegged_since_s = self._seen_busy_s = None
+            self._idle_since_s = self._pegged_since_s = self._seen_busy_s = self._outage_s = None
             self._ram.forget()
             self._forget_work()
         self._count(gpu.shares, gap_s)
@@ -885,24 +897,32 @@ class ContainerHistory:
     def _not_seen_busy(self, gpu: GpuUse | None, now_s: float) -> float | None:
         """For how long no GPU was measured to do anything for it: each was idle, or unknown.
 
-        Of one that was given none it is told while it is known to be on none. Not while no source of GPUs answers, or a
-        GPU of its own hangs, which starts it anew once that lasts longer than a gap may: nobody looked.
+        Of one that was given none it is told while it is known to be on none. Not while nobody could look at one of its
+        own, for its source does not answer or it hangs, which starts it anew once that lasts longer than a gap may. But
+        what lasts for `OUTAGE_S` without a break is unknown like any other, from its begin.
         """
         without = gpu is not None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU
         if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
-            self._seen_busy_s = None
+            self._seen_busy_s = self._outage_s = None
             return None
-        idle_ratio, since_s = self._thresholds.idle_ratio, self._seen_busy_s
+        idle_ratio, since_s, busy = self._thresholds.idle_ratio, self._seen_busy_s, False
         for _, ratio, _, _, _, busiest in gpu.shares:
             if (busiest if busiest is not None else ratio or 0.0) > idle_ratio:
-                self._seen_busy_s = since_s = None
+                self._seen_busy_s, since_s, busy = None, None, True
         if gpu.left_out or (gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares):
-            return None
+            return self._not_seen_for_an_outage(now_s, busy=busy)
+        self._outage_s = None
         if now_s - self._asked_s > self._thresholds.gap_max_s:
             since_s = None
         self._asked_s = now_s
         self._seen_busy_s = since_s = now_s if since_s is None else since_s
         return now_s - since_s
+
+    def _not_seen_for_an_outage(self, now_s: float, *, busy: bool) -> float | None:
+        """Since it began, or since another GPU of it was seen busy in it; `None` while it may be over soon."""
+        began_s, since_s = self._outage_s or (now_s, now_s)
+        self._outage_s = began_s, now_s if busy else since_s
+        return now_s - self._outage_s[1] if self._asks and now_s - began_s >= OUTAGE_S else None
 
 
 class GpuHistory:

@@ -106,11 +106,11 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_cpu_still_seconds": NO_WORK_READ,
     "gpuwarden_container_work_still_seconds": f"{IT_IS_DOWN}; NaN while any of the three is",
     "gpuwarden_container_unmoved_seconds": f"{IT_IS_DOWN}; NaN while RAM, I/O or faults are unknown, or its GPU is, "
-    "with its CPU time, or hangs",
+    "with its CPU time, or nobody has been able to look at that for less than 20 minutes",
     "gpuwarden_container_gpu_pegged_seconds": "it has no GPU but lost ones, another of its is unknown or used by no "
     "listed process, or it is paused",
     "gpuwarden_container_gpu_not_seen_busy_seconds": f"{IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
-    "does not tell, is paused, or no source of GPUs answers",
+    "does not tell, is paused, or one of its GPUs hangs or its source does not answer, for less than 20 minutes",
     "gpuwarden_container_gpu_lost_seconds": "it has no GPU, or each is measured; NaN while one is unknown and none is "
     "lost, or while beside a lost one another is unknown, or it is paused",
     "gpuwarden_container_gpu_idle_seconds": "it has no GPU; NaN while any of its GPUs is unknown or used by no listed "

@@ -480,7 +480,7 @@ class Sampler:
         pids, ram = look
         history = self._histories.get(container.incarnation)
         if history is None:
-            history = self._histories[container.incarnation] = ContainerHistory(self._thresholds)
+            history = self._histories[container.incarnation] = ContainerHistory(self._thresholds, asks=bool(self._gpus))
         use, now_s = history.use(container, pids, gpus), now.boottime_s
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
         wanted = (
@@ -534,7 +534,7 @@ class Sampler:
                 continue
             key = _Own(container.incarnation, name, each.worker.incarnation, pid)
             if key not in self._apart_histories:
-                self._apart_histories[key] = ContainerHistory(self._thresholds)
+                self._apart_histories[key] = ContainerHistory(self._thresholds, asks=bool(self._gpus))
             self._told_apart.add(key)
             use = evidence.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))

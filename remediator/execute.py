@@ -6,6 +6,7 @@ host's executor has fenced and left, once that one has shown no life for the bou
 is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
 """
 
+import math
 import os
 import re
 import threading
@@ -237,6 +238,7 @@ class Executor:
         self._signs: dict[str, tuple[float, float]] = {}
         self._heard_s: dict[str, float] = {}
         self._silent: list[Episode] = []
+        self._said_s: dict[int, float] = {}
         self._at_work: dict[int, Future[None]] = {}
         self._tending: Future[None] | None = None
         self._errors = 0
@@ -344,6 +346,11 @@ class Executor:
         looks_for = time.monotonic() >= self._next_look_for_s
         if looks_for:
             self._silent = self._ledger.silent_hosts()
+            self._said_s = {
+                each.episode_id: self._said_s.get(each.episode_id, time.monotonic())
+                for each in self._silent
+                if each.firing
+            }
             self._next_look_for_s = time.monotonic() + LOOK_FOR_S
         if self._ledger.shared:
             self._see_executors(time.monotonic())
@@ -361,9 +368,9 @@ class Executor:
         for episode in left:
             if episode.episode_id not in self._at_work:
                 self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
-        accused = sum(each.firing for each in self._silent)
         for episode in self._silent:
             if looks_for and episode.episode_id not in self._at_work:
+                accused = self._accused_with(episode)
                 self._at_work[episode.episode_id] = pool.submit(self._look_for, episode, accused)
 
     def _is_due(self, episode: Episode) -> bool:
@@ -388,6 +395,16 @@ class Executor:
     def _shows_life(self, host: str, now_s: float) -> bool:
         """Whether a host's executor, or we ourselves, gave a sign of life while we looked on, and lately."""
         return host == self._host or now_s - self._heard_s.get(host, -ALIVE_S) < ALIVE_S
+
+    def _accused_with(self, episode: Episode) -> int:
+        """How many hosts are said to be silent together, this one among them.
+
+        Not who was said to be before this one last showed life to us, as the rule that accuses them has it: that one's
+        silence was no part of what silences this one. Of what we have not seen ourselves nothing is left out.
+        """
+        heard_s = self._heard_s.get(episode.host, -math.inf)
+        found = (each for each in self._silent if each.firing)
+        return sum(each is episode or self._said_s[each.episode_id] >= heard_s for each in found)
 
     def _keep_fences(self, ours: list[Episode], left: list[Episode]) -> None:
         """While somebody is about to settle a fenced job, no sweep of the queue gives it away.

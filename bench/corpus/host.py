@@ -394,9 +394,13 @@ class Host:
         for since_s in changes:
             yield from range(max(0, since_s - BEFORE_S), since_s + AFTERWARDS_S + 1)
 
+    def answers(self, second: int) -> bool:
+        """Whether a scrape of it succeeds."""
+        return at(self._timeline, second, "watched") in SCRAPED and self._snapshot is not None
+
     def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
         """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole."""
-        if at(self._timeline, second, "watched") not in SCRAPED or self._snapshot is None:
+        if self._snapshot is None or not self.answers(second):
             return {}
         families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
         families += [*self._exporter.says(self._snapshot), *remediator(hosts)]
@@ -700,7 +704,8 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
 def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | str | None]]:
     """What Prometheus has of each series at each scrape: a figure, `stale` where it has just vanished, or nothing.
 
-    Only those of the wanted names: the others decide nothing. A Prometheus that is stopped marks nothing as vanished,
+    Only those of the wanted names: the others decide nothing. And its own `up` of each host, which it names whether it
+    is heard of or not. A Prometheus that is stopped marks nothing as vanished,
     nor does one that starts: what is gone meanwhile it goes on to tell, for five minutes.
     """
     hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs} | set(scenario.hosts))]
@@ -718,6 +723,7 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
         if rest:
             continue
         now = {key: value for host in hosts for key, value in host.scraped(second, wanted, hosts).items()}
+        now |= {("up", (("host", host.name),)): float(host.answers(second)) for host in hosts}
         for key, value in now.items():
             found.setdefault(key, [None] * scrapes)[number] = value
         for key in there - now.keys():

@@ -1149,7 +1149,7 @@ BLIND = """\
 """
 FEWER = """\
           unless on () (
-            count(gpuwarden:host_missed:timestamp_seconds)
+            count(gpuwarden:host_missed:timestamp_seconds unless on (host) gpuwarden:host_told:timestamp_seconds)
               > on ()
             count(max by (host) (gpuwarden_exporter_info))
           )
@@ -1165,6 +1165,28 @@ MISSED = """\
                 unless on (host)
               up{host!=""}
             )
+"""
+TOLD = """\
+          (
+            gpuwarden:host_missed:timestamp_seconds
+              == on (host)
+            last_over_time(gpuwarden:host_lost:timestamp_seconds[1h])
+          )
+            <= on () group_left ()
+          (
+            min(
+              gpuwarden:host_missed:timestamp_seconds
+                unless on (host) (
+                  gpuwarden:host_missed:timestamp_seconds
+                    == on (host)
+                  last_over_time(gpuwarden:host_lost:timestamp_seconds[1h])
+                )
+                or
+              vector(time())
+            )
+              -
+            clamp_min(max(gpuwarden_remediator_node_lost_after_seconds) + 10, 75)
+          )
 """
 UNNAMED = """\
           unless on (host) (
@@ -1245,6 +1267,27 @@ NODE_MUTANTS: Final = [
         ("who left is missed", MISSED[MISSED.index("            unless on (host) (") :], ""),
         ("who left is missed no more at once", "              (max(gpuwarden", "              0 * (max(gpuwarden"),
         ("who is named still is not missed", '                unless on (host)\n              up{host!=""}\n', ""),
+    ),
+    *of(
+        NODE,
+        FEWER,
+        ("who was told lost hides who is lost later", " unless on (host) gpuwarden:host_told:timestamp_seconds", ""),
+    ),
+    *of(
+        NODE,
+        TOLD,
+        (
+            "who was told lost once is told for good",
+            "              == on (host)\n            last",
+            "              and on (host)\n            last",
+        ),
+        (
+            "who fell silent before another was told lost is told of with it",
+            "clamp_min(max(gpuwarden_remediator_node_lost_after_seconds) + 10, 75)",
+            "0",
+        ),
+        ("a bound may be shorter than scrapes are apart", "+ 10, 75)", "+ 10, 0)"),
+        ("once all who are missed were told lost they count", "                or\n              vector(time())\n", ""),
     ),
     *of(
         NODE,

@@ -11,6 +11,7 @@ from exporter import evidence
 from exporter.evidence import (
     HUNG,
     NO_GPU,
+    OUTAGE_S,
     PAUSES_MAX,
     REQUESTS_MAX,
     ContainerHistory,
@@ -26,6 +27,8 @@ from exporter.evidence import (
 )
 from exporter.patience import Patience
 from exporter.readings import (
+    NUMBERED,
+    WITH_NODES,
     Container,
     ContainerEvidence,
     CpuUse,
@@ -1277,6 +1280,7 @@ NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
 NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 ON_HUNG = gpus_at(None)._replace(left_out=True)
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
+OUTAGE = int(OUTAGE_S)
 ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
 
@@ -1335,6 +1339,18 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
         pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4, gpus_at(0.0))], 0, 5, id="and for a few seconds does not"),
         pytest.param([(0, gpus_at(0.0)), (1, gpus_at(None, 0.9)._replace(left_out=True)), (1, gpus_at(0.0))], 0, 0,
                      id="unless another was busy meanwhile"),
+        pytest.param([(0, gpus_at(0.0)), *[(1, NOBODY_ASKED)] * 1200], None, None, id="a short outage"),
+        pytest.param([(0, gpus_at(0.0)), *[(1, NOBODY_ASKED)] * 1201], None, 1200, id="a long one, since it began"),
+        pytest.param([*[(1, NOBODY_ASKED)] * 1202], None, 1201, id="and of who was never seen, likewise"),
+        pytest.param([(0, gpus_at(0.0)), *[(1, ON_HUNG)] * 1201], None, 1200, id="and whose GPU hangs"),
+        pytest.param([*[(1, NOBODY_ASKED)] * 10, *[(1, ON_HUNG)] * 1191], None, 1200, id="as one outage, as it begins"),
+        pytest.param([*[(1, ON_HUNG)] * 700, (1, gpus_at(None, 0.9)._replace(left_out=True)), *[(1, ON_HUNG)] * 700],
+                     None, 700, id="but from when another was seen busy in it"),
+        pytest.param([*[(1, NOBODY_ASKED)] * 1300, (1, gpus_at(0.0))], 0, 0, id="and anew as somebody answers"),
+        pytest.param([*[(1, NOBODY_ASKED)] * 1300, (1, gpus_at(0.0)), *[(1, NOBODY_ASKED)] * 1200], None, None,
+                     id="which ends the outage"),
+        pytest.param([*[(1, NOBODY_ASKED)] * 1300, (5.1, NOBODY_ASKED)], None, None, id="and so does a gap"),
+        pytest.param([*[(1, ON_WHICH)] * 1300], None, None, id="not of who was given none: it may be on one"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, 1, id="no GPU"),
         pytest.param([(0, ON_WHICH), (1, ON_WHICH)], None, None, id="no GPU, and it may be on one all the same"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, ON_WHICH), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
@@ -1378,6 +1394,31 @@ def test_of_who_may_be_on_a_gpu_that_hangs_it_is_not_known_that_it_rests(
     assert (found.unknown and found.unknown.reason, found.left_out) == (reason, left_out)
     assert (lost.unknown and lost.unknown.reason) == ("not_listed" if reason == HUNG else reason)
     assert not lost.left_out
+
+
+@pytest.mark.parametrize(
+    ("request_", "failed", "left_out"),
+    [
+        pytest.param(("0",), NUMBERED, True, id="a GPU by its index"),
+        pytest.param(("all",), NUMBERED, True, id="every GPU of NVIDIA's"),
+        pytest.param(("renderD129",), WITH_NODES, True, id="a render node"),
+        pytest.param(("renderD128",), NUMBERED, False, id="one of the source that answers"),
+    ],
+)
+def test_of_two_sources_one_that_fails_has_looked_at_nobody_on_its_gpus(
+    request_: tuple[str, ...], failed: str, *, left_out: bool
+) -> None:
+    container, other = build.container(gpu_request=request_), build.gpu(1, node="renderD128")
+    history = ContainerHistory(THRESHOLDS)
+
+    fails = replace(build.gpus(other), failed=(failed,), nvidia_unread=failed == NUMBERED)
+    told = [
+        history.observe(container, history.use(container, OWN, fails), ram(1), now_s=1000.0 + second)
+        for second in range(OUTAGE + 1)
+    ]
+
+    assert gpu_use(container, OWN, fails, THRESHOLDS).left_out is left_out
+    assert [each.gpu_not_seen_busy_s for each in told[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
 
 
 def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_stuck() -> None:
@@ -1432,6 +1473,29 @@ def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
     looks = [(0.0, gpus_at(1.0)), (1.0, gpus_at(1.0))]
 
     assert proved(*looks, paused_last=True) == (None, None)
+
+
+def test_an_outage_that_a_container_was_paused_in_begins_anew_for_it() -> None:
+    history, told = ContainerHistory(THRESHOLDS), []
+    for second in range(2501):
+        container = build.container(paused=second == 1300)
+        found = history.observe(container, NOBODY_ASKED, ram(1), now_s=1000.0 + second)
+        told.append(found.gpu_not_seen_busy_s)
+
+    assert (told[1199], told[1200], told[1299]) == (None, 1200.0, 1299.0)
+    assert set(told[1300:2501]) == {None}
+
+
+def test_a_driver_that_is_dead_for_long_leaves_what_does_nothing_unmoved_and_not_what_works() -> None:
+    def after(seconds: int, cpu_s: float) -> float | None:
+        history = ContainerHistory(THRESHOLDS)
+        for second in range(seconds + 1):
+            work = WorkUse(processes={1: ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=cpu_s * second)})
+            found = history.observe(build.container(), NOBODY_ASKED, ram(1), work, now_s=1000.0 + second)
+        return found.unmoved_s
+
+    assert (after(1199, 0.0), after(1200, 0.0)) == (None, 1200.0)
+    assert after(1200, 0.5) == 0.0
 
 
 def pauses_seen(*looks: tuple[float, float | None]) -> tuple[tuple[float, float], ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import LogCapture
 
+from exporter import evidence
 from exporter.evidence import RamUse, Thresholds
 from exporter.readings import (
     ContainerEvidence,
@@ -148,6 +149,17 @@ def test_readings_that_say_the_same_are_the_same_and_any_that_say_something_else
 
     assert found[1] is found[0]
     assert [each and each.gpus[0].figures for each in found] == [cool, cool, warm, cool]
+
+
+def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
+    house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "OUTAGE_S", 0.0)
+    start_worker("w0")
+    fails = partial(simulated.read, tmp_path / "no such file")
+
+    assert only(sampler(house, gpus=fails).sample()).gpu_not_seen_busy_s == 0.0
+    assert only(sampler(house).sample()).gpu_not_seen_busy_s is None
 
 
 def test_a_worker_started_anew_starts_its_durations_anew(

@@ -224,6 +224,26 @@ def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, ot
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, where the other one is heard of")
 
 
+def test_who_is_said_to_be_silent_since_before_a_host_showed_life_is_not_counted_with_it(
+    ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore
+) -> None:
+    arm(ledger)
+    other, job_id = ledgers("box2"), unheard(store)
+    inbox = Inbox(other, host="box2")
+    other.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
+    inbox.take([host_alert("h3", host="box3")], []).result(10)
+    works = onlooker(other, store)
+
+    with looping(works):
+        eventually(lambda: works._silent, "box3 is said to be silent")
+        with beating(ledger):
+            began_s = time.monotonic()
+            eventually(lambda: works._heard_s.get(HOST, 0.0) > began_s, "then box1 shows life")
+        inbox.take([host_alert()], []).result(10)
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "and is lost after that")
+        assert [each.firing for each in works._silent] == [True, True]
+
+
 def test_of_several_hosts_that_look_on_one_holds_its_jobs(
     ledger: Ledger,
     other: Ledger,
