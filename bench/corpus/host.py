@@ -33,6 +33,7 @@ from exporter.evidence import (
 )
 from exporter.lost import LossHistory
 from exporter.readings import (
+    NUMBERED,
     Container,
     ContainerEvidence,
     CpuUse,
@@ -43,6 +44,7 @@ from exporter.readings import (
     ProcessWork,
     ServerEvidence,
     Snapshot,
+    SourceHealth,
     Tenancy,
     WorkerReadings,
     WorkerSighting,
@@ -306,17 +308,6 @@ def _earlier(now: Stamp, seconds: int) -> Stamp:
     return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
 
 
-class _Exporter(SnapshotCollector):
-    """What a scrape that comes with a look gets beside the collectors' series."""
-
-    def __init__(self, host: str, thresholds: Thresholds) -> None:
-        super().__init__(lambda: None, host=host, thresholds=thresholds)
-
-    def says(self, snapshot: Snapshot) -> Iterator[Metric]:
-        """What the exporter says of itself and of its settings; of its sources it has none that could fail."""
-        return self._own([], snapshot, 0.0)
-
-
 class Host:
     """One host: its programs, its GPUs, and the exporter that looks at them."""
 
@@ -330,7 +321,6 @@ class Host:
         self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
         self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
         self._boots = 0
-        self._exporter = _Exporter(name, self._thresholds)
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
         self._every_s = math.gcd(int(self._thresholds.gap_max_s), scenario.scrape_s)
         self._closely = frozenset(self._looked_at_closely(mine))
@@ -342,6 +332,10 @@ class Host:
 
     def _start_exporter(self) -> None:
         self._snapshot: Snapshot | None = None
+        self._collector = SnapshotCollector(
+            lambda: self._snapshot, host=self.name, thresholds=self._thresholds, now=lambda: self._now
+        )
+        self._succeeded_unix_s: dict[str, float] = {}
         self._containers: dict[str, ContainerHistory] = {}
         self._apart_histories: dict[tuple[str, str, int], ContainerHistory] = {}
         self._cpu: dict[int, CpuHistory] = {}
@@ -361,7 +355,7 @@ class Host:
         state = at(self._timeline, second, "watched")
         unix_s = STARTED_S + second + (3600 if state == "clock set" else 0)
         boots = sum(each == "rebooted" and since_s <= second for since_s, each in self._timeline)
-        now = Stamp(boottime_s=float(STARTED_S + second), boot_id=f"boot-{boots}", unix_s=float(unix_s))
+        self._now = now = Stamp(boottime_s=float(STARTED_S + second), boot_id=f"boot-{boots}", unix_s=float(unix_s))
         for life in self.lives:
             if state == "asleep":
                 life.sleep(second)
@@ -395,15 +389,21 @@ class Host:
             yield from range(max(0, since_s - BEFORE_S), since_s + AFTERWARDS_S + 1)
 
     def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
-        """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole."""
+        """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole.
+
+        Raises:
+            RuntimeError: a collector fails, of which a real exporter tells no more than that it did.
+        """
         if at(self._timeline, second, "watched") not in SCRAPED or self._snapshot is None:
             return {}
-        families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
-        families += [*self._exporter.says(self._snapshot), *remediator(hosts)]
+        families = [each for each in (*self._collector.collect(), *remediator(hosts)) if isinstance(each, Family)]
+        (success,) = [each for each in families if each.sample_name == "gpuwarden_collector_success"]
+        if failed := [name for (name,), value in success.rows if name in COLLECTORS and not value]:
+            raise RuntimeError(f"collector {failed[0]} fails at {second}s of host {self.name}; the log above says why")
         return {
             (family.sample_name, (*zip(family.labels, values, strict=True), ("host", self.name))): float(value)
             for family in families
-            if isinstance(family, Family) and family.sample_name in names
+            if family.sample_name in names
             for values, value in family.rows
         }
 
@@ -453,13 +453,25 @@ class Host:
         limits = self._thresholds
         return Snapshot(
             host=self.name, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
-            containers=tuple(found.values()), sources=(), dead_after_s=limits.dead_after_s,
+            containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), dead_after_s=limits.dead_after_s,
             health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s, patience=limits.patience,
             vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
             apart=self._apart, returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
+
+    def _sources(self, gpus: GpuReadings | None, now: Stamp) -> Iterator[SourceHealth]:
+        """How reading each source went: of those that are played a driver alone can fail, and it answers at once."""
+        success = {"workers": True, "docker": True}
+        if self._gpus:
+            success[NUMBERED] = gpus is not None
+        for source, did in success.items():
+            if did:
+                self._succeeded_unix_s[source] = now.unix_s
+            yield SourceHealth(
+                source=source, success=did, duration_s=0.0, succeeded_unix_s=self._succeeded_unix_s.get(source)
+            )
 
     def _as_before(self, what: Hashable, found: _T) -> _T:
         """What was found before, where it is the same: of that the exporter's modules work nothing out anew."""

@@ -18,6 +18,7 @@ from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT
 from exporter import evidence
+from exporter.collectors import COLLECTORS
 from exporter.readings import ContainerEvidence
 from gpuwarden.job import Phase, Trip
 from tests.alerts.mutants import ALERTS, MUTANTS, RULES
@@ -433,6 +434,27 @@ def scraped(folder: Path, timeline: str, name: str, *, then: str = "") -> list[f
     (folder / "a.yaml").write_text(STEPPING % (then, timeline))
     (found,) = host.series(*scenario.read(folder), wanted={name}).values()
     return found
+
+
+def test_an_exporter_tells_of_its_sources_and_collectors_how_they_did(tmp_path: Path) -> None:
+    unanswered = STEPPING.replace("  plays", "  gpus: {0: {5m: unanswered, 6m: works}}\n  plays")
+    (tmp_path / "a.yaml").write_text(unanswered % ("", ""))
+    (one,) = scenario.read(tmp_path)
+
+    found = host.series(one, wanted={"gpuwarden_collector_success", "gpuwarden_sample_age_seconds"})
+    told = {dict(labels).get("collector", name): values for (name, labels), values in found.items()}
+
+    assert {"source_gpu", "source_workers", "source_docker", "sampler", *COLLECTORS} <= told.keys()
+    assert [told["source_gpu"][minute * 4] for minute in (4, 5, 6)] == [1.0, 0.0, 1.0]
+    assert {*told.pop("source_gpu"), *told.pop("gpuwarden_sample_age_seconds")} == {0.0, 1.0}
+    assert {value for values in told.values() for value in values} == {1.0}
+
+
+def test_a_collector_that_fails_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLLECTORS, "jobs", lambda _: 1 / 0)
+
+    with pytest.raises(RuntimeError, match="collector jobs fails at 0s of host a"):
+        scraped(tmp_path, "", "gpuwarden_job_steps")
 
 
 def test_what_a_program_was_to_do_while_its_machine_slept_it_does_as_that_wakes(tmp_path: Path) -> None:
