@@ -294,9 +294,12 @@ def accuses(labels: Mapping[str, str], *, at_s: int) -> Fired | None:
     if policy is None:
         return None
     target = REMEDIES.get(remedy) or TELLING.get(labels["alertname"], "worker")
+    of = labels.get(target, f"nobody: no label {target}")
+    if target == "gpu":
+        of = f"{labels.get('host', 'nobody: no label host')}/{of.removeprefix('GPU-')}"
     return Fired(
         policy=policy, alert=labels["alertname"], remedy=remedy, trip=labels.get("trip", ""),
-        of=labels.get(target, f"nobody: no label {target}"), at_s=at_s,
+        of=of, at_s=at_s,
         named={name: labels[name] for name in NAMING if name in labels},
     )  # fmt: skip
 
@@ -339,19 +342,22 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
 
 
 def _wrongly_told(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
-    first = _first(fired)
-    wanted = {each.of: each for each in scenario.told}
-    for of, each in first.items():
-        if of not in wanted:
-            yield f"{each.alert} tells of {of} at {each.at_s}s, of which nothing is to be told"
-    for of, told in wanted.items():
-        if of not in first:
-            yield f"nobody is told of {of}, which is due at {told.due_s}s"
-        elif not told.due_s <= first[of].at_s <= scenario.deadline_s(told):
+    first: dict[tuple[str, str], Fired] = {}
+    for each in sorted(fired, key=lambda each: each.at_s):
+        first.setdefault((each.alert, each.of), each)
+    wanted = {(each.alert, each.of): each for each in scenario.told}
+    for whose, each in first.items():
+        if whose not in wanted:
+            yield f"{each.alert} tells of {each.of} at {each.at_s}s, of which nothing is to be told"
+    for whose, told in wanted.items():
+        found = first.get(whose)
+        if found is None:
+            yield f"{told.alert} tells nobody of {told.of}, which is due at {told.due_s}s"
+        elif not told.due_s <= found.at_s <= scenario.deadline_s(told):
             by = f"due at {told.due_s}s, to be told by {scenario.deadline_s(told)}s"
-            yield f"{first[of].alert} tells of {of} at {first[of].at_s}s; it is {by}"
+            yield f"{found.alert} tells of {found.of} at {found.at_s}s; it is {by}"
         else:
-            yield from _wrongly_named(scenario, [first[of]])
+            yield from _wrongly_named(scenario, [found])
 
 
 def _wrongly_named(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
