@@ -95,7 +95,7 @@ class Played:
     def judgement(self, policy: str) -> Judgement:
         """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
         first = _first(each for each in self.fired if each.policy == policy)
-        wanted = {verdict.of: verdict for verdict in self.scenario.verdicts}
+        wanted = _wanted(self.scenario, first)
         false = [each for of, each in first.items() if of not in wanted or each.at_s < wanted[of].since_s]
         found = {verdict: first[of] for of, verdict in wanted.items() if of in first and first[of] not in false}
         gone = {each.of for each in false}
@@ -319,15 +319,25 @@ def _first(fired: Iterable[Fired]) -> dict[str, Fired]:
     return first
 
 
+def _wanted(scenario: Scenario, first: Mapping[str, Fired]) -> dict[str, Verdict]:
+    """Each verdict by whom it is of: where any of several will do, of the first that was acted on."""
+    found = {}
+    for each in scenario.verdicts:
+        hit = [first[of] for of in (each.of, *each.or_of) if of in first]
+        of = min(hit, key=lambda one: one.at_s).of if hit else each.of
+        found[of] = each
+    return found
+
+
 def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
     first = _first(fired)
-    wanted = {verdict.of: verdict for verdict in scenario.verdicts}
+    wanted = _wanted(scenario, first)
     for of, each in first.items():
         if of not in wanted:
             yield f"{each.alert} acts on {of} at {each.at_s}s, with which nothing is wrong"
     for of, verdict in wanted.items():
         if of not in first:
-            yield f"nothing acts on {of}, which is due at {verdict.due_s}s"
+            yield f"nothing acts on {' or '.join((verdict.of, *verdict.or_of))}, which is due at {verdict.due_s}s"
             continue
         acts, at_s, last_s = f"{first[of].alert} acts on {of}", first[of].at_s, scenario.deadline_s(verdict)
         said = [f"{one.remedy} for {one.trip}" for one in fired if (one.of, one.at_s) == (of, at_s)]

@@ -235,13 +235,17 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds."""
+    """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds.
+
+    `or_of` are others of whom any one will do instead.
+    """
 
     trip: Trip
     remedy: str
     of: str
     since_s: int
     due_s: int
+    or_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +315,8 @@ def _read_file(file: Path) -> Iterator[Scenario]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); mend it") from error
+    except yaml.reader.ReaderError as error:
+        raise ScenarioError(f"{file.name}:1: this is no YAML ({error.reason}); mend it") from error
     if not isinstance(root, yaml.SequenceNode):
         raise ScenarioError(f"{file.name}:1: a list of scenarios is wanted; begin each with `- name:`")
     _check_keys(file.name, root, set())
@@ -364,7 +370,11 @@ class _Reader:
     def take(self, key: str) -> Any:
         """The plain value of a key, `None` where it is not there."""
         node = self._nodes.pop(key, None)
-        return None if node is None else _plain(node)
+        try:
+            return None if node is None else _plain(node)
+        except (yaml.MarkedYAMLError, ValueError) as error:
+            what = getattr(error, "problem", None) or error
+            raise self.at(key, f"what stands there cannot be read ({what}); put text in quotes") from error
 
     def text(self, key: str) -> str:
         value = self.take(key)
@@ -446,7 +456,7 @@ def _scenario(reader: _Reader) -> Scenario:
         inner = reader.mapping("hosts")
         hosts = {host: inner.timeline(host, HOST_STATES) for host in inner}
     prometheus = reader.timeline("prometheus", PROMETHEUS_STATES) if "prometheus" in reader else ()
-    verdicts = tuple(_verdicts(reader, {each.name for each in programs} | {each.host for each in programs}))
+    verdicts = tuple(_verdicts(reader, _of_whom(programs)))
     told = tuple(_told(reader, _tellable(programs, gpus)))
     scrape_s = reader.time("scrape", 15)
     evaluate_s = reader.time("evaluate", 30)
@@ -599,7 +609,7 @@ def _ratios(value: Any) -> tuple[float | None, ...]:
 
 def _unread(value: Any) -> tuple[str, ...]:
     found = tuple(value if isinstance(value, list) else [value])
-    if not set(found) <= set(UNREAD):
+    if not all(each in UNREAD for each in found):
         raise ValueError(f"wanted is any of: {', '.join(UNREAD)}")
     return found
 
@@ -625,7 +635,22 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """How each part of what is done is read."""
 
 
-def _verdicts(reader: _Reader, known: set[str]) -> Iterator[Verdict]:
+def _of_whom(programs: Sequence[Program]) -> Mapping[str, tuple[str, set[str]]]:
+    """Of what kind each remedy's targets are, and who these are."""
+    kinds = {remedy: label for remedy, label in REMEDIES.items() if label != "container"}
+    kinds |= {"restart_container": "server", "recycle_container": "tenant"}
+    names = {kind: {each.name for each in programs if each.kind == kind} for kind in ("worker", "server", "tenant")}
+    names["host"] = {each.host for each in programs}
+    return {remedy: (kind, names[kind]) for remedy, kind in kinds.items()}
+
+
+def _one_of_these(reader: _Reader, of: str, kind: str, known: set[str]) -> None:
+    if of not in known:
+        names, called = ", ".join(sorted(known)) or "none that is here", f"called {of!r}" if of else "named"
+        raise reader.at("of", f"no {kind} is {called}; wanted is one of: {names}")
+
+
+def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Iterator[Verdict]:
     if "verdict" not in reader:
         raise reader.error("no verdict; write `verdict: none`, or what is to be acted on and when")
     node = reader.node("verdict")
@@ -636,19 +661,25 @@ def _verdicts(reader: _Reader, known: set[str]) -> Iterator[Verdict]:
     seen: set[str] = set()
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         inner = _Reader(reader.file, each)
-        trip, of = inner.text("trip"), inner.text("of")
+        trip, remedy = inner.text("trip"), inner.text("remedy")
         if trip not in list(Trip):
             raise inner.at("trip", f"{trip!r} is none of: {', '.join(Trip)}")
-        if of not in known:
-            raise inner.at("of", f"nobody is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
-        if of in seen:
-            raise inner.at("of", f"{of} has a verdict already; keep the first, for what follows is of the same wedge")
-        seen.add(of)
-        remedy = inner.text("remedy")
         if remedy not in REMEDIES:
             raise inner.at("remedy", f"{remedy!r} is none of: {', '.join(REMEDIES)}")
+        said = inner.take("of")
+        anybody = [str(one) for one in (said if isinstance(said, list) else [said]) if one is not None] or [""]
+        for of in anybody:
+            _one_of_these(inner, of, *known[remedy])
+            if of in seen:
+                raise inner.at(
+                    "of", f"{of} has a verdict already; keep the first, for what follows is of the same wedge"
+                )
+            seen.add(of)
         since_s = inner.time("since")
-        verdict = Verdict(trip=Trip(trip), remedy=remedy, of=of, since_s=since_s, due_s=inner.time("due", since_s))
+        verdict = Verdict(
+            trip=Trip(trip), remedy=remedy, of=anybody[0], or_of=tuple(anybody[1:]), since_s=since_s,
+            due_s=inner.time("due", since_s),
+        )  # fmt: skip
         inner.finish("one of trip, remedy, of, since, due")
         if verdict.due_s < since_s:
             raise inner.at("due", "it comes before what went wrong; let it be as late as `since`, or later")
@@ -681,13 +712,12 @@ def _told(reader: _Reader, known: Mapping[str, set[str]]) -> Iterator[Told]:
     seen: set[tuple[str, str]] = set()
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         inner = _Reader(reader.file, each)
-        alert, of = inner.text("alert"), str(inner.take("of"))
+        alert, said = inner.text("alert"), inner.take("of")
+        of = "" if said is None else str(said)
         if alert not in TELLING:
             raise inner.at("alert", f"{alert!r} is none of: {', '.join(TELLING)}")
-        whom = {"worker": "worker", "container": "server", "gpu": "GPU"}[TELLING[alert]]
-        names = ", ".join(sorted(known[TELLING[alert]])) or "none that is here"
-        if of not in known[TELLING[alert]]:
-            raise inner.at("of", f"no {whom} is called {of!r}; wanted is one of: {names}")
+        kind = {"worker": "worker", "container": "server", "gpu": "GPU"}[TELLING[alert]]
+        _one_of_these(inner, of, kind, known[TELLING[alert]])
         if (alert, of) in seen:
             raise inner.at("of", f"{alert} tells of {of} already; keep the first")
         seen.add((alert, of))
@@ -741,7 +771,7 @@ def _state(known: tuple[str, ...]) -> Callable[[Any], str]:
 
 def _throttled(value: Any) -> tuple[str, ...]:
     found = tuple(value if isinstance(value, list) else [value])
-    if not set(found) <= set(THROTTLE_REASONS):
+    if not all(each in THROTTLE_REASONS for each in found):
         raise ValueError(f"will not do (wanted is any of: {', '.join(THROTTLE_REASONS)})")
     return found
 

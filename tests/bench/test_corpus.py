@@ -810,6 +810,42 @@ SOUND: Final = """\
 """
 
 
+EITHER: Final = """\
+- name: a
+  why: b
+  tenants:
+    a: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
+    b: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
+  verdict: {trip: vram, remedy: recycle_container, of: [a, b], since: 0s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fired", "said"),
+    [
+        ([("a", 0)], []),
+        ([("b", 0)], []),
+        ([("b", 0), ("a", 30)], ["Victim acts on a at 30s, with which nothing is wrong"]),
+        ([("b", 60)], ["Victim acts on b at 60s, which is late: it is due at 0s, to be told by 0s"]),
+        ([], ["nothing acts on a or b, which is due at 0s"]),
+    ],
+)
+def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(EITHER)
+    (one,) = scenario.read(tmp_path)
+    found = tuple(
+        Fired(policy=judge.OURS, alert="Victim", remedy="recycle_container", trip="vram", of=of, at_s=at_s,
+              named={"incarnation": f"{of}@0"}) for of, at_s in fired
+    )  # fmt: skip
+
+    played = Played(scenario=one, fired=found)
+    judged = played.judgement(judge.OURS)
+
+    assert played.wrong() == said
+    assert len(judged.false) == max(0, len(fired) - 1)
+    assert (len(judged.found), len(judged.missed)) == ((1, 0) if fired else (0, 1))
+
+
 def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SOUND)
 
@@ -855,7 +891,20 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("{trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never", "a.yaml:5: verdict: 'never'"),
         ("trip: stall", "trip: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
         ("restart_worker", "restart", "a.yaml:5: remedy: 'restart' is none of: restart_worker"),
-        ("of: w", "of: v", "a.yaml:5: of: nobody is called 'v'; wanted is one of: a, w"),
+        ("of: w", "of: v", "a.yaml:5: of: no worker is called 'v'; wanted is one of: w"),
+        ("of: w", "of: a", "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
+        ("restart_worker", "lose_node", "a.yaml:5: of: no host is called 'w'; wanted is one of: a"),
+        ("restart_worker", "restart_container", "a.yaml:5: of: no server is called 'w'; wanted is one of: none"),
+        ("restart_worker", "recycle_container", "a.yaml:5: of: no tenant is called 'w'; wanted is one of: none"),
+        ("of: w, ", "", "a.yaml:5: of: no worker is named; wanted is one of: w"),
+        ("0s: loads", "run: 2020-13-45, 0s: loads", "a.yaml:4: run: what stands there cannot be read (month must"),
+        ("0s: loads", "run: !r r, 0s: loads", "a.yaml:4: run: what stands there cannot be read (could not determine"),
+        ("  why: b", "  why: \x02", "a.yaml:1: this is no YAML (control characters are not allowed)"),
+        ("4m: hangs", "4m: {does: hangs, unread: [[ram]]}", "4m: unread: [['ram']] will not do (wanted is any of: ram"),
+        ("  verdict:", "  gpus: {0: {1m: {throttled: {a: 1}}}}\n  verdict:", "{'a': 1} will not do (wanted is any of"),
+        ("of: w", "of: [w, v]", "a.yaml:5: of: no worker is called 'v'; wanted is one of: w"),
+        ("of: w", "of: []", "a.yaml:5: of: no worker is named; wanted is one of: w"),
+        ("of: w", "of: [w, w]", "a.yaml:5: of: w has a verdict already; keep the first"),
         ("  verdict:", "  told: {alert: A, of: w, due: 6m}\n  verdict:", "a.yaml:5: alert: 'A' is none of: Gpuwarden"),
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: a, due: 6m}\n  verdict:",
          "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
