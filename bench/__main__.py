@@ -16,7 +16,7 @@ from typing import Final
 from bench import chain, corpus, exporter, mutation, queue, remediator, rules, scrape, step, versions, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
-from bench.figures import BenchError, Figure, Place, progress, table
+from bench.figures import BenchError, Figure, Place, progress, say, table
 from deploy.chain import CHECKOUT, ChainError
 from deploy.parts import PartMissing
 from gpuwarden import logs
@@ -85,8 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         for place in places:
             shutil.rmtree(place.folder, ignore_errors=True)
         if figures:
-            print(", ".join(f"{name}: {value}" for name, value in conditions.items()))
-            print(table(figures))
+            say(", ".join(f"{name}: {value}" for name, value in conditions.items()))
+            say(table(figures))
     if arguments.json is not None:
         found = {"conditions": conditions, "figures": [asdict(each) for each in figures]}
         arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

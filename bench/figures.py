@@ -1,6 +1,7 @@
 """A figure, the table of them, and how a measurement waits, times and says how far it is."""
 
 import math
+import os
 import statistics
 import sys
 import time
@@ -100,6 +101,15 @@ def until(holds: Callable[[], bool], *, within_s: float, what: str) -> None:
 def progress(text: str) -> None:
     """Say on stderr how far we are."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Print to whoever reads; one that has gone, as `head` does, is told no more, and nothing ends by it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What could not be written is tried again as the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown(value: float, unit: str) -> str:

@@ -146,7 +146,6 @@ def _still_running(record: Path) -> dict[str, int]:
 
 def _runs(pid: int, ticks: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-        return state not in {"Z", "X"} and cgroup.start_ticks(pid) == ticks
+        return not cgroup.has_ended(cgroup.stat(pid)) and cgroup.start_ticks(pid) == ticks
     except OSError:
         return False

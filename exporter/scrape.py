@@ -14,6 +14,7 @@ from exporter.collectors.family import gauge
 from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth
 from gpuwarden import __version__, build, clock
+from gpuwarden.statefile import Stamp
 
 SNAPSHOT_FRESH_S: Final = 5.0
 """A snapshot older than this is not published as the present, seconds."""
@@ -35,10 +36,18 @@ log: Final = structlog.get_logger("exporter")
 class SnapshotCollector(Collector):
     """What Prometheus scrapes: the collectors' families, and how each of them did."""
 
-    def __init__(self, latest: Callable[[], Snapshot | None], *, host: str, thresholds: Thresholds) -> None:
+    def __init__(
+        self,
+        latest: Callable[[], Snapshot | None],
+        *,
+        host: str,
+        thresholds: Thresholds,
+        now: Callable[[], Stamp] = clock.stamp,
+    ) -> None:
         self._latest = latest
         self._host = host
         self._thresholds = thresholds
+        self._now = now
         self._succeeded_unix_s: dict[str, float] = {}
 
     def describe(self) -> Iterable[Metric]:
@@ -48,7 +57,7 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family of this scrape; those of a stale snapshot are left out."""
         snapshot = self._latest()
-        now = clock.stamp()
+        now = self._now()
         age_s = None if snapshot is None else snapshot.taken.age_s(now)
         outcomes: list[_Outcome] = []
         if snapshot is not None and age_s is not None and age_s <= SNAPSHOT_FRESH_S:

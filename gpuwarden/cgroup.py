@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -521,3 +522,12 @@ def stat(pid: int, *, proc: Path = PROC) -> list[str]:
         OSError: the process is gone.
     """
     return read(f"{proc}/{pid}/stat").decode("utf-8", "replace").rpartition(")")[2].split()
+
+
+def has_ended(stat: Sequence[str]) -> bool:
+    """Whether a process of which the kernel says this (`stat`) has ended, though nobody has waited for it yet.
+
+    The state is its main thread's: where that has ended before the others, or one of them is killed and hangs in a
+    driver, it is a zombie's, and the process lives on with all that it holds.
+    """
+    return stat[0] in ("Z", "X") and all(int(threads) <= 1 for threads in stat[17:18])

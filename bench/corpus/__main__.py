@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.corpus import scenario
 from bench.corpus.judge import JudgeError, Played, play
+from bench.figures import say
 from deploy.parts import PartMissing
 
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     for each in played:
-        print("\n".join(_lines(each)))
+        say("\n".join(_lines(each)))
     return int(any(each.wrong() and not each.scenario.not_yet for each in played))
 
 

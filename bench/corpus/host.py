@@ -5,7 +5,7 @@ its own collectors: no series is made up.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container as Names
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.core import Metric
 
-from bench.corpus.scenario import Doing, Process, Program, Scenario, at
+from bench.corpus.scenario import Condition, Doing, Process, Program, Scenario, at, gpus_of
 from exporter import answered, apart, evidence
 from exporter.answering import Asking
 from exporter.apart import Born
@@ -33,22 +33,30 @@ from exporter.evidence import (
 )
 from exporter.lost import LossHistory
 from exporter.readings import (
+    NUMBERED,
+    UNTOLD,
     Container,
     ContainerEvidence,
     CpuUse,
+    DriverHealth,
     Gpu,
+    GpuFigures,
     GpuProcess,
     GpuReadings,
+    MigInstance,
     Probe,
     ProcessWork,
     ServerEvidence,
     Snapshot,
+    SourceHealth,
     Tenancy,
     WorkerReadings,
     WorkerSighting,
 )
 from exporter.returning import ReturnHistory
 from exporter.scrape import SnapshotCollector
+from exporter.sources import samples
+from exporter.sources.samples import Cursor, Listed
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
@@ -64,6 +72,8 @@ ASKED_EVERY_S: Final = 10
 STARTED_S: Final = 1_000_000
 """By the host's clock as a scenario begins, seconds since its boot."""
 SHARED_RATIO: Final = 0.4
+ENDED: Final = (Process.KILLED, Process.UNREAPED)
+"""Those that have ended and left their files."""
 STILL: Final = (Process.STOPPED, Process.PAUSED)
 """Processes that are there and get no time."""
 SUPERVISOR: Final = 99
@@ -139,7 +149,7 @@ class _Life:
 
     @property
     def container_runs(self) -> bool:
-        return self.runs or self.doing.process is Process.STARTING
+        return self.runs or self.doing.process in (Process.STARTING, Process.UNREAPED)
 
     @property
     def works_in(self) -> int:
@@ -205,7 +215,7 @@ class _Life:
 
     def _become(self, doing: Doing, second: int, now: Stamp) -> None:
         before, self.doing, self._entered_s = self.doing, doing, second
-        ended = second > 0 and before.process in (Process.KILLED, Process.LEFT)
+        ended = second > 0 and before.process in (*ENDED, Process.LEFT)
         if doing.process is Process.STARTING or (self.runs and ended):
             self._start_anew()
         if doing.vram_mib is not None:
@@ -215,9 +225,10 @@ class _Life:
             return
         if doing.process is Process.LEFT:
             self.worker = self.job = None
-        if doing.process is Process.WAITS or (self.runs and before.process in (Process.KILLED, Process.STARTING)):
+        anew = self.runs and before.process in (*ENDED, Process.STARTING)
+        if doing.process is Process.WAITS or anew:
             self.job = None
-        if self.runs and (self.worker is None or before.process in (Process.KILLED, Process.STARTING)):
+        if self.runs and (self.worker is None or anew):
             self.worker = WorkerFile(
                 worker=self.program.name, incarnation=f"{self.program.name}-{second}", queue="gpu", pid=self.pid,
                 started=now, heartbeat=now, loop=now,
@@ -306,17 +317,6 @@ def _earlier(now: Stamp, seconds: int) -> Stamp:
     return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
 
 
-class _Exporter(SnapshotCollector):
-    """What a scrape that comes with a look gets beside the collectors' series."""
-
-    def __init__(self, host: str, thresholds: Thresholds) -> None:
-        super().__init__(lambda: None, host=host, thresholds=thresholds)
-
-    def says(self, snapshot: Snapshot) -> Iterator[Metric]:
-        """What the exporter says of itself and of its settings; of its sources it has none that could fail."""
-        return self._own([], snapshot, 0.0)
-
-
 class Host:
     """One host: its programs, its GPUs, and the exporter that looks at them."""
 
@@ -327,10 +327,15 @@ class Host:
         self._thresholds = Thresholds()
         mine = [each for each in scenario.programs if each.host == name]
         self.lives = [_Life(each, pid=100 + number) for number, each in enumerate(mine)]
-        self._gpus = sorted({number for each in mine for number in each.gpus} | set(scenario.gpus))
-        self._held_on: dict[int, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
+        names = gpus_of(name, mine, scenario.gpus)
+        self._gpus = sorted(names, key=lambda each: [*map(int, each.split(":"))])
+        self._conditions = {
+            each: scenario.gpus.get(f"{name}/{each}", scenario.gpus.get(each, ())) for each in self._gpus
+        }
+        self._reports = {each: _reported([one for _, one in timeline]) for each, timeline in self._conditions.items()}
+        self._held_on: dict[str, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
         self._boots = 0
-        self._exporter = _Exporter(name, self._thresholds)
+        self._booted_s = self._began_s = -1  # its driver, and its exporter, count since then
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
         self._every_s = math.gcd(int(self._thresholds.gap_max_s), scenario.scrape_s)
         self._closely = frozenset(self._looked_at_closely(mine))
@@ -342,6 +347,10 @@ class Host:
 
     def _start_exporter(self) -> None:
         self._snapshot: Snapshot | None = None
+        self._collector = SnapshotCollector(
+            lambda: self._snapshot, host=self.name, thresholds=self._thresholds, now=lambda: self._now
+        )
+        self._succeeded_unix_s: dict[str, float] = {}
         self._containers: dict[str, ContainerHistory] = {}
         self._apart_histories: dict[tuple[str, str, int], ContainerHistory] = {}
         self._cpu: dict[int, CpuHistory] = {}
@@ -361,7 +370,7 @@ class Host:
         state = at(self._timeline, second, "watched")
         unix_s = STARTED_S + second + (3600 if state == "clock set" else 0)
         boots = sum(each == "rebooted" and since_s <= second for since_s, each in self._timeline)
-        now = Stamp(boottime_s=float(STARTED_S + second), boot_id=f"boot-{boots}", unix_s=float(unix_s))
+        self._now = now = Stamp(boottime_s=float(STARTED_S + second), boot_id=f"boot-{boots}", unix_s=float(unix_s))
         for life in self.lives:
             if state == "asleep":
                 life.sleep(second)
@@ -369,6 +378,9 @@ class Host:
                 life.advance(second, now)
         if state == "unwatched" or boots != self._boots:
             self._start_exporter()
+            self._began_s = second
+        if boots != self._boots:
+            self._booted_s = second
         self._boots = boots
         if state not in BLIND:
             self._snapshot = self._look(second, now)
@@ -399,15 +411,21 @@ class Host:
         return at(self._timeline, second, "watched") in SCRAPED and self._snapshot is not None
 
     def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
-        """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole."""
+        """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole.
+
+        Raises:
+            RuntimeError: a collector fails, of which a real exporter tells no more than that it did.
+        """
         if self._snapshot is None or not self.answers(second):
             return {}
-        families = [family for collector in COLLECTORS.values() for family in collector(self._snapshot)]
-        families += [*self._exporter.says(self._snapshot), *remediator(hosts)]
+        families = [each for each in (*self._collector.collect(), *remediator(hosts)) if isinstance(each, Family)]
+        (success,) = [each for each in families if each.sample_name == "gpuwarden_collector_success"]
+        if failed := [name for (name,), value in success.rows if name in COLLECTORS and not value]:
+            raise RuntimeError(f"collector {failed[0]} fails at {second}s of host {self.name}; the log above says why")
         return {
             (family.sample_name, (*zip(family.labels, values, strict=True), ("host", self.name))): float(value)
             for family in families
-            if isinstance(family, Family) and family.sample_name in names
+            if family.sample_name in names
             for values, value in family.rows
         }
 
@@ -457,13 +475,26 @@ class Host:
         limits = self._thresholds
         return Snapshot(
             host=self.name, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
-            containers=tuple(found.values()), sources=(), dead_after_s=limits.dead_after_s,
+            containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), dead_after_s=limits.dead_after_s,
             health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s, patience=limits.patience,
             vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
-            apart=self._apart, returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
+            drivers=self._drivers(second), apart=self._apart,
+            returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
+
+    def _sources(self, gpus: GpuReadings | None, now: Stamp) -> Iterator[SourceHealth]:
+        """How reading each source went: of those that are played a driver alone can fail, and it answers at once."""
+        success = {"workers": True, "docker": True}
+        if self._gpus:
+            success[NUMBERED] = gpus is not None
+        for source, did in success.items():
+            if did:
+                self._succeeded_unix_s[source] = now.unix_s
+            yield SourceHealth(
+                source=source, success=did, duration_s=0.0, succeeded_unix_s=self._succeeded_unix_s.get(source)
+            )
 
     def _as_before(self, what: Hashable, found: _T) -> _T:
         """What was found before, where it is the same: of that the exporter's modules work nothing out anew."""
@@ -475,18 +506,83 @@ class Host:
 
     def _answer(self, second: int) -> GpuReadings | None:
         """What the driver tells; nothing while it does not answer, for one GPU or another."""
-        states = {number: at(self._scenario.gpus.get(number, ()), second, "works") for number in self._gpus}
-        asked = (*states.values(), *((each.pid, each.doing, each.used.vram_mib) for each in self.lives))
+        states = {number: at(each, second, Condition()).state for number, each in self._conditions.items()}
+        figures = {number: self._figures(number, second) for number in self._gpus}
+        asked = (
+            *states.values(),
+            *figures.values(),
+            *((each.pid, each.doing, each.used.vram_mib) for each in self.lives),
+        )
         before, told = self._told
         if asked != before:
-            self._told = asked, (told := None if "unanswered" in states.values() else self._readings(states))
+            self._told = asked, (told := None if "unanswered" in states.values() else self._readings(states, figures))
         return told
 
-    def _readings(self, states: Mapping[int, str]) -> GpuReadings:
-        told = tuple(self._gpu(number, state) for number, state in states.items() if state != "vanished")
-        return GpuReadings(source="nvml", gpus=told)
+    def _figures(self, number: str, second: int) -> GpuFigures:
+        """Its errors and what holds its clocks down, each where anything is said of it at any time."""
+        timeline, reports = self._conditions[number], self._reports[number]
+        found = [each.ecc_uncorrected or 0 for since_s, each in timeline if self._booted_s < since_s <= second]
+        throttled = at(timeline, second, Condition()).throttled or ()
+        return GpuFigures(
+            ecc_uncorrected=sum(found) if "ecc_uncorrected" in reports else None,
+            throttled=throttled if "throttled" in reports else None,
+        )
 
-    def _gpu(self, number: int, state: str) -> Gpu:
+    def _drivers(self, second: int) -> Mapping[str, DriverHealth]:
+        """The errors that its driver has reported since its exporter began to wait for them."""
+        found = Counter(
+            (f"GPU-{number}", each.xid)
+            for number, timeline in self._conditions.items()
+            for since_s, each in timeline
+            if each.xid is not None and self._began_s < since_s <= second
+        )
+        told = any("xid" in reports for reports in self._reports.values())
+        return {NUMBERED: DriverHealth(xids=found)} if told else {}
+
+    def _readings(self, states: Mapping[str, str], figures: Mapping[str, GpuFigures]) -> GpuReadings:
+        told: list[Gpu] = []
+        for number, state in states.items():
+            parent, _, part = number.partition(":")
+            if state == "vanished" or (part and states[parent] in ("lost", "vanished")):
+                continue
+            if part:
+                told.append(self._instance(number, state))
+            elif parts := [each for each in self._gpus if each.startswith(f"{number}:")]:
+                told.append(self._cut(number, state, parts, figures[number]))
+            else:
+                told.append(replace(self._gpu(number, state), figures=figures[number]))
+        return GpuReadings(
+            source="nvml",
+            gpus=tuple(replace(each, xids_watched="xid" in self._reports[each.number]) for each in told),
+        )
+
+    def _cut(self, number: str, state: str, parts: Sequence[str], figures: GpuFigures) -> Gpu:
+        """A GPU in MIG mode, as `exporter.sources.nvml` tells it: who does what there its instances tell, if any."""
+        used_mib = sum(
+            self._used_mib(each, [life for life in self.lives if life.runs and each in life.program.gpus])
+            for each in parts
+        )
+        return replace(
+            self._gpu(number, state), figures=figures, utilization_ratio=None, processes=None, attribution=UNTOLD,
+            memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
+            memory_free_bytes=None if state == "lost" else int((GPU_MIB - used_mib) * MIB),
+        )  # fmt: skip
+
+    def _instance(self, number: str, state: str) -> Gpu:
+        """An instance of it: how busy that is, and what each process does there, is told by nobody."""
+        parent, _, part = number.partition(":")
+        size = int(GPU_MIB * MIB / sum(each.startswith(f"{parent}:") for each in self._gpus))
+        lives = [each for each in self.lives if each.runs and number in each.program.gpus]
+        listed = {each.works_in: Listed(each.works_in, int(each.used.vram_mib * MIB)) for each in lives}
+        used = int(self._used_mib(number, lives, holds_on=state == "holds on") * MIB)
+        return Gpu(
+            uuid=f"MIG-{number}", index=int(parent), name="NVIDIA A100 MIG", utilization_ratio=None,
+            memory_used_bytes=used, memory_size_bytes=size, memory_free_bytes=size - used,
+            processes=None if state == "unlisted" else samples.measured(listed, None, Cursor()), attribution=UNTOLD,
+            mig=MigInstance(parent=f"GPU-{parent}", number=int(part), gpu_instance=int(part) + 1, compute_instance=0),
+        )  # fmt: skip
+
+    def _gpu(self, number: str, state: str) -> Gpu:
         """As its driver tells it."""
         lives = [each for each in self.lives if each.runs and number in each.program.gpus]
         ratios = [None if state == "unmeasured" else self._ratio(each, number) for each in lives]
@@ -495,7 +591,7 @@ class Host:
         known = state not in ("lost", "unmeasured")
         return Gpu(
             uuid=f"GPU-{number}",
-            index=number,
+            index=int(number),
             name="NVIDIA T4",
             utilization_ratio=min(1.0, beside + sum(each or 0.0 for each in ratios)) if known else None,
             memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
@@ -511,13 +607,13 @@ class Host:
             lost=state == "lost",
         )
 
-    def _used_mib(self, number: int, lives: Sequence[_Life], *, holds_on: bool) -> float:
+    def _used_mib(self, number: str, lives: Sequence[_Life], *, holds_on: bool = False) -> float:
         """What its driver counts as in use: also what those held who have ended since it began to hold on to that."""
         held = {(each.program.name, each.pid): each.used.vram_mib for each in lives}
         self._held_on[number] = {**self._held_on.get(number, {}), **held} if holds_on else held
         return sum(self._held_on[number].values())
 
-    def _ratio(self, life: _Life, number: int) -> float | None:
+    def _ratio(self, life: _Life, number: str) -> float | None:
         if life.doing.process is not Process.WORKS:
             return 0.0
         ratios = life.doing.gpu_ratio
@@ -536,7 +632,7 @@ class Host:
             yield Container(
                 kind="docker", id=program.container, name=program.container,
                 incarnation=f"{program.container}@{life.lives}", pid=SUPERVISOR if shared else life.pid,
-                gpu_request=tuple(map(str, program.gpus)) or None, image="worker",
+                gpu_request=program.gpus or None, image="worker",
                 tenancy=Tenancy(budget_bytes=budget, recyclable=program.managed and not program.protected),
                 paused=life.doing.process is Process.PAUSED,
             )  # fmt: skip
@@ -547,7 +643,12 @@ class Host:
         inside = [each for each in self.lives if each.program.container == container.name and each.runs]
         asked = {pid: work for each in inside for pid, work in each.asked(second).items()}
         born = frozenset(pid for each in inside for pid in each.born)
-        pids = self._as_before((container.incarnation, "pids"), born | asked.keys())
+        unreaped = any(
+            each.doing.process is Process.UNREAPED and each.program.container == container.name for each in self.lives
+        )
+        # Of one that runs and has no process to be seen, the exporter knows none.
+        known = None if unreaped and not inside else born | asked.keys()
+        pids = self._as_before((container.incarnation, "pids"), known)
         unread = {what for each in inside for what in each.doing.unread}
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         if "ram" in unread:
@@ -634,6 +735,12 @@ class Host:
             return answered.parse(self._answered_file, now=now)
         except answered.AnsweredError:
             return ()
+
+
+def _reported(conditions: Iterable[Condition]) -> frozenset[str]:
+    """What its driver reports of a GPU beside how it is used."""
+    parts = ("xid", "ecc_uncorrected", "throttled")
+    return frozenset(part for each in conditions for part in parts if getattr(each, part) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ class Played:
     def judgement(self, policy: str) -> Judgement:
         """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
         first = _first(each for each in self.fired if each.policy == policy)
-        wanted = {verdict.of: verdict for verdict in self.scenario.verdicts}
+        wanted = _wanted(self.scenario, first)
         false = [each for of, each in first.items() if of not in wanted or each.at_s < wanted[of].since_s]
         found = {verdict: first[of] for of, verdict in wanted.items() if of in first and first[of] not in false}
         gone = {each.of for each in false}
@@ -294,9 +294,12 @@ def accuses(labels: Mapping[str, str], *, at_s: int) -> Fired | None:
     if policy is None:
         return None
     target = REMEDIES.get(remedy) or TELLING.get(labels["alertname"], "worker")
+    of = labels.get(target, f"nobody: no label {target}")
+    if target == "gpu":
+        of = f"{labels.get('host', 'nobody: no label host')}/{of.removeprefix('GPU-')}"
     return Fired(
         policy=policy, alert=labels["alertname"], remedy=remedy, trip=labels.get("trip", ""),
-        of=labels.get(target, f"nobody: no label {target}"), at_s=at_s,
+        of=of, at_s=at_s,
         named={name: labels[name] for name in NAMING if name in labels},
     )  # fmt: skip
 
@@ -316,15 +319,25 @@ def _first(fired: Iterable[Fired]) -> dict[str, Fired]:
     return first
 
 
+def _wanted(scenario: Scenario, first: Mapping[str, Fired]) -> dict[str, Verdict]:
+    """Each verdict by whom it is of: where any of several will do, of the first that was acted on."""
+    found = {}
+    for each in scenario.verdicts:
+        hit = [first[of] for of in (each.of, *each.or_of) if of in first]
+        of = min(hit, key=lambda one: one.at_s).of if hit else each.of
+        found[of] = each
+    return found
+
+
 def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
     first = _first(fired)
-    wanted = {verdict.of: verdict for verdict in scenario.verdicts}
+    wanted = _wanted(scenario, first)
     for of, each in first.items():
         if of not in wanted:
             yield f"{each.alert} acts on {of} at {each.at_s}s, with which nothing is wrong"
     for of, verdict in wanted.items():
         if of not in first:
-            yield f"nothing acts on {of}, which is due at {verdict.due_s}s"
+            yield f"nothing acts on {' or '.join((verdict.of, *verdict.or_of))}, which is due at {verdict.due_s}s"
             continue
         acts, at_s, last_s = f"{first[of].alert} acts on {of}", first[of].at_s, scenario.deadline_s(verdict)
         said = [f"{one.remedy} for {one.trip}" for one in fired if (one.of, one.at_s) == (of, at_s)]
@@ -339,19 +352,22 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
 
 
 def _wrongly_told(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
-    first = _first(fired)
-    wanted = {each.of: each for each in scenario.told}
-    for of, each in first.items():
-        if of not in wanted:
-            yield f"{each.alert} tells of {of} at {each.at_s}s, of which nothing is to be told"
-    for of, told in wanted.items():
-        if of not in first:
-            yield f"nobody is told of {of}, which is due at {told.due_s}s"
-        elif not told.due_s <= first[of].at_s <= scenario.deadline_s(told):
+    first: dict[tuple[str, str], Fired] = {}
+    for each in sorted(fired, key=lambda each: each.at_s):
+        first.setdefault((each.alert, each.of), each)
+    wanted = {(each.alert, each.of): each for each in scenario.told}
+    for whose, each in first.items():
+        if whose not in wanted:
+            yield f"{each.alert} tells of {each.of} at {each.at_s}s, of which nothing is to be told"
+    for whose, told in wanted.items():
+        found = first.get(whose)
+        if found is None:
+            yield f"{told.alert} tells nobody of {told.of}, which is due at {told.due_s}s"
+        elif not told.due_s <= found.at_s <= scenario.deadline_s(told):
             by = f"due at {told.due_s}s, to be told by {scenario.deadline_s(told)}s"
-            yield f"{first[of].alert} tells of {of} at {first[of].at_s}s; it is {by}"
+            yield f"{found.alert} tells of {found.of} at {found.at_s}s; it is {by}"
         else:
-            yield from _wrongly_named(scenario, [first[of]])
+            yield from _wrongly_named(scenario, [found])
 
 
 def _wrongly_named(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:

@@ -15,14 +15,17 @@ from bench.corpus.scenario import (
     DOINGS,
     GPU_STATES,
     HOST_STATES,
+    INSTANCE_STATES,
     PROMETHEUS_STATES,
     REMEDIES,
     TELLING,
     UNREAD,
+    Condition,
     Doing,
     Process,
 )
 from deploy.check import CHECKOUT
+from exporter.readings import THROTTLE_REASONS
 from gpuwarden.job import JobClass, Phase, Trip
 
 PAGE: Final = CHECKOUT / "docs" / "corpus.md"
@@ -50,7 +53,10 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
         yield f"| {name} | {found.false} | {found.missed} of {found.wedged} | {took} |"
     yield ""
     wanted = [(each, told) for each in played for told in each.scenario.told]
-    heard = sum(any((one.policy, one.of) == (PEOPLE, told.of) for one in each.fired) for each, told in wanted)
+    heard = sum(
+        any((one.policy, one.alert, one.of) == (PEOPLE, told.alert, told.of) for one in each.fired)
+        for each, told in wanted
+    )
     yield f"Of what nobody may act on, people are told of {heard} of {len(wanted)}."
     yield ""
     marked = [each for each in played if each.scenario.not_yet]
@@ -79,6 +85,16 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
     for part in fields(Doing):
         yield f"| `{part.name}` | {meanings[part.name]} | {_shown(part.default)} |"
     yield ""
+    yield "### What can be said of a GPU"
+    yield ""
+    yield "One word is its state; a mapping, as `{state: lost, xid: 79}`, says more."
+    yield ""
+    yield "| part | what it is | without it |"
+    yield "|---|---|---|"
+    meanings = _meanings(Condition.__doc__ or "")
+    for part in fields(Condition):
+        yield f"| `{part.name}` | {meanings[part.name]} | {_shown(part.default)} |"
+    yield ""
     yield "### What can be written where"
     yield ""
     yield "| where | one of |"
@@ -92,7 +108,9 @@ _KNOWN: Final[Mapping[str, Iterable[object]]] = {
     "its `phase`": Phase,
     "what of it is `unread`": UNREAD,
     "the `job_class` of a worker": JobClass,
-    "`gpus`": GPU_STATES,
+    "the `state` of `gpus`": GPU_STATES,
+    "that of an instance": INSTANCE_STATES,
+    "what of a GPU is `throttled`": THROTTLE_REASONS,
     "`hosts`": HOST_STATES,
     "`prometheus`": PROMETHEUS_STATES,
     "the `trip` of a verdict": Trip,

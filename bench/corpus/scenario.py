@@ -5,7 +5,7 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     workers    those who run jobs, by name: settings, and what each does from when on, such as `4m: hangs`
     tenants    containers that hold GPU memory and run no job of ours, likewise
     servers    containers that are asked as servers, likewise
-    gpus       by number, where one is not simply there: `5m: lost`
+    gpus       by number, where one is not simply there: `5m: lost`; `0:1` is the second instance (MIG) of the first
     hosts      by name, where one is not simply watched: `5m: unscraped`
     prometheus where it does not simply run: `5m: down`
     verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
@@ -21,7 +21,7 @@ Times are whole: 90s, 4m, 1h30m. `docs/corpus.md` lists what each can do, from `
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -30,6 +30,7 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
+from exporter.readings import THROTTLE_REASONS
 from gpuwarden.job import STALL_TIMEOUT_S, JobClass, Phase, Trip
 
 SCENARIOS: Final = Path(__file__).with_name("scenarios")
@@ -49,6 +50,7 @@ class Process(StrEnum):
     STOPPED = "stopped"
     PAUSED = "paused"
     KILLED = "killed"
+    UNREAPED = "unreaped"
     STARTING = "starting"
     LEFT = "left"
 
@@ -59,8 +61,8 @@ class Doing:
 
     Args:
         process: works (on a job, which begins where it has none), waits (without a job), stopped, paused (its whole
-            container is), killed (its files stay), starting (its container runs anew, its process does not yet), left
-            (a clean end).
+            container is), killed (its files stay), unreaped (it has ended, its files stay and its container runs on:
+            nobody has waited for it), starting (its container runs anew, its process does not yet), left (a clean end).
         phase: what its job says it is in; what it was in before, where nothing is said.
         patience_s: for how long its job says, as it enters a phase, that it may show no sign of life there.
         step_every_s: how far apart the steps are that it reports; none without.
@@ -120,6 +122,7 @@ DOINGS: Final[Mapping[str, Doing]] = {
     "is stopped": Doing(process=Process.STOPPED, heartbeat=False),
     "is paused": Doing(process=Process.PAUSED, heartbeat=False),
     "is killed": Doing(process=Process.KILLED, heartbeat=False),
+    "ends unreaped": Doing(process=Process.UNREAPED, heartbeat=False),
     "starts again": Doing(process=Process.STARTING, heartbeat=False, io_mib_per_s=20, cpu_cores=0.5),
     "waits": Doing(process=Process.WAITS),
     "leaves": Doing(process=Process.LEFT, heartbeat=False),
@@ -131,10 +134,31 @@ DOINGS: Final[Mapping[str, Doing]] = {
 UNREAD: Final = ("ram", "work", "cpu")
 """What of a program an exporter may not be able to read."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """How a GPU is from one moment on, and what its driver reports as that begins.
+
+    Args:
+        state: what has become of it.
+        xid: the number of an error that its driver reports then.
+        ecc_uncorrected: how many errors of its memory are found then that ECC cannot correct.
+        throttled: what holds its clocks down.
+    """
+
+    state: str = "works"
+    xid: int | None = None
+    ecc_uncorrected: int | None = None
+    throttled: tuple[str, ...] | None = None
+
+
 GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unmeasured", "shared", "holds on")
 """A GPU: works; lost, as its driver says; vanished from its driver's list; unanswered, as every GPU of its host; its
-processes cannot be listed; or its use not measured, as of a MIG slice; shared with somebody on no list, who uses 40 %
+processes cannot be listed; or its use not measured; shared with somebody on no list, who uses 40 %
 of it; or holds on to the memory of whoever ends from then on."""
+
+INSTANCE_STATES: Final = ("works", "vanished", "unlisted", "holds on")
+"""An instance of a GPU (MIG): works; is not made any more; its processes cannot be listed; or holds on to memory."""
 
 HOST_STATES: Final = ("watched", "unscraped", "unwatched", "frozen", "asleep", "clock set", "rebooted")
 """A host: watched; its scrapes fail; its exporter is down; or is stopped, and goes on with what it knew; the machine
@@ -156,9 +180,12 @@ TELLING: Final = {
     "GpuwardenSharedJobStalled": "worker",
     "GpuwardenServerSilent": "container",
     "GpuwardenJobSlowed": "worker",
+    "GpuwardenGpuXid": "gpu",
+    "GpuwardenGpuEccUncorrected": "gpu",
+    "GpuwardenGpuThrottled": "gpu",
 }
-"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound, or of a job that goes
-on, but slowly; and by which label each knows of whom."""
+"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound, of a job that goes
+on, but slowly, or of what is wrong with a GPU; and by which label each knows of whom."""
 
 HELPERS: Final = ("", "child", "orphan")
 """In whom a worker does all its work: in its own process; in a child of it; or in one that was left by its parent."""
@@ -167,6 +194,9 @@ _T = TypeVar("_T")
 
 Timeline = tuple[tuple[int, str], ...]
 """From which second on, what."""
+
+Conditions = tuple[tuple[int, Condition], ...]
+"""From which second on a GPU is how; by its number, with its host before it where it is not that of each host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +208,7 @@ class Program:
     does: tuple[tuple[int, Doing], ...]
     host: str = "a"
     container: str = ""
-    gpus: tuple[int, ...] = (0,)
+    gpus: tuple[str, ...] = ("0",)
     job_class: JobClass = JobClass.GPU
     budget_s: float | None = None
     stall_timeout_s: float | None = None
@@ -205,13 +235,17 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds."""
+    """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds.
+
+    `or_of` are others of whom any one will do instead.
+    """
 
     trip: Trip
     remedy: str
     of: str
     since_s: int
     due_s: int
+    or_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +265,7 @@ class Scenario:
     name: str
     why: str
     programs: tuple[Program, ...]
-    gpus: Mapping[int, Timeline]
+    gpus: Mapping[str, Conditions]
     hosts: Mapping[str, Timeline]
     prometheus: Timeline
     verdicts: tuple[Verdict, ...]
@@ -248,7 +282,7 @@ class Scenario:
         return -(-shown_s // self.evaluate_s) * self.evaluate_s + self.late_s
 
 
-def at(timeline: Timeline, second: int, default: str) -> str:
+def at(timeline: Sequence[tuple[int, _T]], second: int, default: _T) -> _T:
     """What a timeline says of a second."""
     return next((state for since_s, state in reversed(timeline) if since_s <= second), default)
 
@@ -281,10 +315,35 @@ def _read_file(file: Path) -> Iterator[Scenario]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); mend it") from error
+    except yaml.reader.ReaderError as error:
+        raise ScenarioError(f"{file.name}:1: this is no YAML ({error.reason}); mend it") from error
     if not isinstance(root, yaml.SequenceNode):
         raise ScenarioError(f"{file.name}:1: a list of scenarios is wanted; begin each with `- name:`")
+    _check_keys(file.name, root, set())
     for node in root.value:
         yield _scenario(_Reader(file.name, node))
+
+
+def _check_keys(file: str, node: yaml.Node, seen: set[int]) -> None:
+    """Nothing is said twice: of two values of one key YAML drops the first without a word.
+
+    Nor is `1:0` taken for 60, which it is to YAML 1.1, and to people an instance of a GPU.
+    """
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode) and ":" in node.value:
+        node.tag = "tag:yaml.org,2002:str"
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _check_keys(file, each, seen)
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            if str(key.value) in keys:
+                raise ScenarioError(f"{file}:{key.start_mark.line + 1}: {key.value!r} stands here twice; keep one")
+            keys.add(str(key.value))
+            _check_keys(file, value, seen)
 
 
 class _Reader:
@@ -298,11 +357,8 @@ class _Reader:
         self._nodes: dict[str, yaml.Node] = {}
         self._lines: dict[str, int] = {}
         for key, value in node.value:
-            name = str(key.value)
-            if name in self._nodes:
-                raise self.error(f"{name!r} stands here twice; keep one", key.start_mark.line + 1)
-            self._nodes[name] = value
-            self._lines[name] = key.start_mark.line + 1
+            self._nodes[str(key.value)] = value
+            self._lines[str(key.value)] = key.start_mark.line + 1
 
     def error(self, text: str, line: int | None = None) -> ScenarioError:
         return ScenarioError(f"{self.file}:{line or self.line}: {text}")
@@ -314,7 +370,11 @@ class _Reader:
     def take(self, key: str) -> Any:
         """The plain value of a key, `None` where it is not there."""
         node = self._nodes.pop(key, None)
-        return None if node is None else _plain(node)
+        try:
+            return None if node is None else _plain(node)
+        except (yaml.MarkedYAMLError, ValueError) as error:
+            what = getattr(error, "problem", None) or error
+            raise self.at(key, f"what stands there cannot be read ({what}); put text in quotes") from error
 
     def text(self, key: str) -> str:
         value = self.take(key)
@@ -390,14 +450,14 @@ def _scenario(reader: _Reader) -> Scenario:
     gpus = {}
     if "gpus" in reader:
         inner = reader.mapping("gpus")
-        gpus = {_number(inner, number): inner.timeline(number, GPU_STATES) for number in inner}
+        gpus = {name: _conditions(inner, name, {each.host for each in programs}) for name in inner}
     hosts = {}
     if "hosts" in reader:
         inner = reader.mapping("hosts")
         hosts = {host: inner.timeline(host, HOST_STATES) for host in inner}
     prometheus = reader.timeline("prometheus", PROMETHEUS_STATES) if "prometheus" in reader else ()
-    verdicts = tuple(_verdicts(reader, {each.name for each in programs} | {each.host for each in programs}))
-    told = tuple(_told(reader, {each.name for each in programs if each.kind in ("worker", "server")}))
+    verdicts = tuple(_verdicts(reader, _of_whom(programs)))
+    told = tuple(_told(reader, _tellable(programs, gpus)))
     scrape_s = reader.time("scrape", 15)
     evaluate_s = reader.time("evaluate", 30)
     if not (scrape_s and evaluate_s):
@@ -465,10 +525,13 @@ def _name(value: Any) -> str:
     return value
 
 
-def _gpus(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, int) and each >= 0 for each in value):
-        raise ValueError("a list of their numbers is wanted, such as [0, 1]")
-    return tuple(value)
+def _gpus(value: Any) -> tuple[str, ...]:
+    found = tuple(map(str, value)) if isinstance(value, list) else ("",)
+    if not all(_GPU.fullmatch(each) for each in found):
+        raise ValueError("a list of their numbers is wanted, such as [0, 1], or [0:1] for an instance")
+    if len(set(found)) < len(found):
+        raise ValueError("one is there twice")
+    return found
 
 
 _SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
@@ -546,7 +609,7 @@ def _ratios(value: Any) -> tuple[float | None, ...]:
 
 def _unread(value: Any) -> tuple[str, ...]:
     found = tuple(value if isinstance(value, list) else [value])
-    if not set(found) <= set(UNREAD):
+    if not all(each in UNREAD for each in found):
         raise ValueError(f"wanted is any of: {', '.join(UNREAD)}")
     return found
 
@@ -572,7 +635,22 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """How each part of what is done is read."""
 
 
-def _verdicts(reader: _Reader, known: set[str]) -> Iterator[Verdict]:
+def _of_whom(programs: Sequence[Program]) -> Mapping[str, tuple[str, set[str]]]:
+    """Of what kind each remedy's targets are, and who these are."""
+    kinds = {remedy: label for remedy, label in REMEDIES.items() if label != "container"}
+    kinds |= {"restart_container": "server", "recycle_container": "tenant"}
+    names = {kind: {each.name for each in programs if each.kind == kind} for kind in ("worker", "server", "tenant")}
+    names["host"] = {each.host for each in programs}
+    return {remedy: (kind, names[kind]) for remedy, kind in kinds.items()}
+
+
+def _one_of_these(reader: _Reader, of: str, kind: str, known: set[str]) -> None:
+    if of not in known:
+        names, called = ", ".join(sorted(known)) or "none that is here", f"called {of!r}" if of else "named"
+        raise reader.at("of", f"no {kind} is {called}; wanted is one of: {names}")
+
+
+def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Iterator[Verdict]:
     if "verdict" not in reader:
         raise reader.error("no verdict; write `verdict: none`, or what is to be acted on and when")
     node = reader.node("verdict")
@@ -583,45 +661,135 @@ def _verdicts(reader: _Reader, known: set[str]) -> Iterator[Verdict]:
     seen: set[str] = set()
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         inner = _Reader(reader.file, each)
-        trip, of = inner.text("trip"), inner.text("of")
+        trip, remedy = inner.text("trip"), inner.text("remedy")
         if trip not in list(Trip):
             raise inner.at("trip", f"{trip!r} is none of: {', '.join(Trip)}")
-        if of not in known:
-            raise inner.at("of", f"nobody is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
-        if of in seen:
-            raise inner.at("of", f"{of} has a verdict already; keep the first, for what follows is of the same wedge")
-        seen.add(of)
-        remedy = inner.text("remedy")
         if remedy not in REMEDIES:
             raise inner.at("remedy", f"{remedy!r} is none of: {', '.join(REMEDIES)}")
+        said = inner.take("of")
+        anybody = [str(one) for one in (said if isinstance(said, list) else [said]) if one is not None] or [""]
+        for of in anybody:
+            _one_of_these(inner, of, *known[remedy])
+            if of in seen:
+                raise inner.at(
+                    "of", f"{of} has a verdict already; keep the first, for what follows is of the same wedge"
+                )
+            seen.add(of)
         since_s = inner.time("since")
-        verdict = Verdict(trip=Trip(trip), remedy=remedy, of=of, since_s=since_s, due_s=inner.time("due", since_s))
+        verdict = Verdict(
+            trip=Trip(trip), remedy=remedy, of=anybody[0], or_of=tuple(anybody[1:]), since_s=since_s,
+            due_s=inner.time("due", since_s),
+        )  # fmt: skip
         inner.finish("one of trip, remedy, of, since, due")
         if verdict.due_s < since_s:
             raise inner.at("due", "it comes before what went wrong; let it be as late as `since`, or later")
         yield verdict
 
 
-def _told(reader: _Reader, known: set[str]) -> Iterator[Told]:
+def _tellable(programs: Sequence[Program], gpus: Mapping[str, Conditions]) -> Mapping[str, set[str]]:
+    """Of whom something can be told, by the label that knows them."""
+    return {
+        "worker": {each.name for each in programs if each.kind == "worker"},
+        "container": {each.name for each in programs if each.kind == "server"},
+        "gpu": {f"{each.host}/{name}" for each in programs for name in gpus_of(each.host, programs, gpus)},
+    }
+
+
+def gpus_of(host: str, programs: Iterable[Program], gpus: Iterable[str]) -> set[str]:
+    """The GPUs of a host and their instances, by number: those of its programs, and those of which anything is said."""
+    named = {number for each in programs if each.host == host for number in each.gpus}
+    for each in gpus:
+        whose, slash, number = each.rpartition("/")
+        if not slash or whose == host:
+            named.add(number)
+    return named | {each.partition(":")[0] for each in named}  # an instance is of a GPU
+
+
+def _told(reader: _Reader, known: Mapping[str, set[str]]) -> Iterator[Told]:
     if "told" not in reader:
         return
     node = reader.node("told")
+    seen: set[tuple[str, str]] = set()
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         inner = _Reader(reader.file, each)
-        alert, of = inner.text("alert"), inner.text("of")
+        alert, said = inner.text("alert"), inner.take("of")
+        of = "" if said is None else str(said)
         if alert not in TELLING:
             raise inner.at("alert", f"{alert!r} is none of: {', '.join(TELLING)}")
-        if of not in known:
-            raise inner.at("of", f"no worker or server is called {of!r}; wanted is one of: {', '.join(sorted(known))}")
+        kind = {"worker": "worker", "container": "server", "gpu": "GPU"}[TELLING[alert]]
+        _one_of_these(inner, of, kind, known[TELLING[alert]])
+        if (alert, of) in seen:
+            raise inner.at("of", f"{alert} tells of {of} already; keep the first")
+        seen.add((alert, of))
         told = Told(alert=alert, of=of, due_s=inner.time("due"))
         inner.finish("one of alert, of, due")
         yield told
 
 
-def _number(reader: _Reader, text: str) -> int:
-    if not text.isdecimal():
-        raise reader.at(text, "is no number of a GPU; write 0, 1 and so on")
-    return int(text)
+_GPU: Final = re.compile(r"(?:0|[1-9]\d*)(?::(?:0|[1-9]\d*))?")
+"""A GPU by its number, or an instance of it."""
+
+
+def _conditions(reader: _Reader, name: str, hosts: set[str]) -> Conditions:
+    """How a GPU is, from when on."""
+    host, slash, number = name.rpartition("/")
+    if not _GPU.fullmatch(number) or (slash and host not in hosts):
+        known = ", ".join(f"{each}/0" for each in sorted(hosts))
+        raise reader.at(
+            name, f"is no number of a GPU; write 0, 1 and so on, 0:1 for an instance, or with its host: {known}"
+        )
+    inner = reader.mapping(name)
+    found = [(seconds, _condition(inner, key, instance=":" in number)) for seconds, key in inner.times()]
+    inner.finish("a time, such as 4m")
+    return tuple(found)
+
+
+def _condition(reader: _Reader, key: str, *, instance: bool) -> Condition:
+    value = reader.take(key)
+    parts = value if isinstance(value, dict) else {"state": value}
+    parsed: dict[str, Any] = {}
+    known = {"state": _state(INSTANCE_STATES)} if instance else _CONDITIONS
+    for name, said in parts.items():
+        if name not in known:
+            raise reader.at(key, f"{name} is no part of how it is; wanted is one of: {', '.join(known)}")
+        try:
+            parsed[name] = known[name](said)
+        except (TypeError, ValueError) as error:
+            what = "" if name == "state" else f"{name}: "
+            raise reader.at(key, f"{what}{said!r} {error}") from None
+    return Condition(**parsed)
+
+
+def _state(known: tuple[str, ...]) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in known:
+            raise ValueError(f"is none of: {', '.join(known)}")
+        return str(value)
+
+    return parse
+
+
+def _throttled(value: Any) -> tuple[str, ...]:
+    found = tuple(value if isinstance(value, list) else [value])
+    if not all(each in THROTTLE_REASONS for each in found):
+        raise ValueError(f"will not do (wanted is any of: {', '.join(THROTTLE_REASONS)})")
+    return found
+
+
+def _count(value: Any) -> int:
+    try:
+        return _whole(1)(value)
+    except ValueError as error:
+        raise ValueError(f"will not do ({error})") from None
+
+
+_CONDITIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "state": _state(GPU_STATES),
+    "xid": _count,
+    "ecc_uncorrected": _count,
+    "throttled": _throttled,
+}
+"""How each part of how a GPU is is read."""
 
 
 _TIME: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.exporter.turns import WATCHED
+from bench.figures import say
 
 _PEERS: Final = (
     ("series", "series"),
@@ -67,11 +68,11 @@ def _row(*cells: str) -> str:
 
 def _main(file: str) -> None:
     found = json.loads(Path(file).read_text(encoding="utf-8"))
-    print(found["conditions"])
+    say(str(found["conditions"]))
     for part, rendered in (("peers", peers), ("soak", soak)):
         figures = {each["what"]: each for each in found["figures"] if each["part"] == part}
         if figures:
-            print("", *rendered(figures), sep="\n")
+            say("\n".join(["", *rendered(figures)]))
 
 
 if __name__ == "__main__":

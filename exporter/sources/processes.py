@@ -116,7 +116,7 @@ def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
 def has_ended(pid: int, *, proc: Path = cgroup.PROC) -> bool:
     """Whether nothing runs under a pid any more: it is gone, or a zombie."""
     try:
-        return cgroup.stat(pid, proc=proc)[:1] in (["Z"], ["X"])
+        return cgroup.has_ended(cgroup.stat(pid, proc=proc))
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:

@@ -34,9 +34,6 @@ runner may take the time before it starts the shell that is the task. A pid is n
 
 _NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})" + re.escape(statefile.TASK_SUFFIX))
 
-_GONE: Final = ("Z", "X")
-"""States of a process that has ended and was not waited for (proc_pid_stat(5))."""
-
 _Stamp = tuple[int, int, int]
 
 _HOSTS_PID_NAMESPACE: Final = 4026531836
@@ -185,10 +182,10 @@ def _alive(known: _Known) -> bool | None:
         pass  # it is there, and somebody else's
     try:
         fields = cgroup.stat(known.file.pid)
-        state, start_ticks = fields[0], int(fields[19])
+        ended, start_ticks = cgroup.has_ended(fields), int(fields[19])
     except (OSError, ValueError, IndexError):
         return None  # hidden from us (hidepid of proc(5)), or gone since: the next look tells
-    if state in _GONE:
+    if ended:
         return False
     if known.start_ticks is None:
         now = clock.stamp()

@@ -175,7 +175,7 @@ def _marked(mark: str) -> tuple[int, int] | None:
         if entry.name.isdigit():
             try:
                 fields = cgroup.stat(int(entry.name))
-                leads = fields[3] == entry.name and fields[0] != "Z"
+                leads = fields[3] == entry.name and not cgroup.has_ended(fields)
                 if leads and sought in (entry / "environ").read_bytes().split(b"\0"):
                     return int(entry.name), int(fields[19])
             except OSError:  # gone meanwhile, or not ours to look at
@@ -194,7 +194,7 @@ def _recorded(pid_file: Path) -> tuple[int, int] | None:
 def _runs(pid: int, ticks: int) -> bool:
     _reap(pid)
     try:
-        return cgroup.start_ticks(pid) == ticks and cgroup.stat(pid)[0] != "Z"
+        return cgroup.start_ticks(pid) == ticks and not cgroup.has_ended(cgroup.stat(pid))
     except OSError:
         return False
 
@@ -234,7 +234,7 @@ def _session(leader: int, ticks: int) -> dict[int, int]:
                 fields = cgroup.stat(int(entry.name))
             except OSError:
                 continue
-            if int(fields[3]) == leader and fields[0] != "Z":
+            if int(fields[3]) == leader and not cgroup.has_ended(fields):
                 found[int(entry.name)] = int(fields[19])
     return found
 

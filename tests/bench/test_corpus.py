@@ -1,7 +1,10 @@
 """The corpus: what the rules that ship make of it, and that it would tell if they made something else of it."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import starmap
@@ -18,6 +21,7 @@ from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT
 from exporter import evidence
+from exporter.collectors import COLLECTORS
 from exporter.readings import ContainerEvidence
 from gpuwarden.job import Phase, Trip
 from tests.alerts.mutants import ALERTS, MUTANTS, RULES
@@ -25,6 +29,8 @@ from tests.alerts.mutants import ALERTS, MUTANTS, RULES
 SCENARIOS: Final = scenario.read()
 LEAST: Final = 60
 """How many scenarios there are at least that the rules judge right."""
+
+SHARED: Final = "GpuwardenSharedJobStalled"
 
 FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
 """By what an alert names the first attempt of worker w."""
@@ -150,6 +156,9 @@ def test_every_policy_finds_something_and_none_but_ours_is_without_a_fault(playe
         "is allowed ten minutes",
         "is killed for want of memory and its",
         "wedges while another worker of its container loads",
+        "falls off the bus with two instances",
+        "ends by a memory error that ECC cannot correct",
+        "is held down by its power cap",
     ],
 )
 def test_every_series_of_a_scenario_is_one_that_the_programs_export_with_its_labels(begins: str) -> None:
@@ -170,19 +179,11 @@ def test_every_series_of_a_scenario_is_one_that_the_programs_export_with_its_lab
 UNPLAYED: Final = {
     **dict.fromkeys(
         (
-            "gpuwarden_gpu_ecc_errors_total",
             "gpuwarden_gpu_row_remap_failed",
             "gpuwarden_gpu_row_remap_pending",
-            "gpuwarden_gpu_throttled",
             "gpuwarden_gpu_unknown_samples_total",
-            "gpuwarden_gpu_xid_errors_total",
         ),
         "what a driver tells of its GPU beside who uses it: people are told, whatever runs there",
-    ),
-    "gpuwarden_gpu_mig_info": "one that is cut, or not any more: where its counters begin anew, and nothing else",
-    **dict.fromkeys(
-        ("gpuwarden_driver_processes_abandoned", "gpuwarden_driver_processes_killed_total"),
-        "the exporter's own processes: a driver here is one that answers or does not",
     ),
     "gpuwarden_container_gpu_memory_budget_invalid": "a label that cannot be read: whoever has it has no budget here",
     "gpuwarden_queue_host_worker_info": "a worker whose files cannot be read, of which nothing here is known",
@@ -216,6 +217,9 @@ def test_every_series_that_a_rule_reads_is_in_some_scenario_or_not_for_a_reason(
         "hangs because its GPU fell off",
         "deadlocks at 100 % as a gang of two ranks on one host",
         "hangs while another worker of its container takes",
+        "falls off the bus with two instances",
+        "ends by a memory error that ECC cannot correct",
+        "is held down by heat and steps half",
     )
 
     found = {name for begins in telling for name, _ in host.series(named(begins), wanted=read)}
@@ -394,13 +398,19 @@ def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, st
 def test_people_are_told_of_the_attempt_that_is_there() -> None:
     one = named("wedges while another worker of its container computes, and")
     fired = Fired(
-        policy=judge.PEOPLE, alert="Shared", remedy="", trip="", of="w", at_s=300, named=FIRST | {"job_id": "2"}
+        policy=judge.PEOPLE,
+        alert=SHARED,
+        remedy="",
+        trip="",
+        of="w",
+        at_s=300,
+        named=FIRST | {"job_id": "2"},
     )
 
     found = Played(scenario=one, fired=(fired,)).wrong()
 
     assert found == [
-        "Shared names job_id 2, attempt 1, incarnation w-0 of w at 300s; it is job_id 1, attempt 1, incarnation w-0"
+        f"{SHARED} names job_id 2, attempt 1, incarnation w-0 of w at 300s; it is job_id 1, attempt 1, incarnation w-0"
     ]
 
 
@@ -433,6 +443,136 @@ def scraped(folder: Path, timeline: str, name: str, *, then: str = "") -> list[f
     (folder / "a.yaml").write_text(STEPPING % (then, timeline))
     (found,) = host.series(*scenario.read(folder), wanted={name}).values()
     return found
+
+
+def test_an_exporter_tells_of_its_sources_and_collectors_how_they_did(tmp_path: Path) -> None:
+    unanswered = STEPPING.replace("  plays", "  gpus: {0: {5m: unanswered, 6m: works}}\n  plays")
+    (tmp_path / "a.yaml").write_text(unanswered % ("", ""))
+    (one,) = scenario.read(tmp_path)
+
+    found = host.series(one, wanted={"gpuwarden_collector_success", "gpuwarden_sample_age_seconds"})
+    told = {dict(labels).get("collector", name): values for (name, labels), values in found.items()}
+
+    assert {"source_gpu", "source_workers", "source_docker", "sampler", *COLLECTORS} <= told.keys()
+    assert [told["source_gpu"][minute * 4] for minute in (4, 5, 6)] == [1.0, 0.0, 1.0]
+    assert {*told.pop("source_gpu"), *told.pop("gpuwarden_sample_age_seconds")} == {0.0, 1.0}
+    assert {value for values in told.values() for value in values} == {1.0}
+
+
+def test_a_collector_that_fails_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLLECTORS, "jobs", lambda _: 1 / 0)
+
+    with pytest.raises(RuntimeError, match="collector jobs fails at 0s of host a"):
+        scraped(tmp_path, "", "gpuwarden_job_steps")
+
+
+ERRORS: Final = """\
+- name: a
+  why: b
+  workers:
+    w: {0s: loads, 2m: steps}
+    v: {host: b, 0s: loads, 2m: steps}
+  gpus:
+    a/0: {3m: {xid: 79}, 4m: {xid: 79}, 5m: {ecc_uncorrected: 2}, 6m: {xid: 13, ecc_uncorrected: 1},
+          7m: {throttled: hw_slowdown}, 8m: works}
+  hosts: {a: {%s}}
+  plays: 10m
+  verdict: none
+"""
+
+
+def errors(folder: Path, timeline: str, name: str, **labels: str) -> Mapping[str, Sequence[float | str | None]]:
+    """What each whole minute has of the series of that name and these labels, by host."""
+    (folder / "a.yaml").write_text(ERRORS % timeline)
+    found = host.series(*scenario.read(folder), wanted={name})
+    return {
+        dict(given)["host"]: values[::4]
+        for (_, given), values in found.items()
+        if labels.items() <= dict(given).items()
+    }
+
+
+def test_the_errors_of_a_gpu_are_counted_as_its_exporter_counts_them(tmp_path: Path) -> None:
+    told = {
+        "fallen off the bus": errors(tmp_path, "", "gpuwarden_gpu_xid_errors_total", xid="79"),
+        "of a program": errors(tmp_path, "", "gpuwarden_gpu_xid_errors_total", xid="13"),
+        "of its memory": errors(tmp_path, "", "gpuwarden_gpu_ecc_errors_total", error="uncorrected"),
+        "by heat": errors(tmp_path, "", "gpuwarden_gpu_throttled", reason="hw_slowdown"),
+    }
+
+    assert told == {
+        "fallen off the bus": {"a": [0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2]},
+        "of a program": {"a": [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]},
+        "of its memory": {"a": [0, 0, 0, 0, 0, 2, 3, 3, 3, 3, 3]},
+        "by heat": {"a": [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]},
+    }, "and of the GPU of the other host nothing is known"
+
+
+def test_an_exporter_that_is_started_anew_counts_xids_anew_and_the_driver_goes_on(tmp_path: Path) -> None:
+    anew = "3m40s: unwatched, 3m50s: watched"
+
+    assert errors(tmp_path, anew, "gpuwarden_gpu_xid_errors_total", xid="79")["a"][3:6] == [1, 1, 1]
+    anew = "5m40s: unwatched, 5m50s: watched"
+    assert errors(tmp_path, anew, "gpuwarden_gpu_ecc_errors_total", error="uncorrected")["a"][5:8] == [2, 3, 3]
+    boots = "5m40s: unwatched, 5m50s: rebooted"
+    assert errors(tmp_path, boots, "gpuwarden_gpu_ecc_errors_total", error="uncorrected")["a"][5:8] == [2, 1, 1]
+
+
+UNREAPED: Final = """\
+- name: a
+  why: b
+  workers:
+    w: {0s: loads, 2m: steps, 3m: ends unreaped, 5m: loads}
+  plays: 6m
+  verdict: none
+"""
+
+
+def test_a_process_that_ends_unreaped_leaves_its_container_as_it_was_and_its_lock_free(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(UNREAPED)
+    (one,) = scenario.read(tmp_path)
+    names = {f"gpuwarden_{name}" for name in ("worker_alive", "worker_dead_seconds", "container_gpu_idle_seconds")}
+
+    found = {name: values[::4] for (name, _), values in host.series(one, wanted=names).items()}
+
+    assert found["gpuwarden_worker_alive"] == [1, 1, 1, 0, 0, 1, 1]
+    assert found["gpuwarden_worker_dead_seconds"][3:6] == [0, 60, "stale"]
+    assert math.isnan(float(found["gpuwarden_container_gpu_idle_seconds"][4] or 0)), "of no process nothing is known"
+    assert [host.identities(one, second)["w"]["incarnation"] for second in (240, 300)] == ["w-0", "w-300"]
+
+
+CUT: Final = """\
+- name: a
+  why: b
+  workers:
+    w: {gpus: [1:0], 0s: {does: steps, vram_mib: 3000}}
+    v: {gpus: [1:1], 0s: {does: hangs, vram_mib: 2000}}
+  gpus: {1: {3m: lost}}
+  plays: 5m
+  verdict: none
+"""
+
+
+def test_a_gpu_that_is_cut_is_told_of_as_its_driver_does(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(CUT)
+    (one,) = scenario.read(tmp_path)
+
+    found = host.series(one, wanted=Everything())
+
+    def told(name: str, label: str) -> set[tuple[str, object]]:
+        return {(dict(labels)[label], values[4]) for (of, labels), values in found.items() if of == f"gpuwarden_{name}"}
+
+    assert told("gpu_mig_info", "parent") == {("GPU-1", 1.0)}
+    assert told("gpu_info", "index") == {("1", 1.0), ("1:0", 1.0), ("1:1", 1.0)}
+    assert told("gpu_info", "attribution") == {("none", 1.0)}
+    assert told("gpu_utilization_ratio", "gpu") == set()
+    assert told("gpu_memory_used_bytes", "gpu") == {
+        ("GPU-1", 5000.0 * host.MIB), ("MIG-1:0", 3000.0 * host.MIB), ("MIG-1:1", 2000.0 * host.MIB)
+    }  # fmt: skip
+    assert told("container_gpu_attribution_missing", "container") == {("w", 1.0), ("v", 1.0)}
+    lost = {dict(labels)["gpu"]: values[-1] for (name, labels), values in found.items() if "gpu_lost_seconds" in name
+            and "gpu" in dict(labels)}  # fmt: skip
+    assert lost == {"GPU-1": 120.0, "MIG-1:0": 120.0, "MIG-1:1": 120.0}
 
 
 def test_what_a_program_was_to_do_while_its_machine_slept_it_does_as_that_wakes(tmp_path: Path) -> None:
@@ -480,17 +620,17 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
     [
         pytest.param([("w", 300)], [], id="in time"),
         pytest.param([("w", 330), ("w", 300)], [], id="and on from there"),
-        pytest.param([], ["nobody is told of w, which is due at 300s"], id="never"),
-        pytest.param([("w", 270)], ["Shared tells of w at 270s; it is due at 300s, to be told by 300s"], id="early"),
-        pytest.param([("w", 330)], ["Shared tells of w at 330s; it is due at 300s, to be told by 300s"], id="late"),
-        pytest.param([("w", 300), ("v", 60)], ["Shared tells of v at 60s, of which nothing is to be told"],
+        pytest.param([], [f"{SHARED} tells nobody of w, which is due at 300s"], id="never"),
+        pytest.param([("w", 270)], [f"{SHARED} tells of w at 270s; it is due at 300s, to be told by 300s"], id="early"),
+        pytest.param([("w", 330)], [f"{SHARED} tells of w at 330s; it is due at 300s, to be told by 300s"], id="late"),
+        pytest.param([("w", 300), ("v", 60)], [f"{SHARED} tells of v at 60s, of which nothing is to be told"],
                      id="of another besides"),
     ],
 )  # fmt: skip
 def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str, int]], said: list[str]) -> None:
     one = named("wedges while another worker of its container computes, and")
     found = [
-        Fired(policy=judge.PEOPLE, alert="Shared", remedy="", trip="", of=of, at_s=at_s, named=FIRST)
+        Fired(policy=judge.PEOPLE, alert=SHARED, remedy="", trip="", of=of, at_s=at_s, named=FIRST)
         for of, at_s in fired
     ]
 
@@ -501,6 +641,16 @@ def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str
     assert played.judgement(judge.OURS).false == ()
 
 
+def test_people_are_told_by_the_alert_that_is_wanted() -> None:
+    one = named("wedges while another worker of its container computes, and")
+    fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlowed", remedy="", trip="", of="w", at_s=300, named=FIRST)
+
+    assert Played(scenario=one, fired=(fired,)).wrong() == [
+        "GpuwardenJobSlowed tells of w at 300s, of which nothing is to be told",
+        "GpuwardenSharedJobStalled tells nobody of w, which is due at 300s",
+    ]
+
+
 def test_people_are_told_of_a_server_by_its_container() -> None:
     labels = {"alertname": "GpuwardenServerSilent", "host": "0-a", "container": "llm", "severity": "warning"}
     one = named("deadlocks at 100 % over two GPUs as a server")
@@ -509,7 +659,9 @@ def test_people_are_told_of_a_server_by_its_container() -> None:
     assert fired is not None
     assert (fired.policy, fired.of) == (judge.PEOPLE, "llm")
     assert Played(scenario=one, fired=(fired,)).wrong() == []
-    assert Played(scenario=one, fired=()).wrong() == ["nobody is told of llm, which is due at 1500s"]
+    assert Played(scenario=one, fired=()).wrong() == [
+        "GpuwardenServerSilent tells nobody of llm, which is due at 1500s"
+    ]
 
 
 def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
@@ -658,6 +810,42 @@ SOUND: Final = """\
 """
 
 
+EITHER: Final = """\
+- name: a
+  why: b
+  tenants:
+    a: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
+    b: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
+  verdict: {trip: vram, remedy: recycle_container, of: [a, b], since: 0s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fired", "said"),
+    [
+        ([("a", 0)], []),
+        ([("b", 0)], []),
+        ([("b", 0), ("a", 30)], ["Victim acts on a at 30s, with which nothing is wrong"]),
+        ([("b", 60)], ["Victim acts on b at 60s, which is late: it is due at 0s, to be told by 0s"]),
+        ([], ["nothing acts on a or b, which is due at 0s"]),
+    ],
+)
+def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(EITHER)
+    (one,) = scenario.read(tmp_path)
+    found = tuple(
+        Fired(policy=judge.OURS, alert="Victim", remedy="recycle_container", trip="vram", of=of, at_s=at_s,
+              named={"incarnation": f"{of}@0"}) for of, at_s in fired
+    )  # fmt: skip
+
+    played = Played(scenario=one, fired=found)
+    judged = played.judgement(judge.OURS)
+
+    assert played.wrong() == said
+    assert len(judged.false) == max(0, len(fired) - 1)
+    assert (len(judged.found), len(judged.missed)) == ((1, 0) if fired else (0, 1))
+
+
 def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SOUND)
 
@@ -679,7 +867,7 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("4m: hangs", "4m: {does: hangs, step_every_s: 0.5}", "0.5 will not do (a whole number is wanted, 1 or more)"),
         ("4m: hangs", "4m: {does: hangs, cpu_cores: all}", "cpu_cores: 'all' will not do (a number is wanted)"),
         ("4m: hangs", "4m: {does: hangs, io_mib_per_s: -1}", "io_mib_per_s: -1 will not do (it is 0 or more)"),
-        ("0s: loads", "gpus: 0, 0s: loads", "gpus: 0 will not do (a list of their numbers is wanted, such as [0, 1])"),
+        ("0s: loads", "gpus: 0, 0s: loads", "gpus: 0 will not do (a list of their numbers is wanted, such as [0, 1]"),
         ("0s: loads", "ran_s: 20m, 0s: loads", "ran_s: '20m' will not do (a whole number is wanted, 0 or more)"),
         ("0s: loads", "container: 1, 0s: loads", "container: 1 will not do (a name is wanted)"),
         ("4m: hangs", "4m: {does: hangs, gpu_ratio: 95}", "a.yaml:4: 4m: gpu_ratio: 95 will not do (it is a ratio"),
@@ -703,16 +891,49 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("{trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never", "a.yaml:5: verdict: 'never'"),
         ("trip: stall", "trip: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
         ("restart_worker", "restart", "a.yaml:5: remedy: 'restart' is none of: restart_worker"),
-        ("of: w", "of: v", "a.yaml:5: of: nobody is called 'v'; wanted is one of: a, w"),
+        ("of: w", "of: v", "a.yaml:5: of: no worker is called 'v'; wanted is one of: w"),
+        ("of: w", "of: a", "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
+        ("restart_worker", "lose_node", "a.yaml:5: of: no host is called 'w'; wanted is one of: a"),
+        ("restart_worker", "restart_container", "a.yaml:5: of: no server is called 'w'; wanted is one of: none"),
+        ("restart_worker", "recycle_container", "a.yaml:5: of: no tenant is called 'w'; wanted is one of: none"),
+        ("of: w, ", "", "a.yaml:5: of: no worker is named; wanted is one of: w"),
+        ("0s: loads", "run: 2020-13-45, 0s: loads", "a.yaml:4: run: what stands there cannot be read (month must"),
+        ("0s: loads", "run: !r r, 0s: loads", "a.yaml:4: run: what stands there cannot be read (could not determine"),
+        ("  why: b", "  why: \x02", "a.yaml:1: this is no YAML (control characters are not allowed)"),
+        ("4m: hangs", "4m: {does: hangs, unread: [[ram]]}", "4m: unread: [['ram']] will not do (wanted is any of: ram"),
+        ("  verdict:", "  gpus: {0: {1m: {throttled: {a: 1}}}}\n  verdict:", "{'a': 1} will not do (wanted is any of"),
+        ("of: w", "of: [w, v]", "a.yaml:5: of: no worker is called 'v'; wanted is one of: w"),
+        ("of: w", "of: []", "a.yaml:5: of: no worker is named; wanted is one of: w"),
+        ("of: w", "of: [w, w]", "a.yaml:5: of: w has a verdict already; keep the first"),
         ("  verdict:", "  told: {alert: A, of: w, due: 6m}\n  verdict:", "a.yaml:5: alert: 'A' is none of: Gpuwarden"),
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: a, due: 6m}\n  verdict:",
-         "a.yaml:5: of: no worker or server is called 'a'; wanted is one of: w"),
+         "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: w, since: 6m}\n  verdict:",
          "a.yaml:5: due: None is no time"),
         ("0s: loads", "works_in: thread, 0s: loads", "works_in: 'thread' will not do (it is none of: child, orphan)"),
         ("due: 6m", "due: 3m", "a.yaml:5: due: it comes before what went wrong"),
+        ("4m: hangs", "4m: {does: hangs, io_mib_per_s: 1, io_mib_per_s: 2}",
+         "a.yaml:4: 'io_mib_per_s' stands here twice; keep one"),
+        ("4m: hangs", "4m: hangs, 4m: steps", "a.yaml:4: '4m' stands here twice; keep one"),
+        ("4m: hangs", "4m: {does: hangs,\n      does: steps}", "a.yaml:5: 'does' stands here twice; keep one"),
+        ("of: w,", "of: w, of: w,", "a.yaml:5: 'of' stands here twice; keep one"),
+        ("4m: hangs", "4m: {does: hangs, io_mib_per_s: {a: 1, a: 2}}", "a.yaml:4: 'a' stands here twice; keep one"),
+        ("4m: hangs", "gpus: [{a: 1, a: 2}]", "a.yaml:4: 'a' stands here twice; keep one"),
+        ("  verdict:", "  gpus: {0: {1m: lost}, 0: {2m: lost}}\n  verdict:", "a.yaml:5: '0' stands here twice"),
+        ("  verdict:", "  gpus: {0: {1m: lost}, 00: {2m: lost}}\n  verdict:", "a.yaml:5: 00: is no number of a GPU"),
+        ("0s: loads", "gpus: [0, 0], 0s: loads", "gpus: [0, 0] will not do (one is there twice)"),
         ("  why: b", "  why: b\n  why: c", "a.yaml:3: 'why' stands here twice; keep one"),
         ("  why: b", "  why: [b", "a.yaml:3: this is no YAML"),
+        ("0s: loads", "gpus: [1:0:0], 0s: loads", "gpus: ['1:0:0'] will not do (a list of their numbers is wanted"),
+        ("  verdict:", "  gpus: {b/0: {1m: lost}}\n  verdict:", "b/0: is no number of a GPU; write 0, 1 and so on"),
+        ("  verdict:", "  gpus: {1:0: {1m: lost}}\n  verdict:", "1m: 'lost' is none of: works, vanished, unlisted"),
+        ("  verdict:", "  gpus: {0: {1m: {is: lost}}}\n  verdict:", "1m: is is no part of how it is; wanted is one"),
+        ("  verdict:", "  gpus: {0: {1m: {xid: all}}}\n  verdict:", "1m: xid: 'all' will not do (a whole number"),
+        ("  verdict:", "  gpus: {0: {1m: {throttled: heat}}}\n  verdict:", "'heat' will not do (wanted is any of"),
+        ("  verdict:", "  told: {alert: GpuwardenGpuXid, of: 0, due: 6m}\n  verdict:",
+         "a.yaml:5: of: no GPU is called '0'; wanted is one of: a/0"),
+        ("  verdict:", "  told: [&t {alert: GpuwardenGpuXid, of: a/0, due: 6m}, *t]\n  verdict:",
+         "a.yaml:5: of: GpuwardenGpuXid tells of a/0 already; keep the first"),
         (SOUND, "name: a\n", "a.yaml:1: a list of scenarios is wanted; begin each with `- name:`"),
         (SOUND, "[]", "no scenario; write one in a file *.yaml there"),
         (SOUND, SOUND + SOUND, "a.yaml:6: a.yaml:1 has the same name; say in it what is different"),
@@ -762,6 +983,31 @@ def test_of_one_file_it_is_said_who_fired_when_and_what_of_that_is_wrong(
     assert capsys.readouterr().out.splitlines()[: len(said)] == said
 
 
+@pytest.mark.needs_parts
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    if missing := without_promtool():
+        pytest.skip(missing)
+    (tmp_path / "a.yaml").write_text(SOUND.replace("due: 6m", "due: 7m"))
+
+    judged = unread("-m", "bench.corpus", str(tmp_path))
+    table = unread("-c", "from bench.figures import say; say('figures'); say('more of them')")
+
+    assert (judged.returncode, judged.stderr) == (1, b""), "it is wrong, as it is to who reads on"
+    assert (table.returncode, table.stderr) == (0, b"")
+
+
+def unread(*command: str) -> "subprocess.CompletedProcess[bytes]":
+    """What becomes of a program whose reader has gone."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        return subprocess.run(
+            [sys.executable, *command], cwd=CHECKOUT, stdout=write_end, stderr=subprocess.PIPE, timeout=120, check=False
+        )
+    finally:
+        os.close(write_end)
+
+
 def test_of_a_file_that_cannot_be_understood_it_is_said_why_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -774,7 +1020,7 @@ def test_of_a_file_that_cannot_be_understood_it_is_said_why_not(
 
 
 SAID: Final = re.findall(
-    r"^\| ([^|]+) \| (`(?:workers|tenants|gpus|hosts|prometheus): .*`) \|$", page.PAGE.read_text(), re.MULTILINE
+    r"^\| ([^|]+) \| (`(?:workers|tenants|servers|gpus|hosts|prometheus): .*`) \|$", page.PAGE.read_text(), re.MULTILINE
 )
 """What the page says happens, and how that is written."""
 
@@ -782,7 +1028,7 @@ SAID: Final = re.findall(
 @pytest.mark.parametrize("written", [written for _, written in SAID], ids=[happens for happens, _ in SAID])
 def test_what_the_page_says_how_to_write_is_understood_and_can_be_played(written: str, tmp_path: Path) -> None:
     lines = re.findall("`([^`]+)`", written)
-    if not any(each.startswith(("workers", "tenants")) for each in lines):
+    if not any(each.startswith(("workers", "tenants", "servers")) for each in lines):
         lines.append("workers: {w: {0s: steps}}")
     (tmp_path / "a.yaml").write_text("\n  ".join(["- name: a", "why: b", "verdict: none", *lines]))
 

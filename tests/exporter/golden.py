@@ -243,12 +243,13 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
     frozen = now or build.ago(-0.5)
     registry = CollectorRegistry()
     with (
-        patch.object(scrape, "clock", SimpleNamespace(stamp=lambda: frozen)),
         patch.object(scrape, "time", SimpleNamespace(monotonic=lambda: 0.0)),
         patch.object(scrape, "__version__", "0.0.0"),
         patch.object(scrape, "build", SimpleNamespace(here=lambda: BUILD)),
     ):
-        registry.register(SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds()))
+        registry.register(
+            SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds(), now=lambda: frozen)
+        )
         return Renderer().render(registry.collect(), openmetrics=False).decode()
 
 

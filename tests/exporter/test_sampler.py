@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from structlog.testing import LogCapture
@@ -648,6 +649,27 @@ def test_who_cannot_be_looked_at_has_not_ended(tmp_path: Path) -> None:
 
     assert not processes.has_ended(7, proc=tmp_path)
     assert processes.has_ended(8, proc=tmp_path)
+
+
+LEADERLESS: Final = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(flush=True)
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+"""A program whose main thread ends and whose other one goes on."""
+
+
+def test_a_process_whose_main_thread_has_ended_has_not_while_another_runs() -> None:
+    with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.PIPE) as leaderless:
+        try:
+            leaderless.stdout.read(1)  # type: ignore[union-attr]
+            eventually(lambda: cgroup.stat(leaderless.pid)[0] == "Z", "its main thread has ended")
+
+            assert not processes.has_ended(leaderless.pid), "it holds what it holds, a GPU's memory as well"
+        finally:
+            leaderless.kill()
+        eventually(lambda: processes.has_ended(leaderless.pid), "now it is a zombie, and nobody has waited for it")
 
 
 def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:

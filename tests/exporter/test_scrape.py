@@ -5,7 +5,6 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -649,10 +648,11 @@ def test_when_a_collector_last_did_its_work_outlives_its_failure(monkeypatch: py
         return ()
 
     monkeypatch.setattr(scrape, "COLLECTORS", {"fragile": families})
-    monkeypatch.setattr(scrape, "clock", SimpleNamespace(stamp=lambda: stamp))
     registry = CollectorRegistry()
     registry.register(
-        scrape.SnapshotCollector(lambda: build.snapshot(taken=stamp), host="box-1", thresholds=Thresholds())
+        scrape.SnapshotCollector(
+            lambda: build.snapshot(taken=stamp), host="box-1", thresholds=Thresholds(), now=lambda: stamp
+        )
     )
 
     well_at, well = stamp.unix_s, generate_latest(registry).decode()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Final
 
 import pytest
 
@@ -135,6 +136,27 @@ def test_a_task_whose_parent_has_not_waited_for_it_is_dead(folder: Path) -> None
         eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it is a zombie")
 
         assert (before, alive(tasks.read())) == ({7: True}, {7: False})
+
+
+LEADERLESS: Final = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(flush=True)
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+"""A program whose main thread ends and whose other one goes on."""
+
+
+def test_a_task_whose_main_thread_has_ended_is_there_while_another_runs(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.DEVNULL) as process:
+        try:
+            write(folder, 7, pid=process.pid)
+            tasks = Tasks([folder])
+            eventually(lambda: cgroup.stat(process.pid)[0] == "Z", "its main thread has ended")
+
+            assert alive(tasks.read()) == {7: True}
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

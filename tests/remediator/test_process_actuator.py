@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -190,6 +190,27 @@ def test_what_runs_is_not_started_twice(room: Room) -> None:
     pid = room.start(actuator)
 
     assert room.start(actuator) == pid
+
+
+LEADERLESS: Final = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(flush=True)
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+"""A program whose main thread ends and whose other one goes on."""
+
+
+def test_one_whose_main_thread_has_ended_runs_and_is_not_started_twice_until_it_is_stopped(room: Room) -> None:
+    actuator = room.actuator(*python(LEADERLESS))
+    pid = room.start(actuator)
+    eventually(lambda: cgroup.stat(pid)[0] == "Z", "its main thread has ended")
+
+    before = running(actuator), room.start(actuator) == pid
+    actuator.stop("w1", grace_s=0.1)
+
+    assert before == (True, True), "a thread that hangs in a driver keeps its GPU"
+    assert not running(actuator)
 
 
 def test_the_next_start_is_another_incarnation(room: Room) -> None:
