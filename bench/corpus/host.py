@@ -610,7 +610,9 @@ class Host:
             if life.program.kind != "server" or key not in running:
                 continue
             asking = self._askings.get(key, Asking())
-            if second % ASKED_EVERY_S == 0:
+            if running[key].paused:
+                asking = asking.forgotten()
+            elif second % ASKED_EVERY_S == 0:
                 told = life.doing.answers and life.doing.process is Process.WORKS
                 asking = asking.then(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
             self._askings[key] = asking
