@@ -612,10 +612,10 @@ class ContainerHistory:
     """What has been seen of one container incarnation, one sample after another.
 
     `gpus` are its GPUs, by UUID, at the last look at which any was known; `there` each that was seen there while it was
-    its own. `kind` is the container's, once it was seen.
+    its own. `kind` is the container's, once it was seen. `pauses` are those that another exporter saw of it before.
     """
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, pauses: Sequence[tuple[float, float]] = ()) -> None:
         self.gpus: tuple[str, ...] = ()
         self.there: frozenset[str] = frozenset()
         self.kind = ""
@@ -635,7 +635,7 @@ class ContainerHistory:
         self._evictions = Evictions()
         self._lost_s: tuple[float, float] | None = None
         self._frozen_s: float | None = None
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)
+        self._pauses = deque(pauses, maxlen=PAUSES_MAX)
         self._work: Mapping[int, ProcessWork] | None = None
         self._work_looked_s: float | None = None
         self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from prometheus_client.core import Metric
 
 from bench.corpus.scenario import Doing, Process, Program, Scenario, at
-from exporter import answered, apart, evidence
+from exporter import answered, apart, evidence, paused
 from exporter.answering import Asking
 from exporter.apart import Born
 from exporter.collectors import COLLECTORS
@@ -31,7 +31,9 @@ from exporter.evidence import (
     Thresholds,
     WorkUse,
 )
+from exporter.kept import KeptError
 from exporter.lost import LossHistory
+from exporter.paused import Pauses, Spans
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -338,6 +340,7 @@ class Host:
         self._told: tuple[object, GpuReadings | None] = ((), None)
         self._found: dict[Hashable, object] = {}
         self._answered_file = b""
+        self._paused_file = _PausedFile()
         self._start_exporter()
 
     def _start_exporter(self) -> None:
@@ -348,6 +351,7 @@ class Host:
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
         self._answered: set[str] | None = None
+        self._pauses: Pauses | None = None
         self._losses = LossHistory(gap_max_s=self._thresholds.gap_max_s)
         self._returns = ReturnHistory(bound_s=self._thresholds.vram_return_s, gap_max_s=self._thresholds.gap_max_s)
 
@@ -415,7 +419,11 @@ class Host:
         self._containers = {key: found for key, found in self._containers.items() if key in running}
         self._apart: dict[str, ContainerEvidence] = {}
         self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
+        self._paused_file.now = now
+        if self._pauses is None:
+            self._pauses = Pauses(self._paused_file)
         found = {each.id: self._evidence(each, gpus, losses.named, second, now) for each in running.values()}
+        self._pauses.keep(found.values(), now_s=now.boottime_s)
         self._apart_histories = self._told_apart
         sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
         for life in self.lives:
@@ -550,7 +558,8 @@ class Host:
             ram = RamUse(usage_bytes=None)
         history = self._containers.get(container.incarnation)
         if history is None:
-            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds)
+            before = () if self._pauses is None else self._pauses.of(container.incarnation)
+            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, before)
         use = history.use(container, pids, gpus)
         work = evidence.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
@@ -630,8 +639,24 @@ class Host:
     def _kept(self, now: Stamp) -> tuple[str, ...]:
         try:
             return answered.parse(self._answered_file, now=now)
-        except answered.AnsweredError:
+        except KeptError:
             return ()
+
+
+class _PausedFile:
+    """What an exporter keeps of pauses for the next one."""
+
+    def __init__(self) -> None:
+        self.now = Stamp(boottime_s=0.0, boot_id="", unix_s=0.0)
+        self._content = b""
+
+    def read(self) -> Mapping[str, Spans]:
+        """What is kept, as `exporter.paused` reads it."""
+        return paused.parse(self._content, now=self.now) if self._content else {}
+
+    def write(self, told: Mapping[str, Spans]) -> None:
+        """Replace it."""
+        self._content = paused.render(told, now=self.now)
 
 
 @dataclass(frozen=True, kw_only=True)
