@@ -18,6 +18,7 @@ from exporter.answered import AnsweredFile
 from exporter.doorkeeper import Doorkeeper
 from exporter.evidence import Thresholds
 from exporter.patience import Patience
+from exporter.paused import PausedFile, Pauses
 from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
@@ -122,6 +123,7 @@ def serve(settings: "Settings") -> None:
         drivers={name: each.driver for name, each in sources.items() if each.driver is not None},
         nvidia=nvidia_host.NvidiaHost(),
         met=engines.met,
+        pauses=Pauses(PausedFile(settings.state_dir)) if settings.state_dir else None,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))

@@ -26,6 +26,7 @@ from exporter.evidence import (
     WorkUse,
 )
 from exporter.lost import Losses, LossHistory
+from exporter.paused import Pauses
 from exporter.readings import (
     NUMBERED,
     WITH_NODES,
@@ -121,8 +122,10 @@ class Sampler:
         drivers: Mapping[str, Driver] | None = None,
         nvidia: NvidiaHost | None = None,
         met: Callable[[Collection[str]], None] | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         self._met = met
+        self._pauses = pauses
         self._tasks = tasks
         self._units = units or Units(())
         self._places = Places()
@@ -236,6 +239,9 @@ class Sampler:
             for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
+        if self._pauses is not None:
+            keep = self._pauses.keep
+            self._ask("paused", lambda: keep(found, now_s=now.boottime_s), health)
         own = {name: told for _, each in looked for name, told in each.items()}
         # Who was not told apart in this look starts anew, as after a gap.
         self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
@@ -480,7 +486,9 @@ class Sampler:
         pids, ram = look
         history = self._histories.get(container.incarnation)
         if history is None:
-            history = self._histories[container.incarnation] = ContainerHistory(self._thresholds, asks=bool(self._gpus))
+            before = () if self._pauses is None else self._pauses.of(container.incarnation)
+            history = ContainerHistory(self._thresholds, before, asks=bool(self._gpus))
+            self._histories[container.incarnation] = history
         use, now_s = history.use(container, pids, gpus), now.boottime_s
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
         wanted = (

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from prometheus_client.core import Metric
 
 from bench.corpus.scenario import Condition, Doing, Process, Program, Scenario, at, gpus_of
-from exporter import answered, apart, evidence
+from exporter import answered, apart, evidence, paused
 from exporter.answering import Asking
 from exporter.apart import Born
 from exporter.collectors import COLLECTORS
@@ -31,7 +31,9 @@ from exporter.evidence import (
     Thresholds,
     WorkUse,
 )
+from exporter.kept import KeptError
 from exporter.lost import LossHistory
+from exporter.paused import Pauses, Spans
 from exporter.readings import (
     NUMBERED,
     UNTOLD,
@@ -343,6 +345,7 @@ class Host:
         self._told: tuple[object, GpuReadings | None] = ((), None)
         self._found: dict[Hashable, object] = {}
         self._answered_file = b""
+        self._paused_file = _PausedFile()
         self._start_exporter()
 
     def _start_exporter(self) -> None:
@@ -357,6 +360,7 @@ class Host:
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
         self._answered: set[str] | None = None
+        self._pauses: Pauses | None = None
         self._losses = LossHistory(gap_max_s=self._thresholds.gap_max_s)
         self._returns = ReturnHistory(bound_s=self._thresholds.vram_return_s, gap_max_s=self._thresholds.gap_max_s)
 
@@ -437,7 +441,11 @@ class Host:
         self._containers = {key: found for key, found in self._containers.items() if key in running}
         self._apart: dict[str, ContainerEvidence] = {}
         self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
+        self._paused_file.now = now
+        if self._pauses is None:
+            self._pauses = Pauses(self._paused_file)
         found = {each.id: self._evidence(each, gpus, losses.named, second, now) for each in running.values()}
+        self._pauses.keep(found.values(), now_s=now.boottime_s)
         self._apart_histories = self._told_apart
         sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
         for life in self.lives:
@@ -655,7 +663,8 @@ class Host:
             ram = RamUse(usage_bytes=None)
         history = self._containers.get(container.incarnation)
         if history is None:
-            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds)
+            before = () if self._pauses is None else self._pauses.of(container.incarnation)
+            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, before)
         use = history.use(container, pids, gpus)
         work = evidence.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
@@ -715,7 +724,9 @@ class Host:
             if life.program.kind != "server" or key not in running:
                 continue
             asking = self._askings.get(key, Asking())
-            if second % ASKED_EVERY_S == 0:
+            if running[key].paused:
+                asking = asking.forgotten()
+            elif second % ASKED_EVERY_S == 0:
                 told = life.doing.answers and life.doing.process is Process.WORKS
                 asking = asking.then(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
             self._askings[key] = asking
@@ -733,7 +744,7 @@ class Host:
     def _kept(self, now: Stamp) -> tuple[str, ...]:
         try:
             return answered.parse(self._answered_file, now=now)
-        except answered.AnsweredError:
+        except KeptError:
             return ()
 
 
@@ -741,6 +752,22 @@ def _reported(conditions: Iterable[Condition]) -> frozenset[str]:
     """What its driver reports of a GPU beside how it is used."""
     parts = ("xid", "ecc_uncorrected", "throttled")
     return frozenset(part for each in conditions for part in parts if getattr(each, part) is not None)
+
+
+class _PausedFile:
+    """What an exporter keeps of pauses for the next one."""
+
+    def __init__(self) -> None:
+        self.now = Stamp(boottime_s=0.0, boot_id="", unix_s=0.0)
+        self._content = b""
+
+    def read(self) -> Mapping[str, Spans]:
+        """What is kept, as `exporter.paused` reads it."""
+        return paused.parse(self._content, now=self.now) if self._content else {}
+
+    def write(self, told: Mapping[str, Spans]) -> None:
+        """Replace it."""
+        self._content = paused.render(told, now=self.now)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,9 @@ from structlog.testing import LogCapture
 
 import exporter.servers
 from exporter import answered
-from exporter.answered import ANSWERED_MAX, AnsweredError, AnsweredFile, parse, render
+from exporter.answered import ANSWERED_MAX, AnsweredFile, parse, render
 from exporter.evidence import Thresholds
+from exporter.kept import KeptError
 from exporter.readings import Container, ServerEvidence
 from exporter.sampler import Sampler
 from exporter.servers import Servers
@@ -91,7 +92,7 @@ def test_of_more_than_fit_those_that_were_seen_last_are_written() -> None:
 )
 def test_what_cannot_be_believed_tells_nothing(found: bytes, says: str) -> None:
     assert parse(content(), now=LATER) == ("c@1",)
-    with pytest.raises(AnsweredError, match=says):
+    with pytest.raises(KeptError, match=says):
         parse(found, now=LATER)
 
 
@@ -159,7 +160,7 @@ def test_a_file_that_somebody_else_may_have_written_is_not_believed(
 
     spoil(kept.path)
 
-    with pytest.raises((AnsweredError, OSError)):
+    with pytest.raises((KeptError, OSError)):
         kept.read()
 
 
