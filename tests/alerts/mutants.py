@@ -1847,17 +1847,17 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"{its}: gpuwarden_job_id -> last_over_time(gpuwarden_job_id[5m])": _NO_TIMESTAMP
-        for its in (
-            "stall: GpuwardenJobStalled",
-            "shared: GpuwardenSharedJobStalled",
-            "health: GpuwardenJobUnhealthy",
-            "budget: GpuwardenJobOverBudget",
-            "worker: GpuwardenWorkerDead",
-            "gone: GpuwardenWorkerGone",
-            "gpu: GpuwardenJobGpuLost",
-            "stuck: GpuwardenJobStuck",
-            "steps: GpuwardenJobSlowed",
+        f"{its}: {name} -> last_over_time({name}[5m])": _NO_TIMESTAMP
+        for its, name in (
+            ("stall: GpuwardenJobStalled", OVERDUE),
+            ("shared: GpuwardenSharedJobStalled", OVERDUE),
+            ("health: GpuwardenJobUnhealthy", OVERDUE),
+            ("budget: GpuwardenJobOverBudget", OVERDUE),
+            ("worker: GpuwardenWorkerDead", OVERDUE),
+            ("gone: GpuwardenWorkerGone", OVERDUE),
+            ("gpu: GpuwardenJobGpuLost", OVERDUE),
+            ("stuck: GpuwardenJobStuck", OVERDUE),
+            ("steps: GpuwardenJobSlowed", "gpuwarden_job_id"),
         )
     },
     **{
