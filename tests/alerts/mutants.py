@@ -1766,6 +1766,7 @@ FAULTS_MUTANTS: Final = [
 _INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
 _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
 _NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
+_NO_TIMESTAMP: Final = "what has vanished has no timestamp either"
 _SINGLE: Final = "each of its groups has one series"
 _HOLDS_ITSELF: Final = (
     "the record tells itself anew at each evaluation: its ranges tell only where evaluations are more than a minute "
@@ -1800,6 +1801,20 @@ EQUIVALENT: Final[dict[str, str]] = {
             "gpu: GpuwardenJobGpuLost",
             "stuck: GpuwardenJobStuck",
             "gang: GpuwardenGangStuck",
+        )
+    },
+    **{
+        f"{its}: {name} -> last_over_time({name}[5m])": _NO_TIMESTAMP
+        for its, name in (
+            ("stall: GpuwardenJobStalled", OVERDUE),
+            ("shared: GpuwardenSharedJobStalled", OVERDUE),
+            ("health: GpuwardenJobUnhealthy", OVERDUE),
+            ("budget: GpuwardenJobOverBudget", OVERDUE),
+            ("worker: GpuwardenWorkerDead", OVERDUE),
+            ("gone: GpuwardenWorkerGone", OVERDUE),
+            ("gpu: GpuwardenJobGpuLost", OVERDUE),
+            ("stuck: GpuwardenJobStuck", OVERDUE),
+            ("steps: GpuwardenJobSlowed", "gpuwarden_job_id"),
         )
     },
     **{
@@ -1912,7 +1927,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ),
             (
                 f"{_SPINNING} -> last_over_time({_SPINNING}[5m]), at its place 2",
-                "what has vanished has no timestamp either",
+                _NO_TIMESTAMP,
             ),
         )
     },
