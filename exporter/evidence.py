@@ -440,16 +440,25 @@ class _Sign(StrEnum):
     PHASE = "phase"
     GPU = "GPU"
     RAM = "RAM"
+    IO = "I/O"
     WORK = "work"
 
 
-def quiet_s(job: JobFile, evidence: ContainerEvidence | None, *, now: Stamp, gpu_lost: bool = False) -> float | None:
+def quiet_s(
+    job: JobFile,
+    evidence: ContainerEvidence | None,
+    *,
+    now: Stamp,
+    gpu_lost: bool = False,
+    apart: bool = False,
+) -> float | None:
     """For how long an attempt has shown no sign of life, seconds; `None` while any that counts is unknown.
 
     `gpu_lost` asks for how long one of its GPUs was lost and each other one idle or lost too, instead of all idle.
+    `apart` says that the evidence is of what one worker alone has done, of several that share a container.
     """
     known_s: list[float] = []
-    for _, without_s in _signs(job, evidence, now=now, gpu_lost=gpu_lost):
+    for _, without_s in _signs(job, evidence, now=now, gpu_lost=gpu_lost, apart=apart):
         if without_s is None:
             return None
         known_s.append(without_s)
@@ -457,13 +466,19 @@ def quiet_s(job: JobFile, evidence: ContainerEvidence | None, *, now: Stamp, gpu
 
 
 def _signs(
-    job: JobFile, evidence: ContainerEvidence | None, *, now: Stamp, gpu_lost: bool = False
+    job: JobFile,
+    evidence: ContainerEvidence | None,
+    *,
+    now: Stamp,
+    gpu_lost: bool = False,
+    apart: bool = False,
 ) -> Iterator[tuple[_Sign, float | None]]:
     """Each sign of life that counts, and for how long an attempt has been without it, seconds; `None` is unknown.
 
     The one definition of quiet, for the stall (A2 to A5) and for GPU health (A7). Beats count once there was one. All
     of it lies within one phase: what is life in one, such as the work of its processes, is none in another, and what
-    was life in the phase before does not show in the durations of this one.
+    was life in the phase before does not show in the durations of this one. Of a worker that is told `apart` I/O counts
+    in each: a container's page cache is part of its RAM, but of nobody's in it.
     """
     if job.beat is not None:
         yield _Sign.BEAT, job.beat.age_s(now)
@@ -473,6 +488,8 @@ def _signs(
     else:
         yield _Sign.GPU, evidence.gpu_lost_s if gpu_lost else evidence.gpu_idle_s
         yield _Sign.RAM, evidence.ram_still_s
+        if apart:
+            yield _Sign.IO, evidence.io_still_s
         if job.phase.counts_work:
             yield _Sign.WORK, evidence.work_still_s
 

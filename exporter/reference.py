@@ -88,6 +88,7 @@ ABSENT: Final[Mapping[str, str]] = {
     f"is unknown that counts, or {DEAD}",
     "gpuwarden_job_quiet_gpu_lost_seconds": f"{NO_JOB}, its class uses no GPU, or every GPU of its container is "
     f"measured; NaN while none of them is lost, any of these is unknown that counts, or {DEAD}",
+    "gpuwarden_job_quiet_apart_seconds": f"{NOT_SHARED}; NaN as `gpuwarden_job_quiet_seconds`",
     "gpuwarden_job_health_window_seconds": "as `gpuwarden_worker_info`; NaN where the worker runs no job, "
     f"while its class uses no GPU or it says that it is idle, or {DEAD}",
     "gpuwarden_job_health_grace_seconds": f"{NO_JOB}, its class uses no GPU, or {DEAD}",

@@ -51,11 +51,12 @@ PANELS: Final = (
     Panel(
         title="Quiet, and what is allowed",
         reads="For how long each job has shown no sign of life: no beat, its GPU idle, its RAM still, and in some "
-        "phases its work too. Dashed the silence it is allowed once it beats, and the window of GPU health. A gap is a "
-        "sign that is unknown.",
+        "phases its work too; `apart` by what its own worker does, of several in one container. Dashed the silence it "
+        "is allowed once it beats, and the window of GPU health. A gap is a sign that is unknown.",
         unit="s",
         queries=(
             Query(expr=each("min", SLOT, "gpuwarden_job_quiet_seconds"), legend=_BY_SLOT),
+            Query(expr=each("min", SLOT, "gpuwarden_job_quiet_apart_seconds"), legend=f"{_BY_SLOT} apart"),
             Query(expr=_STALL_TIMEOUT, legend=f"{_BY_SLOT} timeout", limit=True),
             Query(
                 expr=each("max", SLOT, "gpuwarden_job_health_window_seconds"), legend=f"{_BY_SLOT} window", limit=True

@@ -20,6 +20,8 @@ class _Row:
     key: tuple[str, str]
     job: JobFile
     place: ContainerEvidence | None
+    # What its worker alone has done; `None` of one that has its container to itself.
+    own: ContainerEvidence | None
     # A job whose worker is dead shows no life by any clock: what is wrong is that, and nothing else is accused of it.
     policed: bool
     elapsed_s: float | None
@@ -27,6 +29,7 @@ class _Row:
     # `None` of one that is not policed as well: no figure from before stands for a worker that has died since.
     quiet_s: float | None
     quiet_gpu_lost_s: float | None
+    quiet_apart_s: float | None
     heartbeat_age_s: float | None
     dead_s: float | None
 
@@ -69,15 +72,18 @@ def _row(
     key: tuple[str, str], sighting: WorkerSighting, job: JobFile, place: ContainerEvidence | None, snapshot: Snapshot
 ) -> _Row:
     now, policed = snapshot.taken, sighting.alive is not False
+    own = snapshot.apart.get(sighting.worker.worker)
     row = _Row(
         key=key,
         job=job,
         place=place,
+        own=own,
         policed=policed,
         elapsed_s=job.started.age_s(now),
         beat_age_s=job.beat.age_s(now) if job.beat else None,
         quiet_s=evidence.quiet_s(job, place, now=now) if policed else None,
         quiet_gpu_lost_s=None,
+        quiet_apart_s=evidence.quiet_s(job, own, now=now, apart=True) if policed and own else None,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
     )
@@ -245,6 +251,19 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         _SLOT,
         ((row.key, or_nan(row.quiet_gpu_lost_s)) for row in rows if row.may_have_lost_gpu),
         source="as `gpuwarden_job_quiet_seconds`, with `gpuwarden_container_gpu_lost_seconds` for its GPU",
+    )
+    yield gauge(
+        "gpuwarden_job_quiet_apart_seconds",
+        "For how long the attempt of a worker that shares its container has itself shown no sign of life in its phase: "
+        "as `gpuwarden_job_quiet_seconds`, but by what its worker does, and its I/O still in each phase.",
+        _SLOT,
+        (
+            *((row.key, or_nan(row.quiet_apart_s)) for row in rows if row.own),
+            *((key, math.nan) for key in waiting if key[0] in snapshot.apart),
+        ),
+        source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds`, "
+        "`gpuwarden_worker_gpu_idle_seconds`, `gpuwarden_worker_ram_still_seconds`, "
+        "`gpuwarden_worker_io_still_seconds` and, where it counts, `gpuwarden_worker_work_still_seconds`",
     )
 
 

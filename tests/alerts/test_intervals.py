@@ -47,9 +47,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     "GpuwardenSharedJobStalled": Wedge(
         grow=(
             ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_worker_gpu_idle_seconds", SLOT),
-            ("gpuwarden_worker_ram_still_seconds", SLOT),
-            ("gpuwarden_worker_io_still_seconds", SLOT),
+            ("gpuwarden_job_quiet_apart_seconds", SLOT),
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),

@@ -15,7 +15,7 @@ from deploy import parts
 from exporter import reference
 from tests.alerts.judging import run
 from tests.alerts.mutants import ALERTS, RULES
-from tests.alerts.test_intervals import JOB, LIMIT_S, SLOT, TENANT, WEDGES
+from tests.alerts.test_intervals import JOB, LIMIT_S, TENANT, WEDGES
 
 NAN: Final = {name for name, when in reference.ABSENT.items() if "NaN" in when}
 """The series that are told as NaN while they are unknown."""
@@ -24,10 +24,6 @@ BEFORE: Final = 4
 DOWN: Final = 2
 """So many scrapes, 15 s apart, before Prometheus is down, and so many that it misses."""
 
-PHASES: Final = {"GpuwardenSharedJobStalled": ("gpuwarden_worker_work_still_seconds", SLOT)}
-"""What else is asked in a save."""
-
-
 IDENTITIES: Final = (JOB[0], "gpuwarden_gang_rank_info", "gpuwarden_container_info", "gpuwarden_server_info")
 
 AS_IT_IS: Final = {
@@ -35,7 +31,6 @@ AS_IT_IS: Final = {
     "gpuwarden_exporter_info": "it is told by whoever answers",
     "gpuwarden_gang_ranks": "it is told with its rank",
     "gpuwarden_gang_rank_attempt": "likewise; and of a rank the highest attempt counts",
-    "gpuwarden_job_phase": "the newest of several counts",
     "gpuwarden_job_elapsed_seconds": "a repeat does not grow, and after the reboot that ends it all begins anew",
     "gpuwarden_worker_heartbeat_age_seconds": "likewise",
     "gpuwarden_job_health_grace_seconds": "it asks for more time, and is nothing without the window",
@@ -56,8 +51,6 @@ def operands() -> Iterator[tuple[str, str]]:
     """Each condition that compares durations, with each series of those that it compares."""
     for alert, wedge in WEDGES.items():
         names = [name for name, *_ in (*wedge.grow, *wedge.stay)]
-        if alert in PHASES:
-            names.append(PHASES[alert][0])
         yield from ((alert, name) for name in names if name in NAN)
     yield from (("GpuwardenVramVictim", name) for name, *_ in VRAM if name in NAN)
 
@@ -81,8 +74,6 @@ def scene(alert: str, unknown: str, afterwards: str) -> dict[str, Any]:
     told = list(VRAM)
     if alert in WEDGES:
         told = [*((*each, long_s) for each in WEDGES[alert].grow), *WEDGES[alert].stay]
-    if alert in PHASES:
-        told += [(*PHASES[alert], long_s), ("gpuwarden_job_phase", SLOT + ', phase="save"', 1.0)]
     series = []
     for name, labels, value in told:
         before, after = (f"{value:g}x{BEFORE - 1}", f"{value:g}x9")

@@ -37,7 +37,6 @@ FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
 
 CAUGHT: Final = {
     "shared: GpuwardenSharedJobStalled: <= -> >=": "hangs while another worker of its container takes",
-    "shared: GpuwardenSharedJobStalled: <= -> >=, at its place 2": "decodes for ten minutes while another worker",
     "stall: quiet is not looked at": "takes twenty minutes for one step, its",
     "health: quiet is not looked at": "steps for twenty minutes at 4 %",
     "stall: it waits a minute": "is alone on its host and wedges",
@@ -71,6 +70,9 @@ OVERLOOKED: Final = (
     ("WORK", "evaluates on the CPU alone for twelve minutes"),
     ("WORK", "saves its result over a slow network"),
     ("WORK", "loads for twelve minutes from a warm page cache"),
+    ("GPU", "takes twenty minutes for one step in a child of it while another"),
+    ("RAM", "decodes for ten minutes while another worker"),
+    ("WORK", "evaluates on the CPU for ten minutes while another worker"),
 )
 """Signs of life without which a job might be taken for quiet, each with a scenario that tells."""
 

@@ -142,7 +142,7 @@ def a_snapshot() -> Snapshot:
         returning_bytes={"GPU-0": 1},
         gpu_lost_s={"GPU-0": 0.0},
         dead_after_s=30.0,
-        dead_s={"w2": 1.0},
+        dead_s={"w2": 30.0},
         cpu_still_s={42: 1.0},
         apart={"w1": evidence},
     )

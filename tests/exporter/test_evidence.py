@@ -1,7 +1,7 @@
 """From samples to durations: what is idle, what is still, and for how long that is known."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import example, given
@@ -1197,46 +1197,52 @@ WORK = ("io_still_s", "fault_still_s", "cpu_still_s")
 IN_WORK = (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
 
 
+QUIET_OF: Final[dict[str, dict[str, bool]]] = {"idle": {}, "lost": {"gpu_lost": True}, "apart": {"apart": True}}
+"""Of whom it is asked: of a job with its GPU idle or lost, or of one alone of those that share a container."""
+
+
 def quiet(
-    phase: Phase = Phase.STEP, *, gpu_lost: bool = False, place: dict[str, Any] | None = None, **job: Any
+    phase: Phase = Phase.STEP, *, of: str = "idle", place: dict[str, Any] | None = None, **job: Any
 ) -> float | None:
     """For how long it was quiet that beat 600 s ago and entered its phase 700 s ago, but for what is said."""
     given = build.job_file(**{"phase": phase, "beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
-    return evidence.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), gpu_lost=gpu_lost)
+    return evidence.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), **QUIET_OF[of])
 
 
 @pytest.mark.behaviour("A5")
 @pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
-def test_quiet_lasts_for_as_long_as_the_sign_of_life_that_was_there_last(phase: Phase, gpu_lost: bool) -> None:
-    gpu, other = ("gpu_lost_s", "gpu_idle_s") if gpu_lost else ("gpu_idle_s", "gpu_lost_s")
-    counts = (gpu, "ram_still_s", *(WORK if phase in IN_WORK else ()))
+@pytest.mark.parametrize("of", QUIET_OF)
+def test_quiet_lasts_for_as_long_as_the_sign_of_life_that_was_there_last(phase: Phase, of: str) -> None:
+    gpu, other = ("gpu_lost_s", "gpu_idle_s") if of == "lost" else ("gpu_idle_s", "gpu_lost_s")
+    # The page cache is its container's as a whole: of one worker of several its I/O stands for it.
+    always = ("io_still_s",) if of == "apart" else ()
+    counts = (gpu, "ram_still_s", *(WORK if phase in IN_WORK else always))
 
-    whole_s = quiet(phase, gpu_lost=gpu_lost)
+    whole_s = quiet(phase, of=of)
 
     assert whole_s == QUIET[gpu]
-    assert [quiet(phase, gpu_lost=gpu_lost, place={each: 119.9}) for each in counts] == [119.9] * len(counts)
-    assert [quiet(phase, gpu_lost=gpu_lost, place={each: None}) for each in counts] == [None] * len(counts)
-    assert quiet(phase, gpu_lost=gpu_lost, beat=build.ago(119.5)) == 119.5
-    assert quiet(phase, gpu_lost=gpu_lost, phase_started=build.ago(119.5)) == 119.5
+    assert [quiet(phase, of=of, place={each: 119.9}) for each in counts] == [119.9] * len(counts)
+    assert [quiet(phase, of=of, place={each: None}) for each in counts] == [None] * len(counts)
+    assert quiet(phase, of=of, beat=build.ago(119.5)) == 119.5
+    assert quiet(phase, of=of, phase_started=build.ago(119.5)) == 119.5
     for each in {other, *WORK} - {*counts}:
-        assert [quiet(phase, gpu_lost=gpu_lost, place={each: for_s}) for for_s in (0.0, None)] == [whole_s] * 2
+        assert [quiet(phase, of=of, place={each: for_s}) for for_s in (0.0, None)] == [whole_s] * 2
 
 
-@pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
-def test_a_beat_counts_once_there_was_one_and_one_before_a_reboot_is_of_no_known_age(gpu_lost: bool) -> None:
+@pytest.mark.parametrize("of", QUIET_OF)
+def test_a_beat_counts_once_there_was_one_and_one_before_a_reboot_is_of_no_known_age(of: str) -> None:
     before = build.ago(600.0, boot_id="before")
 
-    assert quiet(gpu_lost=gpu_lost, beat=None) == quiet(gpu_lost=gpu_lost)
-    assert quiet(gpu_lost=gpu_lost, beat=before) is None
-    assert quiet(gpu_lost=gpu_lost, beat=None, phase_started=before) is None
+    assert quiet(of=of, beat=None) == quiet(of=of)
+    assert quiet(of=of, beat=before) is None
+    assert quiet(of=of, beat=None, phase_started=before) is None
 
 
-@pytest.mark.parametrize("gpu_lost", [False, True], ids=["idle", "lost"])
-def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(gpu_lost: bool) -> None:
+@pytest.mark.parametrize("of", QUIET_OF)
+def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(of: str) -> None:
     job = build.job_file(beat=None, phase_started=build.ago(700.0))
 
-    assert evidence.quiet_s(job, None, now=build.ago(0), gpu_lost=gpu_lost) is None
+    assert evidence.quiet_s(job, None, now=build.ago(0), **QUIET_OF[of]) is None
 
 
 @given(

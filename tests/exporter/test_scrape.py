@@ -421,6 +421,55 @@ def test_each_worker_of_a_container_is_quiet_by_its_own_beat_and_phase() -> None
     assert values(text, "gpuwarden_job_quiet_seconds", worker="w1") == [5.0]
 
 
+def quiet_apart_of(own: dict[str, Any] | None, its: dict[str, Any] | None = None, **worker: Any) -> list[float | None]:
+    """For how long a job of w0 was quiet itself, in a container that is not; empty where that is not told.
+
+    `own` is what its worker alone has done; `None` where no other shares its container.
+    """
+    seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
+    busy = build.evidence(gpu_idle_s=0.0, ram_still_s=0.0, io_still_s=0.0, fault_still_s=0.0, cpu_still_s=0.0)
+    apart = {} if own is None else {"w0": build.evidence(**OWN_QUIET | own)}
+    text = golden.scraped(build.snapshot(seen, containers=(busy,), apart=apart))
+    return told(text, "gpuwarden_job_quiet_apart_seconds", worker="w0", container="worker-0")
+
+
+OWN_QUIET = {
+    "gpu_idle_s": 400.0,
+    "ram_still_s": 510.0,
+    "io_still_s": 520.0,
+    "fault_still_s": 530.0,
+    "cpu_still_s": 540.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "its", "found"),
+    [
+        pytest.param({}, {}, [400.0], id="whatever its container does"),
+        pytest.param({"gpu_idle_s": 0.0}, {}, [0.0], id="a measured nothing is 0"),
+        pytest.param({"io_still_s": 5.0}, {}, [5.0], id="it reads or writes"),
+        pytest.param({"cpu_still_s": 5.0}, {}, [400.0], id="it computes in its steps"),
+        pytest.param({"cpu_still_s": 5.0}, {"phase": Phase.EVAL}, [5.0], id="it computes in an evaluation"),
+        pytest.param({}, {"beat": build.ago(7)}, [7.0], id="it beats"),
+        pytest.param({"io_still_s": None}, {}, [None], id="its I/O is unknown"),
+        pytest.param(
+            {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, {}, [None],
+            id="a lost GPU is none that it has left idle",
+        ),
+        pytest.param(None, {}, [], id="it shares its container with nobody"),
+    ],
+)  # fmt: skip
+def test_for_how_long_one_of_several_workers_was_quiet_itself_is_told_and_is_nan_while_it_is_unknown(
+    own: dict[str, Any] | None, its: dict[str, Any], found: list[float | None]
+) -> None:
+    assert quiet_apart_of(own, its) == found
+
+
+def test_no_quiet_of_its_own_from_before_stands_for_one_of_several_that_is_dead_or_waits_for_a_job() -> None:
+    assert [quiet_apart_of({}, alive=alive) for alive in (True, None, False)] == [[400.0], [400.0], [None]]
+    assert (quiet_apart_of({}, job=None), quiet_apart_of(None, job=None)) == ([None], [])
+
+
 UNBEATEN = {"beat": None, "started": build.ago(900), "phase_started": build.ago(900)}
 LOST = {"gpu_idle_s": None, "gpu_unknown": UNREAD}
 
