@@ -266,7 +266,10 @@ def test_a_read_of_no_gpus_own_that_hangs_makes_those_gpus_unknown_and_nothing_e
         assert 'gpuwarden_collector_success{collector="sampler"} 1.0' in text
         assert 'gpuwarden_gpu_info{attribution="process",gpu="GPU-0"' in text
         gone = series(before) - series(text)
-        of_its_worker = {f'gpuwarden_container_gpu_{what}_seconds{{container="w1"}}' for what in ("idle", "pegged")}
+        of_its_worker = {
+            f'gpuwarden_container_{what}_seconds{{container="w1"}}'
+            for what in ("gpu_idle", "gpu_pegged", "gpu_not_seen_busy", "unmoved")
+        }
         assert {each for each in gone if "GPU-18b70c33a1b2c3d4" not in each} == of_its_worker
         assert {each.partition("{")[0] for each in gone} >= {"gpuwarden_gpu_info", "gpuwarden_gpu_utilization_ratio",
             "gpuwarden_container_gpu_utilization_ratio", "gpuwarden_container_gpu_memory_bytes"}  # fmt: skip
