@@ -838,9 +838,9 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
 def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | str | None]]:
     """What Prometheus has of each series at each scrape: a figure, `stale` where it has just vanished, or nothing.
 
-    Only those of the wanted names: the others decide nothing. And its own `up` of each host, which it names whether it
-    is heard of or not. A Prometheus that is stopped marks nothing as vanished,
-    nor does one that starts: what is gone meanwhile it goes on to tell, for five minutes.
+    Only those of the wanted names: the others decide nothing. Its own `up` is there of each host, heard of or not. A
+    Prometheus that is stopped marks nothing as vanished, nor does one that starts: what is gone meanwhile it goes on to
+    tell, for five minutes.
     """
     hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs} | set(scenario.hosts))]
     scrapes = scenario.plays_s // scenario.scrape_s + 1
@@ -857,7 +857,8 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
         if rest:
             continue
         now = {key: value for host in hosts for key, value in host.scraped(second, wanted, hosts).items()}
-        now |= {("up", (("host", host.name),)): float(host.answers(second)) for host in hosts}
+        if "up" in wanted:
+            now |= {("up", (("host", host.name),)): float(host.answers(second)) for host in hosts}
         for key, value in now.items():
             found.setdefault(key, [None] * scrapes)[number] = value
         for key in there - now.keys():

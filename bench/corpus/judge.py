@@ -41,7 +41,7 @@ NAMELESS: Final = ("wrangle", "GpuwardenServerSilent")
 JOBS: Final = (Trip.STALL, Trip.GANG, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
 """What goes wrong with jobs, rather than with servers, tenants or hosts."""
 
-_METRIC = re.compile(r"\bgpuwarden_[a-z0-9_]+\b")
+_METRIC = re.compile(r"\b(?:gpuwarden_[a-z0-9_]+|up)\b")
 _ANSWER = re.compile(r'expr: "[^\n]*# (\d+)", time: [^\n]*\n\s*exp: ?[^\n]*\n\s*got: ?([^\n]*)')
 _BROKEN = re.compile(r"rule: \S+, time: .*err: .*")
 _SAMPLE = re.compile(r"\{((?:[^}\"]|\"(?:[^\"\\]|\\.)*\")*)\} ([-+0-9.E]+)")

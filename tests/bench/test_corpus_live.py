@@ -54,4 +54,4 @@ def test_promtool_tells_the_same() -> None:
 
 
 def test_a_broken_rule_is_told(played: Mapping[str, Played]) -> None:
-    assert played[BROKEN].wrong() == ["nothing acts on w, which is due at 30s"]
+    assert played[BROKEN].wrong() == ["nothing acts on w, which is due at 49s"]
