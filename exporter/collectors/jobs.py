@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -20,6 +20,8 @@ class _Row:
     key: tuple[str, str]
     job: JobFile
     place: ContainerEvidence | None
+    # Where each GPU is measured none is lost, and its idleness contradicts what was told of a lost one before.
+    may_have_lost_gpu: bool
     # What its worker alone has done; `None` of one that has its container to itself.
     own: ContainerEvidence | None
     # A job whose worker is dead shows no life by any clock: what is wrong is that, and nothing else is accused of it.
@@ -36,11 +38,6 @@ class _Row:
     @property
     def pauses(self) -> Pauses:
         return self.place.pauses if self.place else ()
-
-    @property
-    def may_have_lost_gpu(self) -> bool:
-        """Where each GPU is measured none is lost, and its idleness contradicts what was told of a lost one before."""
-        return self.job.job_class.uses_gpu and (self.place is None or self.place.gpu_idle_s is None)
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -73,23 +70,23 @@ def _row(
 ) -> _Row:
     now, policed = snapshot.taken, sighting.alive is not False
     own = snapshot.apart.get(sighting.worker.worker)
-    row = _Row(
+    may_have_lost_gpu = job.job_class.uses_gpu and (place is None or place.gpu_idle_s is None)
+    lost = policed and may_have_lost_gpu
+    return _Row(
         key=key,
         job=job,
         place=place,
+        may_have_lost_gpu=may_have_lost_gpu,
         own=own,
         policed=policed,
         elapsed_s=job.started.age_s(now),
         beat_age_s=job.beat.age_s(now) if job.beat else None,
         quiet_s=evidence.quiet_s(job, place, now=now) if policed else None,
-        quiet_gpu_lost_s=None,
+        quiet_gpu_lost_s=evidence.quiet_s(job, place, now=now, gpu_lost=True) if lost else None,
         quiet_apart_s=evidence.quiet_s(job, own, now=now, apart=True) if policed and own else None,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
     )
-    if not policed or not row.may_have_lost_gpu:
-        return row
-    return replace(row, quiet_gpu_lost_s=evidence.quiet_s(job, place, now=now, gpu_lost=True))
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
