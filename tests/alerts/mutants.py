@@ -1278,8 +1278,8 @@ NODE_MUTANTS: Final = [
         TOLD,
         (
             "who was told lost once is told for good",
-            "              == on (host)\n            last",
-            "              and on (host)\n            last",
+            TOLD,
+            TOLD.replace("== on (host)\n", "and on (host)\n"),
         ),
         (
             "who fell silent before another was told lost is told of with it",
@@ -1808,6 +1808,11 @@ FAULTS_MUTANTS: Final = [
 
 _INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
 _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
+_MISSED: Final = "gpuwarden:host_missed:timestamp_seconds"
+_UNKNOWN: Final = "gpuwarden_gpu_unknown_samples_total{%s}"
+_WATCHED: Final = 'figure=~"gpu|utilization|memory|processes|process_utilization", '
+_TOLD: Final = 'reason!~"not_supported|not_told|asleep|hung"'
+_NOT_ASKED: Final = ("not_supported|", "not_told|", "asleep|", "|hung")
 _NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
 _NO_TIMESTAMP: Final = "what has vanished has no timestamp either"
 _SINGLE: Final = "each of its groups has one series"
@@ -1944,6 +1949,15 @@ EQUIVALENT: Final[dict[str, str]] = {
     'node: GpuwardenNodeLost: up{host!=""} -> up{}': "there is no host without a name",
     f"node: GpuwardenNodeLost: {_HEARD} -> last_over_time({_HEARD}[5m]), at its place 2": "who is not known any "
     "more is not lost",
+    **{
+        f"node: gpuwarden:host_told:timestamp_seconds: {change}": why
+        for change, why in (
+            (f"{_MISSED} -> last_over_time({_MISSED}[5m])", "who is missed no more is not counted anyway"),
+            (f"{_MISSED} -> last_over_time({_MISSED}[5m]), at its place 3", "who is missed is so now"),
+            *((f"1h -> 7200s{place}", "nobody is missed for longer") for place in ("", ", at its place 2")),
+            *((f"75 -> {other}", _ON_THE_GRID) for other in (74, 76)),
+        )
+    },
     "faults: GpuwardenGpuMissing: max -> min": _INFO_IS_1,
     **{
         f"faults: {its}: {change}, at its place {place}": _ONLY_THERE
@@ -1958,6 +1972,12 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"faults: GpuwardenGpuEccUncorrected: {_UNCORRECTED} -> {_OF_EITHER}, at its place {place}": _ALIKE
         for place in (6, 7, 11, 12)
+    },
+    **{
+        f"faults: GpuwardenGpuUnmeasured: {_UNKNOWN % (_WATCHED + _TOLD)} -> {_UNKNOWN % wider}{place}": "what one "
+        "of two operands has alone is divided by nothing, or divides nothing"
+        for wider in (_WATCHED.rstrip(", "), _TOLD, *(_WATCHED + _TOLD.replace(each, "") for each in _NOT_ASKED))
+        for place in ("", ", at its place 2")
     },
     **{
         f"gang: GpuwardenGangStuck: {change}": why
