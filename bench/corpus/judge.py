@@ -29,7 +29,7 @@ PEOPLE: Final = "people"
 TIMEOUT_S: Final = 1800
 """For one run of promtool, which ends one that hangs. All scenarios take minutes on a machine with other work to do."""
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-HOST_LABELS: Final = ("host", "worker_host", "gang")
+HOST_LABELS: Final = ("host", "worker_host", "nodename", "gang")
 """The labels whose values are those of one scenario among all that are played beside each other."""
 SAMPLES_MAX: Final = 8_000
 UNHEARD_S: Final = 60

@@ -283,11 +283,12 @@ def _lay_down_history(work: Path, data: Path, hosts: int, *, every_s: int) -> No
     """An hour of scrapes of the series that `alerts/node.rules.yaml` looks back on, by promtool."""
     text = work / "history"
     now_s = int(time.time())
-    labels = f'job="gpuwarden-exporter",nodename="a",version="{__version__}"'
+    labels = f'job="gpuwarden-exporter",version="{__version__}"'
     with text.open("w", encoding="utf-8") as lines:
         lines.write("# TYPE gpuwarden_exporter_info gauge\n")
         for number in range(hosts):
-            series = f'gpuwarden_exporter_info{{host="h{number}",instance="h{number}",{labels}}} 1 '
+            its = f'host="h{number}",instance="h{number}",nodename="h{number}"'
+            series = f"gpuwarden_exporter_info{{{its},{labels}}} 1 "
             lines.writelines(f"{series}{at_s}\n" for at_s in range(now_s - HISTORY_S, now_s - every_s, every_s))
         lines.write("# EOF\n")
     command = [str(parts.find("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]

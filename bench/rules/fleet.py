@@ -56,6 +56,7 @@ FIGURES: Final = GpuFigures(
 
 _LINE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)")
 _GPU: Final = re.compile(r"GPU-(\d)")
+_HOST: Final = "a"
 
 GANG: Final = "g"
 """What the gang is called on the page that is taken."""
@@ -117,7 +118,8 @@ class Fleet:
         gpus = self._gpus.setdefault(
             number, [f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{number}.{gpu}')}" for gpu in range(WORKERS)]
         )
-        return _GPU.sub(lambda found: gpus[int(found[1])], "".join(out)).encode()
+        told = "".join(out).replace(f'nodename="{_HOST}"', f'nodename="h{number}"')
+        return _GPU.sub(lambda found: gpus[int(found[1])], told).encode()
 
     def remediator_page(self) -> bytes:
         """What the rules read of a host's remediator: it has nothing to tell."""
@@ -135,7 +137,7 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     looked = replace(snapshot, gpus=gpus)
     of_the_host = [family for collector in COLLECTORS.values() for family in collector(looked)]
     # Ages are as of when it was taken; how the exporter itself does is told of one that has just looked.
-    whole = SnapshotCollector(lambda: replace(looked, taken=clock.stamp()), host="a", thresholds=Thresholds())
+    whole = SnapshotCollector(lambda: replace(looked, taken=clock.stamp()), host=_HOST, thresholds=Thresholds())
     of_itself = [family for family in whole.collect() if family.name not in {each.name for each in of_the_host}]
     for line in Renderer().render([*of_the_host, *of_itself], openmetrics=False).decode().splitlines():
         found = None if line.startswith("#") else _LINE.fullmatch(line)

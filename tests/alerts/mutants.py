@@ -1823,6 +1823,7 @@ _HOLDS_ITSELF: Final = (
 _ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
 _ALIKE: Final = "it is matched, by all labels, with what is of one error only"
 _SPINNING: Final = "gpuwarden_gang_rank_spinning_seconds"
+_INFOS: Final = '{__name__=~"gpuwarden_(exporter|remediator)_info"}'
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 _HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
@@ -2005,6 +2006,12 @@ EQUIVALENT: Final[dict[str, str]] = {
     "telemetry: GpuwardenWorkerUnseen: max -> min": _INFO_IS_1,
     "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
     "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
+    "telemetry: GpuwardenHostMisnamed: max -> min": _INFO_IS_1,
+    "telemetry: GpuwardenHostMisnamed: max -> min, at its place 2": _ONLY_THERE,
+    "telemetry: GpuwardenHostMisnamed: by (nodename) -> by (nodename, instance)": _ONLY_THERE,
+    f"telemetry: GpuwardenHostMisnamed: {_INFOS} -> last_over_time({_INFOS}[5m])": (
+        "who is told of lately and not now is on neither side, and it names each by one name alone"
+    ),
     **{
         f"steps: GpuwardenJobSlowed: {change}": why
         for change, why in (

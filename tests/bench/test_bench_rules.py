@@ -15,6 +15,12 @@ from deploy.shipped import rules
 SHORT = Load(hosts=(2,), interval_s=1, settles_s=2.0, watched_s=3.0, churn_turnover_s=3.0, churn_s=6.0)
 
 
+def test_a_host_tells_the_name_that_it_is_scraped_under(fleet: Fleet) -> None:
+    told = re.findall(r'nodename="([^"]*)"', fleet.page(7, now_s=0.0).decode())
+
+    assert told == ["h7"], "else GpuwardenHostMisnamed fires for each of them, and its cost is no part of health"
+
+
 def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Path) -> None:
     found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), SHORT)}
 
