@@ -189,6 +189,7 @@ UNPLAYED: Final = {
         "what a driver tells of its GPU beside who uses it: people are told, whatever runs there",
     ),
     "gpuwarden_container_gpu_memory_budget_invalid": "a label that cannot be read: whoever has it has no budget here",
+    "gpuwarden_statefiles_invalid": "files that no worker of ours writes",
     "gpuwarden_queue_host_worker_info": "a worker whose files cannot be read, of which nothing here is known",
     **dict.fromkeys(
         (
