@@ -87,10 +87,9 @@ class Played:
 
     def wrong(self) -> list[str]:
         """What our rules did otherwise than the scenario wants, a sentence each."""
-        return [
-            *_wrong(self.scenario, [each for each in self.fired if each.policy == OURS]),
-            *_wrongly_told(self.scenario, [each for each in self.fired if each.policy == PEOPLE]),
-        ]
+        ours = [each for each in self.fired if each.policy == OURS]
+        people = [each for each in self.fired if each.policy == PEOPLE]
+        return [*_wrong(self.scenario, ours), *_wrongly_told(self.scenario, people, _first(ours))]
 
     def judgement(self, policy: str) -> Judgement:
         """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
@@ -351,13 +350,14 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
             yield from _wrongly_named(scenario, [one for one in fired if (one.of, one.at_s) == (of, at_s)])
 
 
-def _wrongly_told(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
+def _wrongly_told(scenario: Scenario, fired: Sequence[Fired], acted: Mapping[str, Fired]) -> Iterator[str]:
+    """What people are told of somebody after he was `acted` on is of the same wedge."""
     first: dict[tuple[str, str], Fired] = {}
     for each in sorted(fired, key=lambda each: each.at_s):
         first.setdefault((each.alert, each.of), each)
     wanted = {(each.alert, each.of): each for each in scenario.told}
     for whose, each in first.items():
-        if whose not in wanted:
+        if whose not in wanted and (each.of not in acted or each.at_s <= acted[each.of].at_s):
             yield f"{each.alert} tells of {each.of} at {each.at_s}s, of which nothing is to be told"
     for whose, told in wanted.items():
         found = first.get(whose)

@@ -668,6 +668,24 @@ def test_people_are_told_of_a_server_by_its_container() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("later_s", "said"),
+    [
+        pytest.param(30, [], id="of the same wedge"),
+        pytest.param(0, ["GpuwardenServerSilent tells of llm at 420s, of which nothing is to be told"], id="by then"),
+    ],
+)
+def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, said: list[str]) -> None:
+    one = named("stops answering with its GPU idle")
+    acts = Fired(
+        policy=judge.OURS, alert="Server", remedy="restart_container", trip="server", of="llm", at_s=420,
+        named={"incarnation": "llm@0"},
+    )  # fmt: skip
+    tells = Fired(policy=judge.PEOPLE, alert="GpuwardenServerSilent", remedy="", trip="", of="llm", at_s=420 + later_s)
+
+    assert Played(scenario=one, fired=(acts, tells)).wrong() == said
+
+
 def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
     one = named("wedges on two hosts")
 
