@@ -639,16 +639,23 @@ class ContainerHistory:
 
     `gpus` are its GPUs, by UUID, at the last look at which any was known; `there` each that was seen there while it was
     its own. `kind` is the container's, once it was seen. `pauses` are those that another exporter saw of it before.
-    `asks` says whether there is any source of GPUs on this host: where none is, none fails.
+    `asks` says whether there is any source of GPUs on this host: where none is, none fails. It was `found` where it ran
+    already as the exporter began to look: what it was given by name it is then taken to have had.
     """
 
     def __init__(
-        self, thresholds: Thresholds, pauses: Sequence[tuple[float, float]] = (), *, asks: bool = True
+        self,
+        thresholds: Thresholds,
+        pauses: Sequence[tuple[float, float]] = (),
+        *,
+        asks: bool = True,
+        found: bool = False,
     ) -> None:
         self.gpus: tuple[str, ...] = ()
         self.there: frozenset[str] = frozenset()
         self.kind = ""
         self._thresholds = thresholds
+        self._found = found
         self._used: tuple[_Inputs, GpuUse] | None = None
         self._last_s: float | None = None
         self._idle_since_s: float | None = None
@@ -717,8 +724,8 @@ class ContainerHistory:
     ) -> ContainerEvidence:
         """Take in one sample and return the evidence as it stands now.
 
-        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have. `frozen_s` is when
-        the kernel said at this look that all of it is frozen; `None` where it is not, or nobody asked.
+        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have, or was found with.
+        `frozen_s` is when the kernel said at this look that all of it is frozen; `None` where it is not, or unasked.
         """
         if frozen_s is not None or self._frozen_s is not None:
             self._pause(frozen_s)
@@ -726,7 +733,8 @@ class ContainerHistory:
             self.gpus = gpu.gpus
         if not self.there.issuperset(gpu.there):
             self.there = self.there.union(gpu.there)
-        lost = self.there.intersection(lost) if lost else ()
+        if lost:  # who was given every GPU has none among its own that was lost before
+            lost = (self.there.union(gpu.gpus) if self._found else self.there).intersection(lost)
         self.kind = container.kind
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s

@@ -145,6 +145,7 @@ class Sampler:
         self._interval_s = interval_s
         self._histories: dict[str, ContainerHistory] = {}
         self._apart_histories: dict[_Own, ContainerHistory] = {}
+        self._listed: frozenset[str] = frozenset()  # kinds of containers that were told of at some look before
         self._told_apart: set[_Own] = set()
         self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
         self._gpu_history = GpuHistory(thresholds)
@@ -239,6 +240,7 @@ class Sampler:
             for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
+        self._listed = self._listed.union({*listings, *evidence.OUTSIDE} - silent)
         if self._pauses is not None:
             keep = self._pauses.keep
             self._ask("paused", lambda: keep(found, now_s=now.boottime_s), health)
@@ -471,6 +473,10 @@ class Sampler:
         self._all_placed = self._all_placed and None not in within.values()
         return within
 
+    def _new_history(self, container: Container, pauses: Sequence[tuple[float, float]] = ()) -> ContainerHistory:
+        found = container.kind not in self._listed
+        return ContainerHistory(self._thresholds, pauses, asks=bool(self._gpus), found=found)
+
     def _look_at(
         self,
         container: Container,
@@ -487,7 +493,7 @@ class Sampler:
         history = self._histories.get(container.incarnation)
         if history is None:
             before = () if self._pauses is None else self._pauses.of(container.incarnation)
-            history = ContainerHistory(self._thresholds, before, asks=bool(self._gpus))
+            history = self._new_history(container, before)
             self._histories[container.incarnation] = history
         use, now_s = history.use(container, pids, gpus), now.boottime_s
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
@@ -542,7 +548,7 @@ class Sampler:
                 continue
             key = _Own(container.incarnation, name, each.worker.incarnation, pid)
             if key not in self._apart_histories:
-                self._apart_histories[key] = ContainerHistory(self._thresholds, asks=bool(self._gpus))
+                self._apart_histories[key] = self._new_history(container)
             self._told_apart.add(key)
             use = evidence.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))

@@ -664,7 +664,9 @@ class Host:
         history = self._containers.get(container.incarnation)
         if history is None:
             before = () if self._pauses is None else self._pauses.of(container.incarnation)
-            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, before)
+            history = self._containers[container.incarnation] = ContainerHistory(
+                self._thresholds, before, found=self._snapshot is None
+            )
         use = history.use(container, pids, gpus)
         work = evidence.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
@@ -711,7 +713,9 @@ class Host:
         members = []
         for name, pids in apart.own(born.keys(), born, workers, first=container.pid).items():
             key = (container.incarnation, name, workers[name])
-            own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(self._thresholds)
+            own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(
+                self._thresholds, found=self._snapshot is None
+            )
             use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=own, pids=pids, use=use))
         return members

@@ -420,11 +420,16 @@ def test_who_was_on_nothing_but_lost_gpus_has_not_lost_all_where_it_may_be_on_an
     assert (lost_s(True, AMD_UNLISTED), lost_s(False, AMD_IDLE)) == (None, None)
 
 
-def after(before: tuple[Gpu, ...], *looks: Look, request: tuple[str, ...], **container: Any) -> ContainerEvidence:
-    """What is told of a container whose exporter has seen these GPUs before it started, after a look a second."""
+def after(
+    before: tuple[Gpu, ...], *looks: Look, request: tuple[str, ...], found: bool = False, **container: Any
+) -> ContainerEvidence:
+    """What is told of a container whose exporter has seen these GPUs before it started, after a look a second.
+
+    Or before the exporter saw it, where it was `found` running.
+    """
     place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
     losses.observe(build.gpus(*before), now_s=0.0)
-    history = ContainerHistory(THRESHOLDS)
+    history = ContainerHistory(THRESHOLDS, found=found)
     for now_s, look in enumerate(looks, start=1):
         lost, readings = losses.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=float(now_s))
         use = gpu_use(place, frozenset({1}), readings, THRESHOLDS, history.gpus, history.there)
@@ -457,6 +462,21 @@ def test_a_lost_gpu_that_it_was_given_by_name_and_never_seen_with_is_unknown_and
     assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0", "GPU-1"), (), None)
     assert found.gpu_unknown is not None
     assert found.gpu_unknown.reason == "not_listed"
+
+
+@pytest.mark.parametrize("name", ["1", "GPU-1"])
+def test_but_who_was_found_running_has_lost_what_it_was_given_by_name(name: str) -> None:
+    found = after(BOTH, (FIRST, LOST), (FIRST, LOST), (FIRST, LOST), request=("0", name), found=True)
+
+    assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0", "GPU-1"), ("GPU-1",), 2.0)
+    assert found.gpu_idle_s is None, "unknown, and not idle"
+
+
+@pytest.mark.parametrize("look", [(FIRST, LOST), (FIRST,)], ids=["called so", "gone"])
+def test_who_was_found_running_with_every_gpu_is_judged_by_the_rest(look: tuple[Gpu, ...]) -> None:
+    found = after(BOTH, look, look, request=("all",), found=True)
+
+    assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0",), (), None)
 
 
 def test_who_was_given_every_gpu_where_each_was_lost_before_has_nothing_to_be_judged_by() -> None:

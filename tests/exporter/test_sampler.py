@@ -473,6 +473,28 @@ def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and
     assert snapshot.unknown["worker-0", "gpu", "gpu_missing"] == 1
 
 
+def test_who_ran_as_its_engine_first_answered_has_lost_the_gpu_that_it_was_given_and_who_began_later_has_not(
+    house: Path,
+) -> None:
+    lost = replace(build.gpu(0), utilization_ratio=None, processes=None, lost=True)
+    ran = build.container(pid=os.getpid(), gpu_request=("0",))
+    docker = Docker(ran, error=GpuwardenError("is being started"))
+    look = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(lost))
+    assert look.sample().containers == ()
+
+    docker.error = None
+    look.sample()
+    later = replace(ran, id="later", name="later", incarnation="later", pid=os.getppid())
+    docker.listing = replace(docker.listing, containers={ran.id: ran, later.id: later})
+    look.sample()
+
+    lost_s = {each.container.id: each.gpu_lost_s for each in look.sample().containers}
+
+    assert lost_s.keys() == {ran.id, later.id}
+    assert lost_s[ran.id]
+    assert lost_s[later.id] is None
+
+
 @pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA's driver is there", "nothing of NVIDIA's"])
 def test_a_gpu_of_another_vendor_stands_for_nvidias_nowhere(
     nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path
