@@ -1832,6 +1832,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         (
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
             "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 2",
+            "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 3",
             "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 6",
         ),
         "it is asked whether it is a number, and none of these is less than 0",
