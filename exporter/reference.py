@@ -77,9 +77,9 @@ ABSENT: Final[Mapping[str, str]] = {
     f"{STEPS_MIN} steps, or, in another phase than `step` for which it asked no patience, has been there fewer than "
     f"{STAYS_MIN} times before, however many steps it has done",
     "gpuwarden_job_stuck_still_seconds": "absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
-    "gpuwarden_gang_rank_info": NO_RANK,
     "gpuwarden_gang_rank_attempt": NO_RANK,
-    "gpuwarden_gang_ranks": NO_RANK,
+    "gpuwarden_gang_rank_overdue_attempt": f"{NO_RANK}, or it has not been spinning for so long",
+    "gpuwarden_gang_overdue_ranks": "as `gpuwarden_gang_rank_overdue_attempt`",
     "gpuwarden_gang_rank_spinning_seconds": f"{NO_RANK}; NaN while it is not armed yet, or its GPU, RAM, I/O or faults "
     "are unknown",
     "gpuwarden_gang_rank_stuck_after_seconds": f"{NO_RANK}; NaN as `gpuwarden_job_stuck_after_seconds`",

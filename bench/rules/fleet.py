@@ -61,7 +61,6 @@ _HOST: Final = "a"
 GANG: Final = "g"
 """What the gang is called on the page that is taken."""
 
-_OF_THE_GANG: Final = ("gpuwarden_gang_rank_attempt", "gpuwarden_gang_ranks")
 _OF_THE_JOB: Final = {
     "gpuwarden_job_elapsed_seconds": "elapsed",
     "gpuwarden_job_phase_age_seconds": "phase",
@@ -154,9 +153,7 @@ def _kind(name: str, value: float) -> str:
         return _OF_THE_JOB[name]
     if name == "gpuwarden_job_id":
         return "id"
-    if name == "gpuwarden_gang_rank_info":
-        return "info"
-    if name in _OF_THE_GANG:
+    if name == "gpuwarden_gang_rank_attempt":
         return "gang"
     if name.endswith(_BY_THE_CLOCK):
         return "clock" if name.endswith("_timestamp_seconds") else "age"
@@ -193,9 +190,6 @@ def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, jo
         kind = each.kind
         if kind == "stays":
             out.append(f"{each.text}{each.value!r}\n")
-        elif kind == "info":
-            named = re.sub(r'job_id="\d+"', f'job_id="{job_id}"', each.text)
-            out.append(named.replace(f'gang="{GANG}"', f'gang="{gang}"') + "1.0\n")
         elif kind == "gang":
             out.append(each.text.replace(f'gang="{GANG}"', f'gang="{gang}"') + f"{each.value!r}\n")
         elif kind == "counter":

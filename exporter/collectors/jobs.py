@@ -326,39 +326,54 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
 
 
 def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
-    """Series of their own for what is judged of a whole gang: a fleet without any pays nothing for it."""
+    """Series of their own for what is judged of a whole gang: a fleet without any pays nothing for it.
+
+    A gang is a label only of what each rank needs to be known by, and of those that are overdue, of which a fleet in
+    health has none: its name is another for each of its jobs.
+    """
+    patience = snapshot.patience
+    told = [
+        (row, _spinning_s(row, patience), patience.gang_stuck_after_s(row.job, row.pauses), row.job.gang or "")
+        for row in ranks
+    ]
+    overdue = [
+        (row, gang)
+        for row, spinning_s, limit_s, gang in told
+        if spinning_s is not None and limit_s is not None and spinning_s >= limit_s
+    ]
     yield gauge(
-        "gpuwarden_gang_rank_info",
-        "The rank of a gang that a worker runs, and its attempt; always 1.",
+        "gpuwarden_gang_rank_attempt",
+        "The attempt at its rank that a worker runs; where several run one rank of a gang, it is of the highest.",
+        (*_SLOT, "gang", "rank"),
+        (((*row.key, gang, str(row.job.rank)), float(row.job.attempt)) for row, _, _, gang in told),
+        source="job file",
+    )
+    yield gauge(
+        "gpuwarden_gang_rank_overdue_attempt",
+        "As `gpuwarden_gang_rank_attempt`, with its job, but only of a rank that has been spinning for as long as it "
+        "may: the rule says nothing of a gang with any other.",
         (*_SLOT, "gang", "rank", "job_id", "attempt", "incarnation"),
         (
             (
                 (
                     *row.key,
-                    row.job.gang or "",
+                    gang,
                     str(row.job.rank),
                     str(row.job.job_id),
                     str(row.job.attempt),
                     row.job.incarnation,
                 ),
-                1.0,
+                float(row.job.attempt),
             )
-            for row in ranks
+            for row, gang in overdue
         ),
-        source="job file",
+        source="job file, and of what the rule compares each rank's spinning with its limit",
     )
     yield gauge(
-        "gpuwarden_gang_rank_attempt",
-        "The attempt at its rank that a worker runs; where several run one rank of a gang, it is of the highest.",
-        (*_SLOT, "gang", "rank"),
-        (((*row.key, row.job.gang or "", str(row.job.rank)), float(row.job.attempt)) for row in ranks),
-        source="job file",
-    )
-    yield gauge(
-        "gpuwarden_gang_ranks",
-        "How many ranks the gang has of which the worker runs one.",
+        "gpuwarden_gang_overdue_ranks",
+        "How many ranks the gang has of which the worker runs one that is overdue.",
         (*_SLOT, "gang"),
-        (((*row.key, row.job.gang or ""), float(row.job.ranks)) for row in ranks),
+        (((*row.key, gang), float(row.job.ranks)) for row, gang in overdue),
         source="job file",
     )
     yield gauge(
@@ -366,7 +381,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank has been without a beat, its GPU pegged and nothing else of it moving, 20 s of which, or half "
         "its limit where that is less, may be from before that was seen, for rates of work show late.",
         _SLOT,
-        ((row.key, or_nan(_spinning_s(row, snapshot.patience))) for row in ranks),
+        ((row.key, or_nan(spinning_s)) for row, spinning_s, _, _ in told),
         source="job file, and its container's GPU, RAM, I/O and page faults",
     )
     yield gauge(
@@ -374,7 +389,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "How long a rank must have been spinning to be stuck, if every other rank of its gang is too: as "
         "`gpuwarden_job_stuck_after_seconds` of a job that is alone.",
         _SLOT,
-        ((row.key, or_nan(snapshot.patience.gang_stuck_after_s(row.job, row.pauses))) for row in ranks),
+        ((row.key, or_nan(limit_s)) for row, _, limit_s, _ in told),
         source="job file; `--stuck-floor-s`, `--stuck-steps`",
     )
 

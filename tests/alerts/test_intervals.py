@@ -76,9 +76,13 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     "GpuwardenGangStuck": Wedge(
         grow=(("gpuwarden_gang_rank_spinning_seconds", SLOT),),
         stay=(
-            ("gpuwarden_gang_rank_info", SLOT + ', gang="7", rank="0", job_id="7", attempt="1", incarnation="i"', 1),
+            (
+                "gpuwarden_gang_rank_overdue_attempt",
+                SLOT + ', gang="7", rank="0", job_id="7", attempt="1", incarnation="i"',
+                1,
+            ),
             ("gpuwarden_gang_rank_attempt", SLOT + ', gang="7", rank="0"', 1),
-            ("gpuwarden_gang_ranks", SLOT + ', gang="7"', 1),
+            ("gpuwarden_gang_overdue_ranks", SLOT + ', gang="7"', 1),
             ("gpuwarden_gang_rank_stuck_after_seconds", SLOT, LIMIT_S),
         ),
     ),

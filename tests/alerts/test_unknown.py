@@ -24,12 +24,12 @@ BEFORE: Final = 4
 DOWN: Final = 2
 """So many scrapes, 15 s apart, before Prometheus is down, and so many that it misses."""
 
-IDENTITIES: Final = (JOB[0], "gpuwarden_gang_rank_info", "gpuwarden_container_info", "gpuwarden_server_info")
+IDENTITIES: Final = (JOB[0], "gpuwarden_gang_rank_overdue_attempt", "gpuwarden_container_info", "gpuwarden_server_info")
 
 AS_IT_IS: Final = {
     **dict.fromkeys(IDENTITIES, "it is told with what it is of, and the newest of several counts"),
     "gpuwarden_exporter_info": "it is told by whoever answers",
-    "gpuwarden_gang_ranks": "it is told with its rank",
+    "gpuwarden_gang_overdue_ranks": "it is told with its rank",
     "gpuwarden_gang_rank_attempt": "likewise; and of a rank the highest attempt counts",
     "gpuwarden_job_elapsed_seconds": "a repeat does not grow, and after the reboot that ends it all begins anew",
     "gpuwarden_worker_heartbeat_age_seconds": "likewise",

@@ -74,13 +74,13 @@ def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_
     there = {series.partition("{")[0] for series in page(fleet, begins_s + 200)}
     (path,) = [path for path in rules() if path.name == "gang.rules.yaml"]
 
-    assert (
-        set(re.findall(r"\bgpuwarden_gang_[a-z_]+\b", path.read_text(encoding="utf-8"))) - {"gpuwarden_gang"} <= there
-    )
+    named = set(re.findall(r"\bgpuwarden_gang_[a-z_]+\b", path.read_text(encoding="utf-8")))
+    overdue = {"gpuwarden_gang_rank_overdue_attempt", "gpuwarden_gang_overdue_ranks"}
+    assert named - there == overdue, "which a fleet in health has nobody of"
     (gang,) = gangs(fleet, begins_s)
     assert gangs(fleet, begins_s + 288) == {gang} != gangs(fleet, begins_s + 291)
     assert {gang}.isdisjoint(re.findall(r'gang="([^"]+)"', fleet.page(8, now_s=begins_s).decode()))
-    ranks = [series for series in page(fleet, begins_s + 200) if series.startswith("gpuwarden_gang_rank_info")]
+    ranks = [series for series in page(fleet, begins_s + 200) if series.startswith("gpuwarden_gang_rank_attempt")]
     assert len({re.sub(r'.*rank="(\d)".*', r"\1", each) for each in ranks}) == WORKERS
 
 

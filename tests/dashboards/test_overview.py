@@ -105,14 +105,15 @@ def a_snapshot() -> Snapshot:
         container=container, gpus=("GPU-0",),
         shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True, busiest_ratio=0.7),),
         gpu_idle_s=1.0, gpu_lost_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
-        ram_working_set_bytes=2, ram_still_s=1.0, ram_unknown=None, io_still_s=1.0, fault_still_s=1.0, cpu_still_s=1.0,
-        gpu_pegged_s=1.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11}, evicted_s={"GPU-0": 1.0},
-        oom_kills=1,
+        ram_working_set_bytes=2, ram_still_s=1000.0, ram_unknown=None, io_still_s=1000.0, fault_still_s=1000.0,
+        cpu_still_s=1.0, gpu_pegged_s=1000.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11},
+        evicted_s={"GPU-0": 1.0}, oom_kills=1,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
-    rank = WorkerSighting(
-        worker=replace(worker, worker="w3"), job=replace(job, worker="w3", ranks=2, gang="1/run"), alive=True, pid=42,
-        container_id="c" * 64,
+    silent = replace(now, boottime_s=now.boottime_s - 1000)
+    rank = WorkerSighting(  # that spins
+        worker=replace(worker, worker="w3"), job=replace(job, worker="w3", ranks=2, gang="1/run", beat=silent),
+        alive=True, pid=42, container_id="c" * 64,
     )  # fmt: skip
     gone = WorkerSighting(  # nothing is measured of where it was
         worker=replace(worker, worker="w2", pid=43),

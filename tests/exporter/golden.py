@@ -35,6 +35,7 @@ from tests.exporter import builders as build
 PATH = Path(__file__).with_name("golden.prom")
 OTHER_ID = "cd" * 32
 ENDED_ID = "ef" * 32
+SPINNING_ID = "0d" * 32
 BUILD = Build(version="0.0.0", revision="0123abc", python="3.11.0")
 
 FIGURES = GpuFigures(
@@ -90,6 +91,16 @@ SNAPSHOT = build.snapshot(
                     job_id=12, worker="w4", incarnation="inc-w4", step=24, ranks=2, gang="11/gang-0a1b", rank=1
                 ),
                 pid=4004,
+            ),
+            # Rank 0 of another, that spins.
+            build.sighting(
+                worker=build.worker_file(worker="w5", incarnation="inc-w5"),
+                job=build.job_file(
+                    job_id=13, attempt=2, worker="w5", incarnation="inc-w5", started=build.ago(2000),
+                    phase_started=build.ago(1900), beat=build.ago(700), step=24, ranks=2, gang="13/gang-0a1b", rank=0,
+                ),
+                pid=4005,
+                container_id=SPINNING_ID,
             ),
             # Died with its job, and its container with it.
             build.sighting(
@@ -154,6 +165,14 @@ SNAPSHOT = build.snapshot(
             ),
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
             oom_kills=0,
+        ),
+        build.evidence(
+            container=build.container(
+                id=SPINNING_ID, name="worker-3", incarnation=f"{SPINNING_ID}@2024-05-01T11:30:00Z"
+            ),
+            shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
+            gpu_idle_s=0.0, gpu_pegged_s=690.0, ram_still_s=695.0, io_still_s=695.0, fault_still_s=695.0,
+            cpu_still_s=0.0,
         ),
         build.evidence(
             container=build.container(

@@ -260,9 +260,9 @@ def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() 
 
 
 GANG_SERIES = (
-    "gpuwarden_gang_rank_info",
     "gpuwarden_gang_rank_attempt",
-    "gpuwarden_gang_ranks",
+    "gpuwarden_gang_rank_overdue_attempt",
+    "gpuwarden_gang_overdue_ranks",
     "gpuwarden_gang_rank_spinning_seconds",
     "gpuwarden_gang_rank_stuck_after_seconds",
 )
@@ -284,16 +284,18 @@ def of_a_rank(place: dict[str, Any], alive: bool | None = True, **job: Any) -> d
 
 
 def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_may_be() -> None:
-    assert of_a_rank({}) == {
-        "rank_info": [1.0],
-        "rank_attempt": [1.0],
-        "ranks": [4.0],
+    assert of_a_rank({}, attempt=3) == {
+        "rank_attempt": [3.0],
+        "rank_overdue_attempt": [3.0],
+        "overdue_ranks": [4.0],
         "rank_spinning_seconds": [700.0],
         "rank_stuck_after_seconds": [600.0],
     }
-    text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(**RANK))))
-    assert len(values(text, "gpuwarden_gang_rank_info", gang="7/night", rank="2", job_id="7", attempt="1")) == 1
-    assert values(text, "gpuwarden_gang_ranks", gang="7/night") == [4.0]
+    seen = build.sighting(job=build.job_file(**RANK))
+    text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**SPINS),)))
+    job = {"job_id": "7", "attempt": "1", "incarnation": "inc-w0"}
+    assert values(text, "gpuwarden_gang_rank_overdue_attempt", gang="7/night", rank="2", **job) == [1.0]
+    assert values(text, "gpuwarden_gang_overdue_ranks", gang="7/night") == [4.0]
     assert values(text, "gpuwarden_gang_rank_attempt", gang="7/night", rank="2") == [1.0]
     assert told(text, "gpuwarden_job_stuck_after_seconds") == [None]
 
@@ -319,7 +321,8 @@ def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], sp
     found = of_a_rank(place, **job)
 
     assert found["rank_spinning_seconds"] == spinning_s
-    assert (found["rank_info"], found["ranks"]) == ([1.0], [4.0]), "it is known all the same"
+    assert found["rank_attempt"] == [1.0], "it is known all the same"
+    assert (found["rank_overdue_attempt"], found["overdue_ranks"]) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -341,7 +344,7 @@ def test_of_the_rank_of_a_dead_worker_nothing_is_told_for_another_may_run_it_by_
     told = of_a_rank({}, alive=False)
 
     assert set(map(tuple, told.values())) == {()}
-    assert of_a_rank({}, alive=None)["rank_info"] == [1.0], "one of which it is not known lives on"
+    assert of_a_rank({}, alive=None)["rank_attempt"] == [1.0], "one of which it is not known lives on"
 
 
 @pytest.mark.parametrize("job", [{"ranks": 1, "gang": None}, {"gang": None}], ids=["alone", "an older worker's"])
@@ -595,13 +598,13 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     }
 
 
-def test_what_changes_with_a_life_stands_on_info_series_and_with_the_jobs_id_and_a_jobs_id_on_none_but_gangs() -> None:
+def test_what_changes_with_a_life_stands_on_info_series_and_with_ids_and_a_jobs_id_on_overdue_gangs_alone() -> None:
     churning = {"job_id", "attempt", "incarnation", "container_id", "container_incarnation"}
-    ids = {"gpuwarden_job_id", "gpuwarden_job_overdue_id"}
+    ids = {"gpuwarden_job_id", "gpuwarden_job_overdue_id", "gpuwarden_gang_rank_overdue_attempt"}
 
     for name, labels in series(golden.PATH.read_text()):
         assert name.endswith("_info") or name in ids or not churning & dict(labels).keys()
-        assert name == "gpuwarden_gang_rank_info" or "job_id" not in dict(labels)
+        assert name == "gpuwarden_gang_rank_overdue_attempt" or "job_id" not in dict(labels)
 
 
 def test_gpu_memory_adds_up_from_its_parts() -> None:
