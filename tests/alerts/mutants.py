@@ -1823,7 +1823,6 @@ _HOLDS_ITSELF: Final = (
 _ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
 _ALIKE: Final = "it is matched, by all labels, with what is of one error only"
 _SPINNING: Final = "gpuwarden_gang_rank_spinning_seconds"
-_RANK_OVERDUE: Final = "gpuwarden_gang_rank_overdue_attempt"
 _INFOS: Final = '{__name__=~"gpuwarden_(exporter|remediator)_info"}'
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
@@ -1992,8 +1991,8 @@ EQUIVALENT: Final[dict[str, str]] = {
                 "who is not known to spin now is not let through by the last leg",
             ),
             (
-                f"{_RANK_OVERDUE} -> last_over_time({_RANK_OVERDUE}[5m]), at its place 2",
-                "what has vanished is not as of now either",
+                f"{_SPINNING} -> last_over_time({_SPINNING}[5m]), at its place 2",
+                _NO_TIMESTAMP,
             ),
         )
     },
