@@ -24,8 +24,11 @@ help:  ## list the targets
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; found $$($(PYTHON) -V). Say which with make PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 	@echo "setting up .venv from requirements.lock (first run only)"
+# Nothing is resolved: the lock file holds all. Debian's pip takes the newest release of what something asks for with an
+# extra, whatever is pinned, and then has no hash of it.
 	@$(PYTHON) -m venv --clear .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	@said=$$($(BIN)/pip check --disable-pip-version-check) || { echo "$$said" >&2; echo "requirements.lock is not whole: make lock makes it anew" >&2; exit 1; }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

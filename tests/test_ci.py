@@ -1,9 +1,12 @@
 """What CI leaves out of one step because another does it is done there; and whichever step fails, CI fails."""
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,68 @@ def test_ci_fails_with_each_of_its_steps_and_says_with_which(step: str, tmp_path
     assert whole.returncode == 0, whole.stderr
     assert broken.returncode != 0
     assert f"{step} failed" in broken.stdout
+
+
+BACKEND = """\
+import pathlib, shutil
+
+def build_editable(folder, *_):
+    return pathlib.Path(shutil.copy("itself-1-py3-none-any.whl", folder)).name
+"""
+
+
+def wheel(name: str, version: str, folder: Path, *, wants: str = "") -> str:
+    """A package with nothing in it, and the sha256 of its wheel."""
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as whole:
+        needs = f"Requires-Dist: {wants}\n" if wants else "Provides-Extra: more\n"
+        whole.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        whole.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        whole.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def pinned(tmp_path: Path) -> Path:
+    """A checkout that pins `leaf` to a release that is not the newest; `stem` asks for it with an extra."""
+    shutil.copy(CHECKOUT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'own'\nbackend-path = ['.']\n"
+    )
+    (tmp_path / "own.py").write_text(BACKEND)
+    wheel("itself", "1", tmp_path)
+    stem, leaf = wheel("stem", "1", tmp_path, wants="leaf[more]>=1"), wheel("leaf", "1", tmp_path)
+    wheel("leaf", "2", tmp_path)
+    (tmp_path / "requirements.lock").write_text(f"leaf==1 --hash=sha256:{leaf}\nstem==1 --hash=sha256:{stem}\n")
+    return tmp_path
+
+
+def set_up(checkout: Path) -> subprocess.CompletedProcess[str]:
+    return make(
+        f"PYTHON={sys._base_executable}", ".venv/.ready",
+        folder=checkout, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(checkout), PIP_CONFIG_FILE=os.devnull,
+    )  # fmt: skip
+
+
+def test_set_up_takes_what_the_lock_file_says_also_once_there_is_a_newer_release(pinned: Path) -> None:
+    done = set_up(pinned)
+
+    assert done.returncode == 0, done.stderr
+    assert {each.name for each in pinned.glob(".venv/lib/python*/site-packages/*-[12].dist-info")} == {
+        "leaf-1.dist-info", "stem-1.dist-info", "itself-1.dist-info",
+    }  # fmt: skip
+
+
+def test_set_up_says_that_the_lock_file_is_not_whole(pinned: Path) -> None:
+    lock = pinned / "requirements.lock"
+    lock.write_text(lock.read_text().partition("\n")[2])
+
+    done = set_up(pinned)
+
+    assert done.returncode != 0
+    assert "stem 1 requires leaf, which is not installed" in done.stderr
+    assert "make lock" in done.stderr
 
 
 def test_whatever_is_to_start_before_the_others_is_there() -> None:
