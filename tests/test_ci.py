@@ -111,7 +111,7 @@ def pinned(tmp_path: Path) -> Path:
 
 def set_up(checkout: Path) -> subprocess.CompletedProcess[str]:
     return make(
-        f"PYTHON={sys._base_executable}", ".venv/.ready",
+        f"PYTHON={Path(sys.base_prefix, 'bin', 'python3')}", ".venv/.ready",
         folder=checkout, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(checkout), PIP_CONFIG_FILE=os.devnull,
     )  # fmt: skip
 
