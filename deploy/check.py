@@ -45,6 +45,14 @@ _BY_NAME = re.compile(r'__name__=~"([^"]*)"')
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
 _HINT = re.compile(r"(?<!\bthe )(?<!\ballowed )\bsilence\b(?P<by>(?:\s+`[^`]*`)?)", re.IGNORECASE)
 """A word of a runbook that tells its reader to silence something, by what first: `the silence` tells nothing."""
+_BY_ITSELF = "By itself gpuwarden "
+_ARMS_ALL = re.compile(r"\bgpuwarden arm\b(?! --remedy )")
+_AT_A_SHELL = re.compile(
+    r"\bgpuwarden (?:arm|brake|disarm|gpu|job|ledger|maintenance|pause|queue|run|status|worker|wrangle)\b"
+    r"|\$GPUWARDEN_DIR"
+)
+"""A word of a runbook that wants, in a shell, what the services are told in a file."""
+_ENVIRONMENT = "`set -a; . /etc/gpuwarden/gpuwarden.env; set +a`"
 _File = TypeVar("_File", bound=BaseModel)
 
 
@@ -159,6 +167,33 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
     return problems + [f"docs/runbooks/{page.name}: no alert is called so" for page in pages if page.stem not in alerts]
 
 
+def runbooks_say_what_is_done_first(checkout: Path) -> list[str]:
+    """Each page begins, right below its title, with what gpuwarden does by itself: the first thing to know at night."""
+    return [
+        f"{page.name}: it does not begin with what is done without a person; wanted below its title: {_BY_ITSELF}…"
+        for page, text in _runbooks(checkout)
+        if not text.startswith(f"# {page.stem}\n\n{_BY_ITSELF}")
+    ]
+
+
+def runbooks_commands_work_as_written(checkout: Path) -> list[str]:
+    """No page arms every remedy, and one with commands says where a shell has the services' settings from."""
+    problems = []
+    for page, text in _runbooks(checkout):
+        if _ARMS_ALL.search(text):
+            problems.append(f"{page.name}: `gpuwarden arm` arms every remedy; wanted: gpuwarden arm --remedy …")
+        if _AT_A_SHELL.search(text) and _ENVIRONMENT not in text:
+            problems.append(f"{page.name}: its commands need the services' settings; wanted: {_ENVIRONMENT}")
+    return problems
+
+
+def _runbooks(checkout: Path) -> list[tuple[Path, str]]:
+    """The page of each alert that has one."""
+    names = sorted({f"{rule.alert}.md" for _, rule in _alerts(checkout)})
+    pages = [page for name in names if (page := checkout / "docs" / "runbooks" / name).is_file()]
+    return [(page, page.read_text(encoding="utf-8")) for page in pages]
+
+
 def runbooks_silence_their_own_alert(checkout: Path) -> list[str]:
     """A page of an alert for people says to silence that one by name, and does not promise that nothing is done then.
 
@@ -182,11 +217,11 @@ def runbooks_silence_their_own_alert(checkout: Path) -> list[str]:
 
 
 def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
-    """Each page names its alert as a matcher, and where it is acted on for how long a silence holds the remedy.
+    """Each page says to silence its alert, by name, and where it is acted on for how long a silence holds the remedy.
 
-    In the same sentence it names a label that tells whose alert it is, as the tests see it fire: by its name alone it
-    would be quiet of everybody. Where such a page says to silence something, it begins with its own alert: all of a
-    host or a worker is too much.
+    The name as a matcher elsewhere on the page, as of a route, is no such word. In the same sentence it names a label
+    that tells whose alert it is, as the tests see it fire: by its name alone it would be quiet of everybody. Where such a
+    page says to silence something, it begins with its own alert: all of a host or a worker is too much.
     """
     problems = []
     seen = _labels_seen(checkout)
@@ -196,10 +231,11 @@ def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
             continue  # that is told by itself
         text = " ".join(page.read_text(encoding="utf-8").split())
         own = f'`alertname="{rule.alert}"`'
-        if own not in text:
+        hint = re.search(rf"\bsilence {own}(?P<rest>[^.]*)", text, re.IGNORECASE)
+        if hint is None:
             problems.append(f"{page.name}: it does not say how to silence it; wanted: silence {own}")
-        elif (whose := seen.get(rule.alert or "", set()) - rule.labels.keys()) and not re.search(
-            rf"{own}[^.]*`({'|'.join(whose)})`", text
+        elif (whose := seen.get(rule.alert or "", set()) - rule.labels.keys()) and not any(
+            f"`{label}`" in hint["rest"] for label in whose
         ):
             problems.append(
                 f"{page.name}: it says to silence it of everybody; wanted beside its name: {', '.join(sorted(whose))}"
@@ -305,6 +341,8 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     alerts_are_tested,
     acting_alerts_are_complete,
     alerts_have_runbooks,
+    runbooks_say_what_is_done_first,
+    runbooks_commands_work_as_written,
     runbooks_silence_their_own_alert,
     runbooks_say_how_to_silence,
     rules_name_what_there_is,

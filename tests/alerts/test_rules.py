@@ -203,6 +203,55 @@ def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "problems"),
+    [
+        ("# GpuwardenJobStalled\n\nBy itself gpuwarden does nothing.\n", 0),
+        ("# GpuwardenJobStalled\n\nA job is silent. By itself gpuwarden does nothing.\n", 1),
+        ("# GpuwardenJobStalled\n\nA job is silent.\n\nBy itself gpuwarden does nothing.\n", 1),
+        ("# GpuwardenJobStalled\n\nA job is silent.\n", 1),
+        ("# Stalled\n\nBy itself gpuwarden does nothing.\n", 1),
+    ],
+    ids=["first", "in the midst of a paragraph", "in a later one", "never", "below another title"],
+)
+def test_a_runbook_is_refused_that_does_not_begin_with_what_gpuwarden_does(
+    page: str, problems: int, checkout: Path
+) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(page)
+
+    found = check.runbooks_say_what_is_done_first(checkout)
+
+    assert [each.startswith("GpuwardenJobStalled.md: it does not begin with") for each in found] == [True] * problems
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        (
+            "Say `gpuwarden arm` (`set -a; . /etc/gpuwarden/gpuwarden.env; set +a`).",
+            "`gpuwarden arm` arms every remedy",
+        ),
+        ("    gpuwarden ledger list", "its commands need the services' settings"),
+        ("    ls -l $GPUWARDEN_DIR/*/", "its commands need the services' settings"),
+        (
+            "First `set -a; . /etc/gpuwarden/gpuwarden.env; set +a`.\n\n    gpuwarden arm --remedy restart_worker",
+            None,
+        ),
+        ("The series of `gpuwarden exporter` are gpuwarden_gpu_info; gpuwarden runs.", None),
+    ],
+    ids=["arms everything", "asks the ledger", "lists state files", "with its settings", "without a command"],
+)
+def test_a_runbook_is_refused_whose_commands_fail_or_reach_too_far(
+    says: str, problem: str | None, checkout: Path
+) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
+
+    problems = check.runbooks_commands_work_as_written(checkout)
+
+    wanted = problem is not None
+    assert [each.startswith(f"GpuwardenJobStalled.md: {problem}") for each in problems] == [True] * wanted
+
+
+@pytest.mark.parametrize(
     ("says", "problem"),
     [
         ("Silence `host` and `gpu` until\nthen.", "`Silence `host`` names no alert"),
@@ -230,6 +279,11 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
     ("says", "acting", "for_people"),
     [
         ("It ends by itself when the silence ends.", "it does not say how", "it does not say how"),
+        (
+            'The route has `alertname="GpuwardenJobStalled"` and `host`. It ends when the silence ends.',
+            "it does not say how",
+            "it does not say how",
+        ),
         ('Silence `alertname="GpuwardenJobStalled"` and `host`.', "it does not say that its remedy is held", None),
         ('Silence `alertname="GpuwardenJobStalled"` and `host`: it is taken up when the silence ends.', None, None),
         (
@@ -238,12 +292,12 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
             "it says to silence it of everybody",
         ),
         (
-            'Silence `host` and `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends: `worker`.',
+            'Silence `alertname="GpuwardenJobStalled"`, `worker`, or silence `host`: until the silence ends.',
             "`Silence `host`` silences more",
             None,
         ),
     ],
-    ids=["not at all", "not for how long", "both", "of everybody", "all of a host"],
+    ids=["not at all", "named elsewhere", "not for how long", "both", "of everybody", "all of a host"],
 )
 @pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
 def test_a_runbook_is_refused_that_says_of_silences(
