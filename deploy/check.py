@@ -220,8 +220,8 @@ def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
     """Each page says to silence its alert, by name, and where it is acted on for how long a silence holds the remedy.
 
     The name as a matcher elsewhere on the page, as of a route, is no such word. In the same sentence it names a label
-    that tells whose alert it is, as the tests see it fire: by its name alone it would be quiet of everybody. Where such a
-    page says to silence something, it begins with its own alert: all of a host or a worker is too much.
+    that tells whose alert it is, as the tests see it fire: by its name alone it would be quiet of everybody. Where such
+    a page says to silence something, it begins with its own alert: all of a host or a worker is too much.
     """
     problems = []
     seen = _labels_seen(checkout)
