@@ -292,8 +292,8 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
             "it says to silence it of everybody",
         ),
         (
-            'Silence `alertname="GpuwardenJobStalled"`, `worker`, or silence `host`: held till when the silence ends.',
-            "`Silence `host`` silences more",
+            'Silence `alertname="GpuwardenJobStalled"`, `worker`, or silence `host`: till the silence ends.',
+            "`silence `host`` silences more",
             None,
         ),
     ],
