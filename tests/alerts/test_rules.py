@@ -292,7 +292,7 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
             "it says to silence it of everybody",
         ),
         (
-            'Silence `alertname="GpuwardenJobStalled"`, `worker`, or silence `host`: till the silence ends.',
+            'Silence `alertname="GpuwardenJobStalled"`, `worker`, or silence `host`: taken up when the silence ends.',
             "`silence `host`` silences more",
             None,
         ),
