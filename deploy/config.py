@@ -46,6 +46,12 @@ SILENT: Final = (
 )
 """What a host that is silent raises besides, or goes on raising for a while."""
 
+BRAKE: Final = "GpuwardenBrakeLatched"
+"""The alert that every host of one ledger raises about the same thing: people are called once."""
+
+_DEAD: Final = "GpuwardenWorkerDead|GpuwardenWorkerGone"
+_UNMENDED: Final = "GpuwardenUnmended"
+
 INHIBITIONS: Final[list[dict[str, list[str]]]] = [
     # Of a host that nobody hears of, which people are told, what its silence explains. A latched brake is not
     # among that.
@@ -61,6 +67,18 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
         "source_matchers": ['causes="gpu"', 'gpu=~".+"'],
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
         "equal": ["host", "gpu"],
+    },
+    # Of a worker that is dead, what that explains: that its job is slow, or silent as well. Not what is said of it in a
+    # container that it shares, for there its own alert is refused and that one is all that people hear.
+    {
+        "source_matchers": [f'alertname=~"{_DEAD}"'],
+        "target_matchers": ['remedy=""', 'alertname="GpuwardenJobSlowed"'],
+        "equal": ["host", "worker", "container"],
+    },
+    {
+        "source_matchers": [f'alertname="{_UNMENDED}"', f'wedge=~"{_DEAD}"'],
+        "target_matchers": ['remedy=""', f'alertname="{_UNMENDED}"', f'wedge!~"{_DEAD}"'],
+        "equal": ["host", "worker", "container"],
     },
 ]
 """Which alerts are not sent while another fires.
@@ -98,8 +116,8 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
     """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog.
 
     A lost host is told to people, too, and so is what the remediator refuses: a remedy that is none, as one of another
-    program's rules, or an alert that says of no host. The watchdog goes to `outside` as well, the URL of a service that
-    calls somebody when it stays away. All else is for the receiver `people`, which is whoever is called where this is
+    program's rules, or an alert that says of no host. A latched brake is one call, whichever hosts tell of it. The
+    watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for the receiver `people`, which is whoever is called where this is
     used: it has nobody in it.
     """
     beat: dict[str, object] = {
@@ -117,6 +135,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
         "repeat_interval": f"{pace.repeat_s}s",
     }
     told = [{"receiver": "people", "matchers": list(matchers), "continue": True} for matchers in TOLD]
+    brake = {"receiver": "people", "matchers": [f'alertname="{BRAKE}"'], "group_by": ["alertname"]}
     authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
     beats = [{"receiver": "gpuwarden", **beat}]
     receivers: list[dict[str, object]] = [
@@ -134,7 +153,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
                 "group_wait": "30s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [*beats, *told, acting],
+                "routes": [*beats, *told, brake, acting],
             },
             "inhibit_rules": INHIBITIONS,
             "receivers": receivers,

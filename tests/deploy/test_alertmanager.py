@@ -29,6 +29,10 @@ BUDGET = {"alertname": "GpuwardenJobOverBudget", "remedy": "restart_worker", "tr
 DEAD = {"alertname": "GpuwardenWorkerDead", "remedy": "restart_worker", "trip": "dead_worker", **HERE}
 LOST = {"alertname": "GpuwardenNodeLost", "remedy": "lose_node", "trip": "node_lost", "host": "a"}
 DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
+BRAKE = {"alertname": "GpuwardenBrakeLatched", "severity": "critical", "host": "a"}
+SLOWED = {"alertname": "GpuwardenJobSlowed", "severity": "warning", **HERE}
+SHARED = {"alertname": "GpuwardenSharedJobStalled", "severity": "critical", **HERE}
+UNMENDED = {"alertname": "GpuwardenUnmended", "severity": "critical", "wedge": "GpuwardenJobStalled", **HERE}
 LOW = {"alertname": "GpuwardenVramLow", "host": "a", "gpu": "GPU-1"}
 VICTIM = {
     "alertname": "GpuwardenVramVictim",
@@ -70,6 +74,8 @@ def configured(
         pytest.param(VICTIM, False, "gpuwarden", id="who holds too much memory to the remediator"),
         pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
         pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
+        pytest.param(BRAKE, True, "people", id="a latched brake to people"),
+        pytest.param(UNMENDED, False, "people", id="what is not mended to people"),
         pytest.param({"alertname": "Theirs", "remedy": ""}, True, "people", id="what names no remedy to people"),
         pytest.param({**STALL, "remedy": "restart_wroker"}, True, "people,gpuwarden",
                      id="what names a remedy that is none to people and to the remediator, which refuses it"),
@@ -128,6 +134,10 @@ def held_back(url: str) -> list[str]:
                      id="a lost host nothing that is acted on, and nothing of others"),
         pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
                      id="a dead worker nothing that is acted on, its own stall and health among it"),
+        pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, UNMENDED], ["GpuwardenJobSlowed of a"],
+                     id="a dead worker that its own job is slow, and neither a neighbour's nor what nobody mends"),
+        pytest.param([{**UNMENDED, "wedge": "GpuwardenWorkerGone"}, UNMENDED, {**UNMENDED, "worker": "v"}, STALL],
+                     ["GpuwardenUnmended of a"], id="a worker that is gone for good what else of it is not mended"),
         pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
                      ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
         pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),
@@ -139,6 +149,37 @@ def test_holds_back(fire: list[Mapping[str, str]], held: list[str], tmp_path: Pa
         tell(url, *fire)
 
         eventually(lambda: held_back(url) == held, f"it holds back {held}", log=lambda: str(held_back(url)))
+
+
+def grouped(url: str) -> set[tuple[str, tuple[str, ...], int]]:
+    """Who is told of what in one call: the receiver, what its alerts have in common, and how many they are."""
+    found = httpx.get(f"{url}/api/v2/alerts/groups", trust_env=False).raise_for_status().json()
+    return {
+        (
+            each["receiver"]["name"],
+            tuple(f"{name}={value}" for name, value in sorted(each["labels"].items())),
+            len(each["alerts"]),
+        )
+        for each in found
+    }
+
+
+def test_each_wedge_is_a_call_of_its_own_and_people_are_called_once_for_a_kind_and_host(tmp_path: Path) -> None:
+    """Whoever waits for another's call is mended later; and a brake is latched once for all who share it."""
+    on_b = {"host": "b"}
+    wanted = {
+        ("gpuwarden", ("alertname=GpuwardenJobStalled", "container=c", "host=a", "worker=w"), 1),
+        ("gpuwarden", ("alertname=GpuwardenJobStalled", "container=d", "host=a", "worker=v"), 1),
+        ("gpuwarden", ("alertname=GpuwardenJobUnhealthy", "container=c", "host=a", "worker=w"), 1),
+        ("people", ("alertname=GpuwardenVramLow", "host=a"), 2),
+        ("people", ("alertname=GpuwardenVramLow", "host=b"), 1),
+        ("people", ("alertname=GpuwardenBrakeLatched",), 2),
+    }
+    with alertmanager(tmp_path) as url:
+        tell(url, STALL, {**STALL, "worker": "v", "container": "d"}, HEALTH)
+        tell(url, LOW, {**LOW, "gpu": "GPU-2"}, {**LOW, **on_b}, BRAKE, {**BRAKE, **on_b})
+
+        eventually(lambda: grouped(url) == wanted, "each is called of what it is for", log=lambda: str(grouped(url)))
 
 
 class Listener(ThreadingHTTPServer):
