@@ -117,8 +117,8 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
 
     A lost host is told to people, too, and so is what the remediator refuses: a remedy that is none, as one of another
     program's rules, or an alert that says of no host. A latched brake is one call, whichever hosts tell of it. The
-    watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for the receiver `people`, which is whoever is called where this is
-    used: it has nobody in it.
+    watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for the
+    receiver `people`, which is whoever is called where this is used: it has nobody in it.
     """
     beat: dict[str, object] = {
         "matchers": [f'alertname="{WATCHDOG}"'],
