@@ -695,16 +695,18 @@ class ContainerHistory:
             self._used = asked, gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
         return self._used[1]
 
-    def wants_work(self, gpu: GpuUse, *, now_s: float) -> bool:
+    def wants_work(self, gpu: GpuUse, *, now_s: float, lost: Collection[str] = ()) -> bool:
         """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`.
 
-        Each look is, while their stillness may count, to the second: while the GPUs are idle or there are none, and,
-        while they are pegged or unknown, of who has done no I/O and touched no memory for a while.
+        Each look is, while their stillness may count, to the second: while the GPUs are idle or there are none, or one
+        is lost, and, while they are pegged or unknown, of who has done no I/O and touched no memory for a while.
         """
         last_s, ratio, limits = self._work_looked_s, gpu.utilization_ratio, self._thresholds
         if last_s is None or not 0 <= now_s - last_s < BUSY_APART_S:
             return True
         if ratio is None and gpu.unknown is not None and gpu.unknown.reason == NO_GPU:
+            return True
+        if lost and not set(lost).isdisjoint(gpu.gpus):
             return True
         if ratio is not None and ratio < limits.pegged_ratio:
             return ratio <= limits.idle_ratio

@@ -499,7 +499,7 @@ class Sampler:
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
         wanted = (
             pids is None
-            or history.wants_work(use, now_s=now_s)
+            or history.wants_work(use, now_s=now_s, lost=self._losses.named)
             or (bool(members) and any(each.history.wants_work(each.use, now_s=now_s) for each in members))
         )
         work = self._work_of(container, pids, now_s) if wanted else evidence.AS_IT_WAS

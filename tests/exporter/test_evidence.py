@@ -1,5 +1,6 @@
 """From samples to durations: what is idle, what is still, and for how long that is known."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -1809,12 +1810,12 @@ def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None
 # Whose turn it is to have its work read
 
 
-def wanted(*looks: tuple[float, GpuUse], paused: bool = False) -> list[bool]:
+def wanted(*looks: tuple[float, GpuUse], paused: bool = False, lost: Collection[str] = ()) -> list[bool]:
     """Whether each look reads the work: seconds since the one before, and the GPU's use."""
     history, now_s, turns = ContainerHistory(RATES), 1000.0, []
     for gap_s, gpu in looks:
         now_s += gap_s
-        turns.append(history.wants_work(gpu, now_s=now_s))
+        turns.append(history.wants_work(gpu, now_s=now_s, lost=lost))
         work = WorkUse(processes={1: worked()}) if turns[-1] else evidence.AS_IT_WAS
         history.observe(build.container(paused=paused), gpu, ram(1), work, now_s=now_s)
     return turns
@@ -1847,6 +1848,14 @@ NO_GPU_USE = GpuUse(gpus=(), shares=(), utilization_ratio=None, unknown=Unknown(
 )  # fmt: skip
 def test_work_is_read_at_each_look_while_it_counts(looks: list[tuple[float, GpuUse]], turns: list[bool]) -> None:
     assert wanted(*looks) == turns
+
+
+def test_work_is_read_at_each_look_while_a_gpu_is_lost_of_the_container_itself() -> None:
+    """For how long it has done nothing since is told to the second, and not by every third look."""
+    looks = [(1.0, use(None))] * 5
+
+    assert wanted(*looks, lost=("GPU-0",)) == [True] * 5
+    assert wanted(*looks, lost=("GPU-1",)) == [True, False, False, True, False]
 
 
 def test_what_could_not_be_read_is_tried_again_at_the_next_look() -> None:
