@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     # What the rules are worth stands first: it needs no root and no machine at rest, and nothing before it can end it.
     parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
         "corpus": lambda _: corpus.measure(),
-        "versions": lambda _: versions.measure(),
+        "versions": lambda places: versions.measure(places[0]),
         "mutation": lambda places: mutation.measure(places[-1]),
         "step": step.measure,
         "exporter": lambda places: scrape.measure(places[0]),

@@ -133,8 +133,10 @@ def score(played: Sequence[Played], policy: str) -> Score:
     )
 
 
-def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> list[Played]:
-    """Play scenarios through promtool, by the rules that ship where no others are given.
+def play(
+    scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None, *, promtool: Path | None = None
+) -> list[Played]:
+    """Play scenarios through promtool, this release's where none is given, by the rules that ship unless given others.
 
     Raises:
         PartMissing: there is no promtool.
@@ -143,7 +145,7 @@ def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> 
     rules = [*(sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else rules), POLICIES]
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         files = list(_written(Path(folder), scenarios, rules, metrics(rules)))
-        said = _said(parts.find("promtool"), files, folder)
+        said = _said(promtool or parts.find("promtool"), files, folder)
     if broken := _BROKEN.search(said):
         raise JudgeError(f"a rule fails in the corpus: {broken[0]}")
     answers = _ANSWER.findall(said)
