@@ -1,7 +1,7 @@
 """The rules on the Prometheus of this release, and on the newest that Debian has. For `python -m bench`.
 
-Their own tests have to pass on both; of every scenario of the corpus both have to tell the same, who fired and when; and
-the newer one, killed and started anew, has to judge the live scenarios right.
+Their own tests have to pass on both. Of every scenario of the corpus both have to tell the same: who fired, and when.
+The newer one, killed and started anew, has to judge the live scenarios right.
 
 What the newest is changes from week to week, so that this is no test: a rule that it judges otherwise is said here.
 """

@@ -9,13 +9,13 @@ import math
 import re
 import subprocess
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.corpus.host import identities, series
+from bench.corpus.host import Key, identities, series
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT, RULES_GLOB
@@ -23,6 +23,9 @@ from gpuwarden.job import Trip
 
 POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
 POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
+TIME_LIMIT_S: Final = 3600
+"""After how long the policies of `TIMEOUTS` end any job, as `POLICIES` says."""
+TIMEOUTS: Final = ("timeout", "timeout or idle")
 OURS: Final = "gpuwarden"
 PEOPLE: Final = "people"
 """Whose policy an alert is that only tells them: it acts on nobody."""
@@ -33,6 +36,7 @@ HOST_LABELS: Final = ("host", "worker_host", "nodename", "gang")
 """The labels whose values are those of one scenario among all that are played beside each other."""
 SAMPLES_MAX: Final = 8_000
 UNHEARD_S: Final = 60
+RAN: Final = "gpuwarden_job_elapsed_seconds"
 NAMING: Final = ("job_id", "attempt", "incarnation")
 """The labels by which an alert says which attempt, or which incarnation, it accuses."""
 NAMELESS: Final = ("wrangle", "GpuwardenServerSilent")
@@ -80,10 +84,11 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A scenario, and what fired in it."""
+    """A scenario, what fired in it, and when the job began that each worker has as it ends, seconds."""
 
     scenario: Scenario
     fired: tuple[Fired, ...]
+    began_s: Mapping[str, float] = field(default_factory=dict)
 
     def wrong(self) -> list[str]:
         """What our rules did otherwise than the scenario wants, a sentence each."""
@@ -94,6 +99,8 @@ class Played:
     def judgement(self, policy: str) -> Judgement:
         """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
         first = _first(each for each in self.fired if each.policy == policy)
+        if policy in TIMEOUTS:
+            first |= {each.of: each for each in self._ended_at_last(policy) if each.of not in first}
         wanted = _wanted(self.scenario, first)
         false = [each for of, each in first.items() if of not in wanted or each.at_s < wanted[of].since_s]
         found = {verdict: first[of] for of, verdict in wanted.items() if of in first and first[of] not in false}
@@ -105,30 +112,57 @@ class Played:
             missed=tuple(verdict for of, verdict in wanted.items() if verdict not in found and of not in gone),
         )
 
+    def _ended_at_last(self, policy: str) -> Iterator[Fired]:
+        """Whom a time limit would end after the scenario, if he wedged and his job is still there as it ends."""
+        for verdict in self.scenario.verdicts:
+            for of in (verdict.of, *verdict.or_of):
+                began_s = self.began_s.get(of)
+                if verdict.trip in JOBS and began_s is not None and began_s <= verdict.due_s:
+                    at_s = self.scenario.evaluated_s(began_s + TIME_LIMIT_S)
+                    yield Fired(policy=policy, alert="at last", remedy="", trip="", of=of, at_s=at_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """What one policy made of many scenarios: kills of what was sound, wedged jobs it missed, and how long it took.
 
-    Servers, tenants and hosts are left out of what is missed: no other policy is made for them.
+    `missed_others`, of `others`, are verdicts on servers, tenants, hosts and whoever fails items, for which no other
+    policy is made. `late_s` is from the earliest moment at which what is known allows a verdict until it came, and
+    `late_evaluations` by how many evaluations that is after the first one of the first scrape that shows it: for ours
+    of every verdict, for the others of jobs'.
     """
 
     false: int
     missed: int
     wedged: int
+    missed_others: int
+    others: int
     took_s: list[float]
+    late_s: list[float]
+    late_evaluations: list[int]
 
 
 def score(played: Sequence[Played], policy: str) -> Score:
     """Sum up one policy."""
-    judged = [each.judgement(policy) for each in played]
-    found = [each.found.items() for each in judged]
+    judged = [(each.scenario, each.judgement(policy)) for each in played]
+    missed = Counter(verdict.trip in JOBS for _, each in judged for verdict in each.missed)
+    wanted = Counter(verdict.trip in JOBS for each in played for verdict in each.scenario.verdicts)
+    found = [
+        (one, verdict, fired.at_s)
+        for one, each in judged
+        for verdict, fired in each.found.items()
+        if policy == OURS or verdict.trip in JOBS
+    ]
     return Score(
-        false=sum(len(each.false) for each in judged),
-        missed=sum(verdict.trip in JOBS for each in judged for verdict in each.missed),
-        wedged=sum(verdict.trip in JOBS for each in played for verdict in each.scenario.verdicts),
-        took_s=[
-            float(fired.at_s - verdict.since_s) for each in found for verdict, fired in each if verdict.trip in JOBS
+        false=sum(len(each.false) for _, each in judged),
+        missed=missed[True],
+        wedged=wanted[True],
+        missed_others=missed[False],
+        others=wanted[False],
+        took_s=[float(at_s - verdict.since_s) for _, verdict, at_s in found if verdict.trip in JOBS],
+        late_s=[float(at_s - verdict.due_s) for _, verdict, at_s in found],
+        late_evaluations=[
+            max(0, -(-(at_s - one.deadline_s(verdict)) // one.evaluate_s)) for one, verdict, at_s in found
         ],
     )
 
@@ -144,7 +178,8 @@ def play(
     """
     rules = [*(sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else rules), POLICIES]
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        files = list(_written(Path(folder), scenarios, rules, metrics(rules)))
+        began_s: dict[int, dict[str, float]] = {}
+        files = list(_written(Path(folder), scenarios, rules, metrics(rules), began_s))
         said = _said(promtool or parts.find("promtool"), files, folder)
     if broken := _BROKEN.search(said):
         raise JudgeError(f"a rule fails in the corpus: {broken[0]}")
@@ -154,7 +189,11 @@ def play(
         raise JudgeError(f"promtool told nothing about {missing[0]!r}:\n{said[:2000]}")
     fired = [(int(told), each) for told, got in answers for each in _fired(int(told), got)]
     return [
-        Played(scenario=scenario, fired=tuple(each for told, each in fired if told == number))
+        Played(
+            scenario=scenario,
+            fired=tuple(each for told, each in fired if told == number),
+            began_s=began_s[number],
+        )
         for number, scenario in enumerate(scenarios)
     ]
 
@@ -179,16 +218,22 @@ def metrics(rules: Iterable[Path]) -> frozenset[str]:
 
 
 def _written(
-    folder: Path, scenarios: Sequence[Scenario], rules: Sequence[Path], wanted: frozenset[str]
+    folder: Path,
+    scenarios: Sequence[Scenario],
+    rules: Sequence[Path],
+    wanted: frozenset[str],
+    began_s: dict[int, dict[str, float]],
 ) -> Iterator[Path]:
-    """A test file for each interval of evaluation, for promtool knows one a file."""
+    """A test file for each interval of evaluation, for promtool knows one a file; and when the last jobs began."""
     files: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for fleet in _fleets(scenarios):
         one = scenarios[fleet[0]]
+        its = {number: series(scenarios[number], wanted=wanted) for number in fleet}
+        began_s |= {number: _began_s(scenarios[number], found) for number, found in its.items()}
         files[one.evaluate_s].append(
             {
                 "interval": f"{one.scrape_s}s",
-                "input_series": [each for number in fleet for each in _series(number, scenarios[number], wanted)],
+                "input_series": [each for number in fleet for each in _series(number, its[number])],
                 "promql_expr_test": [each for number in fleet for each in _asked(number, scenarios[number])],
             }
         )
@@ -227,8 +272,18 @@ def _falls_silent(timeline: Timeline) -> bool:
     )
 
 
-def _series(number: int, scenario: Scenario, wanted: frozenset[str]) -> Iterator[dict[str, str]]:
-    for (name, labels), found in series(scenario, wanted=wanted).items():
+def _began_s(scenario: Scenario, its: Mapping[Key, Sequence[float | str | None]]) -> dict[str, float]:
+    """When the job began that each worker has as the scenario ends, by the last scrape of it."""
+    last = {dict(labels)["worker"]: (found[-1], len(found) - 1) for (name, labels), found in its.items() if name == RAN}
+    return {
+        worker: number * scenario.scrape_s - ran_s
+        for worker, (ran_s, number) in last.items()
+        if isinstance(ran_s, float) and not math.isnan(ran_s)
+    }
+
+
+def _series(number: int, its: Mapping[Key, Sequence[float | str | None]]) -> Iterator[dict[str, str]]:
+    for (name, labels), found in its.items():
         written = (
             f"{label}={json.dumps(_host(number, value) if label in HOST_LABELS else value)}" for label, value in labels
         )

@@ -278,8 +278,12 @@ class Scenario:
 
     def deadline_s(self, verdict: Verdict | Told) -> int:
         """The last second for it: the first evaluation of the first scrape that shows what allows it, and `late_s`."""
-        shown_s = -(-verdict.due_s // self.scrape_s) * self.scrape_s
-        return -(-shown_s // self.evaluate_s) * self.evaluate_s + self.late_s
+        return self.evaluated_s(verdict.due_s) + self.late_s
+
+    def evaluated_s(self, second: float) -> int:
+        """When what is so from that second on is evaluated: first of the first scrape that shows it."""
+        shown_s = math.ceil(second / self.scrape_s) * self.scrape_s
+        return -(-shown_s // self.evaluate_s) * self.evaluate_s
 
 
 def at(timeline: Sequence[tuple[int, _T]], second: int, default: _T) -> _T:
