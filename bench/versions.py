@@ -54,7 +54,7 @@ def measure(place: Place) -> Iterator[Figure]:
 
 def _corpus(promtools: Mapping[str, Path], otherwise: list[str]) -> Iterator[Figure]:
     """The corpus by each promtool; of whom they do not tell the same, alert by alert and second by second, is added."""
-    scenarios = scenario.read()
+    scenarios = _judged(scenario.read)
     told: dict[str, list[Played]] = {}
     for version, promtool in promtools.items():
         progress(f"versions, {len(scenarios)} scenarios on {version}")
@@ -92,7 +92,7 @@ def _live(place: Place, otherwise: list[str]) -> Iterator[Figure]:
     """The live scenarios by the newer Prometheus, each by one of its own and all at the same time."""
     program = parts.find_newer("prometheus", "prometheus")
     version = _version(program)
-    scenarios = scenario.read(live.LIVE)
+    scenarios = _judged(partial(scenario.read, live.LIVE))
     progress(f"versions, {len(scenarios)} live scenarios on {version}")
     started_s = time.monotonic()
     with ThreadPoolExecutor(len(scenarios)) as pool:
@@ -111,7 +111,7 @@ def _live(place: Place, otherwise: list[str]) -> Iterator[Figure]:
 def _judged(act: Callable[[], _T]) -> _T:
     try:
         return act()
-    except JudgeError as error:
+    except (JudgeError, scenario.ScenarioError) as error:
         raise BenchError(str(error)) from error
 
 

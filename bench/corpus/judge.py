@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.corpus.host import Key, identities, series
+from bench.corpus.host import Key, identities, series, tally
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT, RULES_GLOB
 from gpuwarden.job import Trip
+from remediator.plan import BlockRun, LockWorker, Migrate, Wait
+from remediator.remedies import wrangle
 
 POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
 POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
@@ -403,8 +405,25 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
             yield f"{acts} at {at_s}s, which is late: it is due at {verdict.due_s}s, to be told by {last_s}s"
         elif f"{verdict.remedy} for {verdict.trip}" not in said:
             yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.trip} is wanted"
+        elif verdict.then and (decided := _decided(scenario, of, at_s)) != verdict.then:
+            yield f"{acts}, and then is decided: {decided}; {verdict.then} is wanted"
         else:
             yield from _wrongly_named(scenario, [one for one in fired if (one.of, one.at_s) == (of, at_s)])
+
+
+def _decided(scenario: Scenario, of: str, at_s: int) -> str:
+    """What the remediator of its host decides about a worker and its run, by the counts of that second."""
+    (program,) = [each for each in scenario.programs if each.name == of]
+    verdict = wrangle.judge(tally(scenario, program.run, at_s), wrangle.Rules(), host=program.host)
+    match verdict:
+        case BlockRun():
+            return "block"
+        case LockWorker() | Migrate():
+            word = "lock" if isinstance(verdict, LockWorker) else "move"
+            return word if verdict.worker == of else f"{word} of {verdict.worker}"
+        case Wait():
+            return "wait"
+    return "leave"
 
 
 def _wrongly_told(scenario: Scenario, fired: Sequence[Fired], acted: Mapping[str, Fired]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from bench.corpus import scenario, scores
 from bench.corpus.judge import OURS, PEOPLE, Played, play
 from bench.corpus.scenario import (
+    DECIDED,
     DOINGS,
     GPU_STATES,
     HOST_STATES,
@@ -128,6 +129,7 @@ _KNOWN: Final[Mapping[str, Iterable[object]]] = {
     "`prometheus`": PROMETHEUS_STATES,
     "the `trip` of a verdict": Trip,
     "its `remedy`": REMEDIES,
+    "what is decided `then`": DECIDED,
     "the `alert` of what is told": TELLING,
 }
 

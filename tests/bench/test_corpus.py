@@ -700,6 +700,32 @@ def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
     assert {verdict.of: each.at_s for verdict, each in late.found.items()} == {"w": 600}
 
 
+@pytest.mark.parametrize(
+    ("begins", "decided"),
+    [
+        ("fails every item of a run that two others finish", ["lock"]),
+        ("fails every item of a run as two others do", ["wait", "block", "block"]),
+        ("is alone on a run and fails every item", ["move"]),
+    ],
+)
+def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_moment(
+    begins: str, decided: list[str]
+) -> None:
+    one = named(begins)
+    fired = tuple(
+        Fired(policy=judge.OURS, alert="A", remedy="wrangle", trip="items", of=each.of, at_s=each.due_s)
+        for each in one.verdicts
+    )
+    other = tuple(replace(each, then="lock" if each.then == "move" else "move") for each in one.verdicts)
+
+    assert [each.then for each in one.verdicts] == decided
+    assert Played(scenario=one, fired=fired).wrong() == []
+    assert Played(scenario=replace(one, verdicts=other), fired=fired).wrong() == [
+        f"A acts on {each.of}, and then is decided: {each.then}; {wanted.then} is wanted"
+        for each, wanted in zip(one.verdicts, other, strict=True)
+    ]
+
+
 def job(of: str, *, due_s: int, trip: Trip = Trip.STALL) -> Verdict:
     return Verdict(trip=trip, remedy="restart_worker", of=of, since_s=due_s - 120, due_s=due_s)
 
@@ -1003,6 +1029,7 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: w, since: 6m}\n  verdict:",
          "a.yaml:5: due: None is no time"),
         ("0s: loads", "works_in: thread, 0s: loads", "works_in: 'thread' will not do (it is none of: child, orphan)"),
+        ("due: 6m", "due: 6m, then: lock", "a.yaml:5: then: 'lock' will not do; wanted is, of who is to be wrangled"),
         ("due: 6m", "due: 3m", "a.yaml:5: due: it comes before what went wrong"),
         ("4m: hangs", "4m: {does: hangs, io_mib_per_s: 1, io_mib_per_s: 2}",
          "a.yaml:4: 'io_mib_per_s' stands here twice; keep one"),
