@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.figures import Figure, Place, figure, progress
+from bench.figures import BenchError, Figure, Place, figure, progress
 from deploy import parts
 from tests.alerts import judging
 from tests.alerts.generated import planted
-from tests.alerts.judging import Breakage
+from tests.alerts.judging import Breakage, UnsoundError
 from tests.alerts.mutants import ALERTS, EQUIVALENT, MUTANTS, RULES
 
 
@@ -23,8 +23,15 @@ def measure(place: Place) -> Iterator[Figure]:
 
     Raises:
         PartMissing: there is no promtool.
-        UnsoundError: the tests fail on the rules as they are.
+        BenchError: the tests fail on the rules as they are.
     """
+    try:
+        yield from _measure(place)
+    except UnsoundError as error:
+        raise BenchError(str(error)) from error
+
+
+def _measure(place: Place) -> Iterator[Figure]:
     promtool = parts.find("promtool")
     caught: Counter[str] = Counter()
     done: Counter[str] = Counter()

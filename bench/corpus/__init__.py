@@ -32,8 +32,12 @@ def measure() -> Iterator[Figure]:
     for name, found in scores(played):
         yield figure("corpus", f"{name}: false kills", "", [found.false])
         yield figure("corpus", f"{name}: missed, of {found.wedged} wedged jobs", "", [found.missed])
+        if name.startswith(OURS):
+            yield figure("corpus", f"{name}: missed, of {found.others} others", "", [found.missed_others])
         if found.took_s:
             yield figure("corpus", f"{name}: from wedge to verdict", "s", found.took_s)
+            yield figure("corpus", f"{name}: from the earliest moment to verdict", "s", found.late_s)
+            yield figure("corpus", f"{name}: the same, evaluations too late", "", found.late_evaluations)
 
 
 def scores(played: Sequence[Played]) -> Iterator[tuple[str, Score]]:

@@ -62,6 +62,7 @@ from exporter.sources.samples import Cursor, Listed
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
+from gpuwarden.tally import RunTally, WorkerTally
 from remediator.plan import Limits
 
 MIB: Final = 2**20
@@ -876,9 +877,30 @@ def identities(scenario: Scenario, second: int) -> dict[str, dict[str, str]]:
 
     A worker's are those of the attempt that it holds, where it holds one; of whoever else, those of its container.
     """
+    return {life.program.name: life.identity for host in _as_of(scenario, second) for life in host.lives}
+
+
+def tally(scenario: Scenario, run: str, second: int) -> RunTally:
+    """How the items of a run get on at that second, as the queue would count them, for whoever decides about it."""
+    return RunTally(
+        run_id=run, asked=True, over=False, ranked=False, unsettled=0, migrations=0,
+        workers=tuple(
+            WorkerTally(
+                host=host.name, worker=life.program.name, done=life.finished, failed=life.failed,
+                runs_for_s=None if life.job is None else STARTED_S + second - life.job.started.boottime_s,
+            )
+            for host in _as_of(scenario, second)
+            for life in host.lives
+            if life.program.run == run
+        ),
+    )  # fmt: skip
+
+
+def _as_of(scenario: Scenario, second: int) -> list[Host]:
+    """The hosts of its programs, played until that second."""
     hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs})]
     changes = {since_s for program in scenario.programs for since_s, _ in program.does if since_s <= second}
     for each in sorted({*changes, second}):
         for host in hosts:
             host.play(each)
-    return {life.program.name: life.identity for host in hosts for life in host.lives}
+    return hosts

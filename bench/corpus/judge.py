@@ -9,20 +9,25 @@ import math
 import re
 import subprocess
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.corpus.host import identities, series
+from bench.corpus.host import Key, identities, series, tally
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy import parts
 from deploy.check import CHECKOUT, RULES_GLOB
 from gpuwarden.job import Trip
+from remediator.plan import BlockRun, LockWorker, Migrate, Wait
+from remediator.remedies import wrangle
 
 POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
 POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
+TIME_LIMIT_S: Final = 3600
+"""After how long the policies of `TIMEOUTS` end any job, as `POLICIES` says."""
+TIMEOUTS: Final = ("timeout", "timeout or idle")
 OURS: Final = "gpuwarden"
 PEOPLE: Final = "people"
 """Whose policy an alert is that only tells them: it acts on nobody."""
@@ -33,6 +38,7 @@ HOST_LABELS: Final = ("host", "worker_host", "nodename", "gang")
 """The labels whose values are those of one scenario among all that are played beside each other."""
 SAMPLES_MAX: Final = 8_000
 UNHEARD_S: Final = 60
+RAN: Final = "gpuwarden_job_elapsed_seconds"
 NAMING: Final = ("job_id", "attempt", "incarnation")
 """The labels by which an alert says which attempt, or which incarnation, it accuses."""
 NAMELESS: Final = ("wrangle", "GpuwardenServerSilent")
@@ -80,10 +86,11 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A scenario, and what fired in it."""
+    """A scenario, what fired in it, and when the job began that each worker has as it ends, seconds."""
 
     scenario: Scenario
     fired: tuple[Fired, ...]
+    began_s: Mapping[str, float] = field(default_factory=dict)
 
     def wrong(self) -> list[str]:
         """What our rules did otherwise than the scenario wants, a sentence each."""
@@ -94,6 +101,8 @@ class Played:
     def judgement(self, policy: str) -> Judgement:
         """By any policy: whoever is acted on before anything is wrong with it is a false kill."""
         first = _first(each for each in self.fired if each.policy == policy)
+        if policy in TIMEOUTS:
+            first |= {each.of: each for each in self._ended_at_last(policy) if each.of not in first}
         wanted = _wanted(self.scenario, first)
         false = [each for of, each in first.items() if of not in wanted or each.at_s < wanted[of].since_s]
         found = {verdict: first[of] for of, verdict in wanted.items() if of in first and first[of] not in false}
@@ -105,36 +114,65 @@ class Played:
             missed=tuple(verdict for of, verdict in wanted.items() if verdict not in found and of not in gone),
         )
 
+    def _ended_at_last(self, policy: str) -> Iterator[Fired]:
+        """Whom a time limit would end after the scenario, if he wedged and his job is still there as it ends."""
+        for verdict in self.scenario.verdicts:
+            for of in (verdict.of, *verdict.or_of):
+                began_s = self.began_s.get(of)
+                if verdict.trip in JOBS and began_s is not None and began_s <= verdict.due_s:
+                    at_s = self.scenario.evaluated_s(began_s + TIME_LIMIT_S)
+                    yield Fired(policy=policy, alert="at last", remedy="", trip="", of=of, at_s=at_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """What one policy made of many scenarios: kills of what was sound, wedged jobs it missed, and how long it took.
 
-    Servers, tenants and hosts are left out of what is missed: no other policy is made for them.
+    `missed_others`, of `others`, are verdicts on servers, tenants, hosts and whoever fails items, for which no other
+    policy is made. `late_s` is from the earliest moment at which what is known allows a verdict until it came, and
+    `late_evaluations` by how many evaluations that is after the first one of the first scrape that shows it: for ours
+    of every verdict, for the others of jobs'.
     """
 
     false: int
     missed: int
     wedged: int
+    missed_others: int
+    others: int
     took_s: list[float]
+    late_s: list[float]
+    late_evaluations: list[int]
 
 
 def score(played: Sequence[Played], policy: str) -> Score:
     """Sum up one policy."""
-    judged = [each.judgement(policy) for each in played]
-    found = [each.found.items() for each in judged]
+    judged = [(each.scenario, each.judgement(policy)) for each in played]
+    missed = Counter(verdict.trip in JOBS for _, each in judged for verdict in each.missed)
+    wanted = Counter(verdict.trip in JOBS for each in played for verdict in each.scenario.verdicts)
+    found = [
+        (one, verdict, fired.at_s)
+        for one, each in judged
+        for verdict, fired in each.found.items()
+        if policy == OURS or verdict.trip in JOBS
+    ]
     return Score(
-        false=sum(len(each.false) for each in judged),
-        missed=sum(verdict.trip in JOBS for each in judged for verdict in each.missed),
-        wedged=sum(verdict.trip in JOBS for each in played for verdict in each.scenario.verdicts),
-        took_s=[
-            float(fired.at_s - verdict.since_s) for each in found for verdict, fired in each if verdict.trip in JOBS
+        false=sum(len(each.false) for _, each in judged),
+        missed=missed[True],
+        wedged=wanted[True],
+        missed_others=missed[False],
+        others=wanted[False],
+        took_s=[float(at_s - verdict.since_s) for _, verdict, at_s in found if verdict.trip in JOBS],
+        late_s=[float(at_s - verdict.due_s) for _, verdict, at_s in found],
+        late_evaluations=[
+            max(0, -(-(at_s - one.deadline_s(verdict)) // one.evaluate_s)) for one, verdict, at_s in found
         ],
     )
 
 
-def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> list[Played]:
-    """Play scenarios through promtool, by the rules that ship where no others are given.
+def play(
+    scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None, *, promtool: Path | None = None
+) -> list[Played]:
+    """Play scenarios through promtool, this release's where none is given, by the rules that ship unless given others.
 
     Raises:
         PartMissing: there is no promtool.
@@ -142,8 +180,9 @@ def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> 
     """
     rules = [*(sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else rules), POLICIES]
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        files = list(_written(Path(folder), scenarios, rules, metrics(rules)))
-        said = _said(parts.find("promtool"), files, folder)
+        began_s: dict[int, dict[str, float]] = {}
+        files = list(_written(Path(folder), scenarios, rules, metrics(rules), began_s))
+        said = _said(promtool or parts.find("promtool"), files, folder)
     if broken := _BROKEN.search(said):
         raise JudgeError(f"a rule fails in the corpus: {broken[0]}")
     answers = _ANSWER.findall(said)
@@ -152,7 +191,11 @@ def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> 
         raise JudgeError(f"promtool told nothing about {missing[0]!r}:\n{said[:2000]}")
     fired = [(int(told), each) for told, got in answers for each in _fired(int(told), got)]
     return [
-        Played(scenario=scenario, fired=tuple(each for told, each in fired if told == number))
+        Played(
+            scenario=scenario,
+            fired=tuple(each for told, each in fired if told == number),
+            began_s=began_s[number],
+        )
         for number, scenario in enumerate(scenarios)
     ]
 
@@ -177,16 +220,22 @@ def metrics(rules: Iterable[Path]) -> frozenset[str]:
 
 
 def _written(
-    folder: Path, scenarios: Sequence[Scenario], rules: Sequence[Path], wanted: frozenset[str]
+    folder: Path,
+    scenarios: Sequence[Scenario],
+    rules: Sequence[Path],
+    wanted: frozenset[str],
+    began_s: dict[int, dict[str, float]],
 ) -> Iterator[Path]:
-    """A test file for each interval of evaluation, for promtool knows one a file."""
+    """A test file for each interval of evaluation, for promtool knows one a file; and when the last jobs began."""
     files: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for fleet in _fleets(scenarios):
         one = scenarios[fleet[0]]
+        its = {number: series(scenarios[number], wanted=wanted) for number in fleet}
+        began_s |= {number: _began_s(scenarios[number], found) for number, found in its.items()}
         files[one.evaluate_s].append(
             {
                 "interval": f"{one.scrape_s}s",
-                "input_series": [each for number in fleet for each in _series(number, scenarios[number], wanted)],
+                "input_series": [each for number in fleet for each in _series(number, its[number])],
                 "promql_expr_test": [each for number in fleet for each in _asked(number, scenarios[number])],
             }
         )
@@ -225,8 +274,18 @@ def _falls_silent(timeline: Timeline) -> bool:
     )
 
 
-def _series(number: int, scenario: Scenario, wanted: frozenset[str]) -> Iterator[dict[str, str]]:
-    for (name, labels), found in series(scenario, wanted=wanted).items():
+def _began_s(scenario: Scenario, its: Mapping[Key, Sequence[float | str | None]]) -> dict[str, float]:
+    """When the job began that each worker has as the scenario ends, by the last scrape of it."""
+    last = {dict(labels)["worker"]: (found[-1], len(found) - 1) for (name, labels), found in its.items() if name == RAN}
+    return {
+        worker: number * scenario.scrape_s - ran_s
+        for worker, (ran_s, number) in last.items()
+        if isinstance(ran_s, float) and not math.isnan(ran_s)
+    }
+
+
+def _series(number: int, its: Mapping[Key, Sequence[float | str | None]]) -> Iterator[dict[str, str]]:
+    for (name, labels), found in its.items():
         written = (
             f"{label}={json.dumps(_host(number, value) if label in HOST_LABELS else value)}" for label, value in labels
         )
@@ -346,8 +405,25 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
             yield f"{acts} at {at_s}s, which is late: it is due at {verdict.due_s}s, to be told by {last_s}s"
         elif f"{verdict.remedy} for {verdict.trip}" not in said:
             yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.trip} is wanted"
+        elif verdict.then and (decided := _decided(scenario, of, at_s)) != verdict.then:
+            yield f"{acts}, and then is decided: {decided}; {verdict.then} is wanted"
         else:
             yield from _wrongly_named(scenario, [one for one in fired if (one.of, one.at_s) == (of, at_s)])
+
+
+def _decided(scenario: Scenario, of: str, at_s: int) -> str:
+    """What the remediator of its host decides about a worker and its run, by the counts of that second."""
+    (program,) = [each for each in scenario.programs if each.name == of]
+    verdict = wrangle.judge(tally(scenario, program.run, at_s), wrangle.Rules(), host=program.host)
+    match verdict:
+        case BlockRun():
+            return "block"
+        case LockWorker() | Migrate():
+            word = "lock" if isinstance(verdict, LockWorker) else "move"
+            return word if verdict.worker == of else f"{word} of {verdict.worker}"
+        case Wait():
+            return "wait"
+    return "leave"
 
 
 def _wrongly_told(scenario: Scenario, fired: Sequence[Fired], acted: Mapping[str, Fired]) -> Iterator[str]:

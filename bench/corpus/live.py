@@ -36,8 +36,12 @@ UP_S: Final = 60
 """Within which it is to answer once it is started, and to scrape once it answers, seconds."""
 
 
-def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) -> Played:
-    """Play one in a folder of its own, by the rules that ship where no others are given; it takes as long as it says.
+def play(
+    scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None, *, program: Path | None = None
+) -> Played:
+    """Play one in a folder of its own, by the rules that ship unless given others; it takes as long as it says.
+
+    `program` is the Prometheus, this release's where none is given.
 
     Raises:
         PartMissing: there is no Prometheus.
@@ -46,7 +50,7 @@ def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) 
     rules = sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else list(rules)
     targets = _Targets(scenario, metrics(rules))
     with targets.served() as address:
-        prometheus = _Prometheus(folder, scenario, rules, address, targets.names)
+        prometheus = _Prometheus(program or parts.find("prometheus"), folder, scenario, rules, address, targets.names)
         try:
             prometheus.start()
             began_s = targets.begin()
@@ -140,7 +144,13 @@ class _Prometheus:
     """One that is killed and started in one folder, so that it finds there what it has seen."""
 
     def __init__(
-        self, folder: Path, scenario: Scenario, rules: Sequence[Path], address: str, hosts: Sequence[str]
+        self,
+        program: Path,
+        folder: Path,
+        scenario: Scenario,
+        rules: Sequence[Path],
+        address: str,
+        hosts: Sequence[str],
     ) -> None:
         with closing(socket.socket()) as probe:
             probe.bind(("127.0.0.1", 0))
@@ -160,7 +170,7 @@ class _Prometheus:
         }  # fmt: skip
         (folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # which is YAML
         self._command = [
-            *(str(parts.find("prometheus")), f"--config.file={folder}/prometheus.yml"),
+            *(str(program), f"--config.file={folder}/prometheus.yml"),
             *(f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}"),
         ]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.corpus import scenario, scores
-from bench.corpus.judge import PEOPLE, Played, play
+from bench.corpus.judge import OURS, PEOPLE, Played, play
 from bench.corpus.scenario import (
+    DECIDED,
     DOINGS,
     GPU_STATES,
     HOST_STATES,
@@ -46,11 +47,7 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
         f"{len(played)} scenarios: " + ", ".join(f"{count} in `{file}`" for file, count in sorted(files.items())) + "."
     )
     yield ""
-    yield "| policy | false kills | missed wedges | from wedge to verdict: median, worst |"
-    yield "|---|---|---|---|"
-    for name, found in scores(played):
-        took = f"{statistics.median(found.took_s):.0f} s, {max(found.took_s):.0f} s" if found.took_s else ""
-        yield f"| {name} | {found.false} | {found.missed} of {found.wedged} | {took} |"
+    yield from _table(played)
     yield ""
     wanted = [(each, told) for each in played for told in each.scenario.told]
     heard = sum(
@@ -103,6 +100,23 @@ def _lines(played: Sequence[Played]) -> Iterator[str]:
         yield f"| {where} | {', '.join(f'`{each}`' for each in known)} |"
 
 
+def _table(played: Sequence[Played]) -> Iterator[str]:
+    """What each policy made of them; empty where a figure is of nothing that the policy is made for."""
+    heads = (
+        "policy", "false kills", "missed: jobs", "missed: all else", "from wedge to verdict: median, worst",
+        "from the earliest moment: worst", "evaluations too late: worst",
+    )  # fmt: skip
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for name, found in scores(played):
+        took = f"{statistics.median(found.took_s):.0f} s, {max(found.took_s):.0f} s" if found.took_s else ""
+        late = f"{max(found.late_s):.0f} s" if found.late_s else ""
+        evaluations = max(found.late_evaluations, default="")
+        others = f"{found.missed_others} of {found.others}" if name.startswith(OURS) else ""
+        missed = f"{found.missed} of {found.wedged}"
+        yield f"| {name} | {found.false} | {missed} | {others} | {took} | {late} | {evaluations} |"
+
+
 _KNOWN: Final[Mapping[str, Iterable[object]]] = {
     "the `process` of what is done": Process,
     "its `phase`": Phase,
@@ -115,6 +129,7 @@ _KNOWN: Final[Mapping[str, Iterable[object]]] = {
     "`prometheus`": PROMETHEUS_STATES,
     "the `trip` of a verdict": Trip,
     "its `remedy`": REMEDIES,
+    "what is decided `then`": DECIDED,
     "the `alert` of what is told": TELLING,
 }
 

@@ -9,7 +9,8 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     hosts      by name, where one is not simply watched: `5m: unscraped`
     prometheus where it does not simply run: `5m: down`
     verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
-               at `due`, the earliest moment at which what is known allows it, and on nobody else
+               at `due`, the earliest moment at which what is known allows it, and on nobody else; with `then`, what
+               is decided then about who fails the items of a run: lock (the worker), block, move (the run) or wait
     told       one or a list of {alert, of, due}: what people are to be told where nobody may act, of whom and when,
                likewise; nothing where nothing is said
     scrape, evaluate   how far apart; 15s and 30s where nothing is said
@@ -176,6 +177,10 @@ REMEDIES: Final = {
 }
 """What can be done, and by which label each remedy knows on whom."""
 
+DECIDED: Final = ("lock", "block", "move", "wait")
+"""What can be decided about who fails the items of a run: the worker is locked, its run is blocked, or moves to another
+worker; or nobody can tell yet."""
+
 TELLING: Final = {
     "GpuwardenSharedJobStalled": "worker",
     "GpuwardenServerSilent": "container",
@@ -237,7 +242,8 @@ class Program:
 class Verdict:
     """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds.
 
-    `or_of` are others of whom any one will do instead.
+    `or_of` are others of whom any one will do instead. `then` is what the remediator decides by the counts of that
+    moment about who fails the items of a run; empty where nothing is said.
     """
 
     trip: Trip
@@ -246,6 +252,7 @@ class Verdict:
     since_s: int
     due_s: int
     or_of: tuple[str, ...] = ()
+    then: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,8 +285,12 @@ class Scenario:
 
     def deadline_s(self, verdict: Verdict | Told) -> int:
         """The last second for it: the first evaluation of the first scrape that shows what allows it, and `late_s`."""
-        shown_s = -(-verdict.due_s // self.scrape_s) * self.scrape_s
-        return -(-shown_s // self.evaluate_s) * self.evaluate_s + self.late_s
+        return self.evaluated_s(verdict.due_s) + self.late_s
+
+    def evaluated_s(self, second: float) -> int:
+        """When what is so from that second on is evaluated: first of the first scrape that shows it."""
+        shown_s = math.ceil(second / self.scrape_s) * self.scrape_s
+        return -(-shown_s // self.evaluate_s) * self.evaluate_s
 
 
 def at(timeline: Sequence[tuple[int, _T]], second: int, default: _T) -> _T:
@@ -675,12 +686,15 @@ def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Ite
                     "of", f"{of} has a verdict already; keep the first, for what follows is of the same wedge"
                 )
             seen.add(of)
+        then = str(inner.take("then") or "")
+        if then and (then not in DECIDED or remedy != "wrangle"):
+            raise inner.at("then", f"{then!r} will not do; wanted is, of who is to be wrangled, {', '.join(DECIDED)}")
         since_s = inner.time("since")
         verdict = Verdict(
             trip=Trip(trip), remedy=remedy, of=anybody[0], or_of=tuple(anybody[1:]), since_s=since_s,
-            due_s=inner.time("due", since_s),
+            due_s=inner.time("due", since_s), then=then,
         )  # fmt: skip
-        inner.finish("one of trip, remedy, of, since, due")
+        inner.finish("one of trip, remedy, of, since, due, then")
         if verdict.due_s < since_s:
             raise inner.at("due", "it comes before what went wrong; let it be as late as `since`, or later")
         yield verdict

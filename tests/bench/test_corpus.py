@@ -700,6 +700,102 @@ def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
     assert {verdict.of: each.at_s for verdict, each in late.found.items()} == {"w": 600}
 
 
+@pytest.mark.parametrize(
+    ("begins", "decided"),
+    [
+        ("fails every item of a run that two others finish", ["lock"]),
+        ("fails every item of a run as two others do", ["wait", "block", "block"]),
+        ("is alone on a run and fails every item", ["move"]),
+    ],
+)
+def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_moment(
+    begins: str, decided: list[str]
+) -> None:
+    one = named(begins)
+    fired = tuple(
+        Fired(policy=judge.OURS, alert="A", remedy="wrangle", trip="items", of=each.of, at_s=each.due_s)
+        for each in one.verdicts
+    )
+    other = tuple(replace(each, then="lock" if each.then == "move" else "move") for each in one.verdicts)
+
+    assert [each.then for each in one.verdicts] == decided
+    assert Played(scenario=one, fired=fired).wrong() == []
+    assert Played(scenario=replace(one, verdicts=other), fired=fired).wrong() == [
+        f"A acts on {each.of}, and then is decided: {each.then}; {wanted.then} is wanted"
+        for each, wanted in zip(one.verdicts, other, strict=True)
+    ]
+
+
+def job(of: str, *, due_s: int, trip: Trip = Trip.STALL) -> Verdict:
+    return Verdict(trip=trip, remedy="restart_worker", of=of, since_s=due_s - 120, due_s=due_s)
+
+
+def by(policy: str, of: str, at_s: int) -> Fired:
+    return Fired(policy=policy, alert="A", remedy="", trip="", of=of, at_s=at_s)
+
+
+def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
+    wanted = (
+        job("w", due_s=360),
+        job("v", due_s=360),
+        job("b", due_s=360, trip=Trip.VRAM),
+        job("a", due_s=1, trip=Trip.ITEMS),
+    )
+    one = Played(
+        scenario=replace(SCENARIOS[0], verdicts=wanted), fired=(by("gpuwarden", "w", 360), by("gpuwarden", "b", 360))
+    )
+
+    found = judge.score([one], judge.OURS)
+
+    assert (found.missed, found.wedged, found.missed_others, found.others) == (1, 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "late_s", "evaluations"),
+    [(360, 0, 0), (390, 30, 0), (391, 31, 1), (420, 60, 1), (450, 90, 2)],
+)
+def test_lateness_is_from_the_earliest_moment_and_from_the_first_evaluation_that_can_tell(
+    at_s: int, late_s: int, evaluations: int
+) -> None:
+    one = replace(SCENARIOS[0], verdicts=(job("b", due_s=360, trip=Trip.VRAM),), scrape_s=13, evaluate_s=30)
+
+    found = judge.score([Played(scenario=one, fired=(by("gpuwarden", "b", at_s),))], judge.OURS)
+
+    assert (found.late_s, found.late_evaluations) == ([late_s], [evaluations])
+    assert found.took_s == [], "it is no job"
+
+
+@pytest.mark.parametrize(
+    ("began_s", "took_s", "missed"),
+    [
+        pytest.param({"w": 50.0}, [3660 - 240], 0, id="it began before it wedged and is there as the scenario ends"),
+        pytest.param({}, [], 1, id="it has ended"),
+        pytest.param({"w": 361.0}, [], 1, id="another one is there by then"),
+        pytest.param({"w": -3590.0}, [300 - 240], 0, id="the limit came while it was played"),
+    ],
+)
+def test_who_has_a_time_limit_ends_at_last_whom_it_does_not_find(
+    began_s: Mapping[str, float], took_s: list[float], missed: int
+) -> None:
+    one = replace(SCENARIOS[0], verdicts=(job("w", due_s=360),), scrape_s=15, evaluate_s=30)
+    fired = (by("timeout", "w", 300),) if began_s.get("w", 0) < 0 else ()
+
+    limited = judge.score([Played(scenario=one, fired=fired, began_s=began_s)], "timeout")
+    idle = judge.score([Played(scenario=one, fired=(), began_s=began_s)], "idle")
+
+    assert (limited.took_s, limited.missed, limited.false) == (took_s, missed, 0)
+    assert (idle.took_s, idle.missed) == ([], 1), "which has none"
+
+
+@pytest.mark.needs_parts
+def test_ours_is_never_an_evaluation_late_and_misses_nothing_of_whatever_kind(played: Mapping[str, Played]) -> None:
+    found = judge.score([each for each in played.values() if not each.scenario.not_yet], judge.OURS)
+
+    assert (found.missed, found.missed_others, max(found.late_evaluations)) == (0, 0, 0)
+    assert found.others > 50
+    assert len(found.late_s) == found.wedged + found.others
+
+
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("mutant", CAUGHT)
 def test_the_corpus_tells_when(mutant: str, played: Mapping[str, Played], tmp_path: Path) -> None:
@@ -933,6 +1029,7 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("  verdict:", "  told: {alert: GpuwardenSharedJobStalled, of: w, since: 6m}\n  verdict:",
          "a.yaml:5: due: None is no time"),
         ("0s: loads", "works_in: thread, 0s: loads", "works_in: 'thread' will not do (it is none of: child, orphan)"),
+        ("due: 6m", "due: 6m, then: lock", "a.yaml:5: then: 'lock' will not do; wanted is, of who is to be wrangled"),
         ("due: 6m", "due: 3m", "a.yaml:5: due: it comes before what went wrong"),
         ("4m: hangs", "4m: {does: hangs, io_mib_per_s: 1, io_mib_per_s: 2}",
          "a.yaml:4: 'io_mib_per_s' stands here twice; keep one"),

@@ -1,0 +1,81 @@
+"""`python -m bench`: a part that cannot go on ends itself alone, and what the rules are worth is measured first."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as bench
+from bench import corpus, mutation, versions
+from bench.figures import BenchError, Figure, Place, figure
+from deploy.parts import PartMissing
+from tests.alerts import judging
+
+
+def measured(name: str) -> list[Figure]:
+    return [figure(name, f"what {name} measures", "s", [1.0])]
+
+
+def ends(error: BaseException) -> Iterator[Figure]:
+    """A part that measures something, and then cannot go on."""
+    yield from measured("half")
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error", [BenchError("an evaluation was missed"), PartMissing("no promtool")], ids=["measurement", "program"]
+)
+def test_a_part_that_cannot_go_on_says_so_and_the_others_go_on(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(corpus, "measure", lambda: ends(error))
+    monkeypatch.setattr(versions, "measure", lambda *_: measured("versions"))
+
+    status = bench.main(["--only", "corpus,versions", "--json", str(tmp_path / "found")])
+
+    told = capsys.readouterr()
+    assert status == 1
+    assert f"bench: corpus: cannot go on: {error}\n" in told.err
+    assert told.err.endswith("bench: not measured to its end: corpus\n")
+    assert "what half measures" in told.out, "what it had measured by then is told"
+    assert "what versions measures" in told.out
+    written = json.loads((tmp_path / "found").read_text())
+    assert [each["part"] for each in written["figures"]] == ["half", "versions"]
+
+
+def test_all_parts_that_go_on_to_their_end_are_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "measure", lambda: measured("corpus"))
+
+    assert bench.main(["--only", "corpus"]) == 0
+
+
+def test_who_interrupts_it_ends_every_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(corpus, "measure", lambda: ends(KeyboardInterrupt()))
+    monkeypatch.setattr(versions, "measure", lambda *_: measured("versions"))
+
+    status = bench.main(["--only", "corpus,versions"])
+
+    assert status == 130
+    assert "what versions measures" not in capsys.readouterr().out
+
+
+def test_what_tells_of_the_rules_comes_first_and_all_but_the_long_ones_run_where_nothing_is_chosen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--help"])
+
+    asked = "".join(capsys.readouterr().out.partition("--only")[2].split())
+    assert "ofcorpus,versions,mutation,step," in asked
+    assert ";andchaos,soak" in asked
+
+
+def test_rules_that_fail_their_own_tests_have_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsound(*_: object) -> Iterator[judging.Judged]:
+        raise judging.UnsoundError("the tests of stall fail")
+
+    monkeypatch.setattr(mutation, "_measure", unsound)
+
+    with pytest.raises(BenchError, match="the tests of stall fail"):
+        list(mutation.measure(Place(name="disk", folder=tmp_path)))
