@@ -6,8 +6,8 @@ its own collectors: no series is made up.
 
 import math
 from collections import Counter, deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Container as Names
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -672,7 +672,7 @@ class Host:
         work = evidence.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
         looks = [(history, use), *((each.history, each.use) for each in members)]
-        if wanted := _wanted(looks, now.boottime_s):
+        if wanted := _wanted(looks, now.boottime_s, lost):
             work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
         if "work" in unread:
             work = evidence.NOT_LOOKED_AT
@@ -691,16 +691,22 @@ class Host:
             lost=lost,
             frozen_s=now.boottime_s if container.paused else None,
         )
-        self._read_again(looks, second, now.boottime_s, wanted=wanted)
+        self._read_again(looks, second, now.boottime_s, lost, wanted=wanted)
         return found
 
     def _read_again(
-        self, looks: Sequence[tuple[ContainerHistory, GpuUse]], second: int, now_s: float, *, wanted: bool
+        self,
+        looks: Sequence[tuple[ContainerHistory, GpuUse]],
+        second: int,
+        now_s: float,
+        lost: Collection[str],
+        *,
+        wanted: bool,
     ) -> None:
         """Note when what its processes did is read next, where that is not at each look."""
-        if second + 1 in self._closely or (wanted and _wanted(looks, now_s + 1)):
+        if second + 1 in self._closely or (wanted and _wanted(looks, now_s + 1, lost)):
             return
-        due = (second + each for each in range(1, self._every_s) if _wanted(looks, now_s + each))
+        due = (second + each for each in range(1, self._every_s) if _wanted(looks, now_s + each, lost))
         self._reads_s = min(filter(None, (self._reads_s, next(due, None))), default=None)
 
     def _members(
@@ -785,9 +791,9 @@ class _Member:
     use: GpuUse
 
 
-def _wanted(looks: Iterable[tuple[ContainerHistory, GpuUse]], now_s: float) -> bool:
+def _wanted(looks: Iterable[tuple[ContainerHistory, GpuUse]], now_s: float, lost: Collection[str]) -> bool:
     """Whether the processes of a container are to be read, for the whole of it or for one of its workers."""
-    return any(history.wants_work(use, now_s=now_s) for history, use in looks)
+    return any(history.wants_work(use, now_s=now_s, lost=lost) for history, use in looks)
 
 
 def _varies(doing: Doing, still: Thresholds) -> bool:
