@@ -1,4 +1,4 @@
-"""`python -m bench.corpus PLACE`: what the rules make of the scenarios of a file or a folder, a line each.
+"""`python -m bench.corpus [PLACE ...]`: what the rules make of the scenarios of a file or a folder, a line each.
 
 For who writes one: it says who fired when, and what of that is not what the scenario wants.
 """
@@ -16,10 +16,17 @@ from deploy.parts import PartMissing
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play and print; 1 where one is judged otherwise than it wants, 2 where none can be played."""
-    parser = argparse.ArgumentParser(prog="python -m bench.corpus", description="Judge scenarios (docs/corpus.md).")
-    parser.add_argument("place", type=Path, nargs="?", default=scenario.SCENARIOS, help="a file, or a folder of files")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.corpus",
+        description="Judge scenarios by the rules that ship, and by what people use instead (docs/corpus.md).",
+        epilog="Exit code: 0 where all are judged as they want, 1 where one is not, 2 where one cannot be read.",
+    )
+    parser.add_argument(
+        "places", metavar="PLACE", type=Path, nargs="*",
+        help="a file, or a folder of *.yaml; those of this checkout where none is named",
+    )  # fmt: skip
     try:
-        played = play(scenario.read(parser.parse_args(argv).place))
+        played = play(scenario.read(*parser.parse_args(argv).places))
     except (scenario.ScenarioError, JudgeError, PartMissing) as error:
         print(error, file=sys.stderr)
         return 2

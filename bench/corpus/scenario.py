@@ -298,16 +298,19 @@ def at(timeline: Sequence[tuple[int, _T]], second: int, default: _T) -> _T:
     return next((state for since_s, state in reversed(timeline) if since_s <= second), default)
 
 
-def read(place: Path = SCENARIOS) -> list[Scenario]:
-    """Every scenario of a file, or of a folder's files.
+def read(*places: Path) -> list[Scenario]:
+    """Every scenario of these files, and of these folders' files; of those that ship where none is named.
 
     Raises:
         ScenarioError: one cannot be understood, or two have one name.
     """
-    files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
-    found = [scenario for file in files for scenario in _read_file(file)]
-    if not found:
-        raise ScenarioError(f"{place}: no scenario; write one in a file *.yaml there")
+    found: list[Scenario] = []
+    for place in places or (SCENARIOS,):
+        files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+        of_it = [scenario for file in files for scenario in _read_file(file)]
+        if not of_it:
+            raise ScenarioError(f"{place}: no scenario; write one in a file *.yaml there")
+        found += of_it
     seen: dict[str, str] = {}
     for each in found:
         if each.name in seen:
@@ -325,14 +328,26 @@ def _read_file(file: Path) -> Iterator[Scenario]:
         ) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); mend it") from error
+        raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); {_hint(error)}") from error
     except yaml.reader.ReaderError as error:
         raise ScenarioError(f"{file.name}:1: this is no YAML ({error.reason}); mend it") from error
+    if root is None:
+        raise ScenarioError(f"{file.name}:1: there is no scenario in it; begin each with `- name:`")
     if not isinstance(root, yaml.SequenceNode):
         raise ScenarioError(f"{file.name}:1: a list of scenarios is wanted; begin each with `- name:`")
     _check_keys(file.name, root, set())
     for node in root.value:
         yield _scenario(_Reader(file.name, node))
+
+
+def _hint(error: yaml.MarkedYAMLError) -> str:
+    """What to write instead of what is no YAML, by what PyYAML found there."""
+    problem = error.problem or ""
+    if "tab" in problem:
+        return "indent by spaces"
+    if "mapping values" in problem:
+        return "put a sentence with a colon into quotes, and indent the keys of one scenario alike"
+    return "indent the keys of one scenario alike, and close each bracket and quote"
 
 
 def _check_keys(file: str, node: yaml.Node, seen: set[int]) -> None:
