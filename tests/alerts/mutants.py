@@ -1338,6 +1338,12 @@ WAS_NAMED: Final = "gpuwarden:vram_named:timestamp_seconds"
 OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
 ONE_OF_EACH: Final = RULES[VRAM].partition("record: gpuwarden:vram_victim")[2].partition("# Who was named last")[0]
 WHO_WAS: Final = RULES[VRAM].partition("record: gpuwarden:vram_named")[2].partition("- alert:")[0]
+KNOWN_SHORT: Final = """\
+            unless on (host, gpu) (
+              gpuwarden_gpu_memory_free_bytes >= 0
+              and on (host, gpu) gpuwarden_gpu_memory_returning_bytes >= 0
+            )
+"""
 VICTIM_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramVictim")[2].partition("# For a person.")[0]
 LOW_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramLow")[2].partition("# For a person:")[0]
 OVER_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramOverBudget")[2].partition("- alert:")[0]
@@ -1402,7 +1408,7 @@ VRAM_MUTANTS: Final = [
         VRAM,
         WHO_WAS,
         ("named: a scrape that fails ends it", f"{WAS_NAMED} > time()", f"{WAS_NAMED} > 1e18 + time()"),
-        ("named: room does not end it", "unless on (host, gpu) gpuwarden_gpu_memory_free_bytes >= 0", ""),
+        ("named: room does not end it", KNOWN_SHORT, ""),
         ("named: free memory that is unknown is told, and ends it", f"{FREE_NOW} >= 0", FREE_NOW),
         ("named: a neighbour of the GPU ends it", "unless on (host, gpu)", "unless on (host)"),
         ("named: a namesake of the GPU ends it", "unless on (host, gpu)", "unless on (gpu)"),
