@@ -1678,7 +1678,7 @@ FAULTS_MUTANTS: Final = [
         for what, by, series in (
             ("XID", "(host, gpu, xid)", "gpuwarden_gpu_xid_errors_total"),
             ("ECC", "(host, gpu)", 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'),
-            ("calls", "(host)", "gpuwarden_driver_processes_killed_total"),
+            ("calls", "(host, collector)", "gpuwarden_driver_processes_killed_total"),
         )
         for mutant in of(
             FAULTS,
@@ -1783,16 +1783,17 @@ FAULTS_MUTANTS: Final = [
     ),
     *of(
         FAULTS,
-        "        expr: max by (host) (gpuwarden_driver_processes_abandoned) > 0\n        for: 1m\n",
+        "        expr: max by (host, collector) (gpuwarden_driver_processes_abandoned) > 0\n        for: 1m\n",
         ("hangs: none is told", "> 0", ">= 0"),
         ("hangs: it takes two", "> 0", "> 1"),
         ("hangs: it is told at once", "        for: 1m\n", ""),
-        ("hangs: hosts are not told apart", " by (host)", ""),
+        ("hangs: hosts are not told apart", "(host, collector)", "(collector)"),
+        ("hangs: sources are not told apart", "(host, collector)", "(host)"),
         ("hangs: what was killed hangs", "abandoned", "killed_total"),
     ),
-    *of(FAULTS, "          max by (host) (gpuwarden_driver_processes_killed_total) > 0\n",
+    *of(FAULTS, "          max by (host, collector) (gpuwarden_driver_processes_killed_total) > 0\n",
         ("calls: none is told", "> 0", ">= 0"),
-        ("calls: hosts are not told apart", " by (host)", "")),
+        ("calls: hosts are not told apart", "(host, collector)", "(collector)")),
     *[
         mutant
         for name, severity in (
@@ -1972,7 +1973,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         for its, by, places in (
             ("GpuwardenGpuXid", "host, gpu, xid", (6,)),
             ("GpuwardenGpuEccUncorrected", "host, gpu", (6, 7, 8, 9, 10)),
-            ("GpuwardenDriverCallKilled", "host", (6,)),
+            ("GpuwardenDriverCallKilled", "host, collector", (6,)),
         )
         for change in ("max -> min", f"by ({by}) -> by ({by}, instance)")
         for place in places
