@@ -1840,7 +1840,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
             "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 2",
             "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 3",
-            "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 6",
+            "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 8",
         ),
         "it is asked whether it is a number, and none of these is less than 0",
     ),
@@ -2024,13 +2024,13 @@ EQUIVALENT: Final[dict[str, str]] = {
         f"steps: GpuwardenJobSlowed: {change}": why
         for change, why in (
             ("max -> min, at its place 3", _ONLY_THERE),
-            ("max -> min, at its place 4", _ONLY_THERE),
             ("max -> min, at its place 5", _ONLY_THERE),
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
-            ("* -> /, at its place 3", _INFO_IS_1),
+            ("* -> /, at its place 4", _INFO_IS_1),
+            ("0 -> (-1), at its place 6", "of what is asked whether it is 1, neither 0 nor what is less is"),
             (
                 "by (host, worker, container) -> by (host, container), at its place 7",
                 "a container with two jobs is let go before",
