@@ -290,14 +290,23 @@ def quiet(series: str = JOB_QUIET, indent: str = " " * 16) -> str:
 """
 
 
+def quiet_first(series: str = JOB_QUIET) -> str:
+    """The same where the alert's value is how quiet it has been."""
+    return f"""\
+            min by {SLOT} ({series})
+              >=
+"""
+
+
 def of_quiet(rules: str, part: str, series: str, *others: str) -> list[Mutant]:
     """The mutants of that comparison. `others` are series that might stand there instead."""
+    sign, other = ("<=", ">=") if "<=" in part else (">=", "<=")
     return of(
         rules,
         part,
         ("quiet is not looked at", part, ""),
-        ("it must be quiet for longer than the limit", "<=", "<"),
-        ("quiet is compared the wrong way round", "<=", ">="),
+        ("it must be quiet for longer than the limit", sign, sign[0]),
+        ("quiet is compared the wrong way round", sign, other),
         ("quiet compares its longest duration", "min by", "max by"),
         ("quiet compares its mean duration", "min by", "avg by"),
         ("quiet is joined without aggregation", f"min by {SLOT} ({series})", series),
@@ -308,7 +317,7 @@ def of_quiet(rules: str, part: str, series: str, *others: str) -> list[Mutant]:
         ("quiet is the least of all hosts", SLOT, "(worker, container)"),
         ("quiet is the least of its container", SLOT, "(host, container)"),
         ("quiet is the least of its worker", SLOT, "(host, worker)"),
-        *((f"{other} counts instead of quiet", series, other) for other in others),
+        *((f"{each} counts instead of quiet", series, each) for each in others),
     )  # fmt: skip
 
 
@@ -634,12 +643,13 @@ BUDGET_MUTANTS: Final = [
 WINDOW = "gpuwarden_job_health_window_seconds"
 GRACE = "gpuwarden_job_health_grace_seconds"
 WATCHED = f"""\
-            min by {SLOT} ({ELAPSED})
-              >=
-            max by {SLOT} ({GRACE})
-              + on {SLOT}
-            (
               max by {SLOT} ({WINDOW})
+                <= on {SLOT}
+              (
+                min by {SLOT} ({ELAPSED})
+                  - on {SLOT}
+                max by {SLOT} ({GRACE})
+              )
 """
 
 # The rule of the stuck job, its parts letter for letter.
@@ -715,11 +725,11 @@ HEALTH_MUTANTS: Final = [
     *of(
         HEALTH,
         WATCHED,
-        ("the run time must be longer than grace and window", ">=", ">"),
-        ("the run time is compared the wrong way round", ">=", "<="),
-        ("there is no grace", f"max by {SLOT} ({GRACE})\n              + on {SLOT}\n", ""),
-        ("the window may lie in the grace", f"+ on {SLOT}", f"and on {SLOT}"),
-        ("the grace is the longest of both", f"+ on {SLOT}", f"> on {SLOT}"),
+        ("the run time must be longer than grace and window", "<=", "<"),
+        ("the run time is compared the wrong way round", "<=", ">="),
+        ("there is no grace", f"                  - on {SLOT}\n                max by {SLOT} ({GRACE})\n", ""),
+        ("the window may lie in the grace", f"- on {SLOT}", f"and on {SLOT}"),
+        ("the grace is added to the run time", f"- on {SLOT}", f"+ on {SLOT}"),
         ("the grace is 360 s whatever is set", f"({GRACE})", f"({GRACE} * 0 + 360)"),
         ("the run time compares the shortest limits", "max by", "min by"),
         ("the run time is the longest of two", "min by", "max by"),
@@ -733,13 +743,13 @@ HEALTH_MUTANTS: Final = [
         ("the run time is not told apart by worker", SLOT, "(host, container)"),
         ("the run time is not told apart by container", SLOT, "(host, worker)"),
     ),
-    *of_quiet(HEALTH, quiet(), JOB_QUIET, BEAT_AGE),
-    *of_identity(HEALTH, "the run time"),
+    *of_quiet(HEALTH, quiet_first(), JOB_QUIET, BEAT_AGE),
+    *of_identity(HEALTH, "how long it has been quiet"),
     *of_file(HEALTH, WINDOW),
     *of_outcome(HEALTH, LABELS.replace("stall", "health"), "health"),
     *of(HEALTH, "      - alert: GpuwardenJobUnhealthy", ("it goes by another name", "Unhealthy", "Stalled")),
     *of(HEALTH, "/{{ $labels.worker }} does", ("its summary names no worker", "/{{ $labels.worker }}", "")),
-    *of(HEALTH, "GPU, {{ $value | humanizeDuration }} after",
+    *of(HEALTH, 'sign of life for {{ $value | humanizeDuration }}"',
         ("its summary has raw seconds", " | humanizeDuration", "")),
 ]  # fmt: skip
 
@@ -1580,7 +1590,7 @@ GPU_LOST_MUTANTS: Final = [
         ("the window is not told apart by container", SLOT, "(host, worker)"),
         ("the silence that is allowed is the window", WINDOW, TIMEOUT),
     ),
-    *of_quiet(GPU_LOST, quiet(LOST, " " * 14), LOST, JOB_QUIET),
+    *of_quiet(GPU_LOST, quiet_first(LOST), LOST, JOB_QUIET),
     *of(
         GPU_LOST,
         CONTRADICTED,
@@ -1591,7 +1601,7 @@ GPU_LOST_MUTANTS: Final = [
         ("who does not know contradicts", " >= 0", ""),
         ("who measured contradicts for good", GPU_IDLE, f"last_over_time({GPU_IDLE}[5m])"),
     ),
-    *of_identity(GPU_LOST, "the window"),
+    *of_identity(GPU_LOST, "how long it has been quiet"),
     *of_file(GPU_LOST, WINDOW),
     *of_outcome(GPU_LOST, LABELS.replace("stall", "health"), "health"),
     *of(GPU_LOST, "      - alert: GpuwardenJobGpuLost", ("it goes by another name", "JobGpuLost", "GpuLost")),
