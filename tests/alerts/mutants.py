@@ -1808,7 +1808,7 @@ FAULTS_MUTANTS: Final = [
         mutant
         for name, severity in (
             ("GpuLost", "critical"), ("GpuMissing", "warning"), ("GpuXid", "critical"),
-            ("GpuEccUncorrected", "critical"), ("GpuRowRemapFailed", "critical"), ("GpuRowRemapPending", "warning"),
+            ("GpuEccUncorrected", "warning"), ("GpuRowRemapFailed", "critical"), ("GpuRowRemapPending", "warning"),
             ("GpuThrottled", "warning"), ("GpuTelemetryDown", "critical"), ("DriverHung", "critical"),
             ("GpuUnmeasured", "warning"),
             ("DriverCallKilled", "warning"),
