@@ -937,9 +937,9 @@ SERVER_MUTANTS: Final = [
     *of(SERVER, ", incarnation {{ $labels.incarnation }},", ("its description names no incarnation",
         ", incarnation {{ $labels.incarnation }},", "")),
     *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Mute")),
-    *of(SERVER, '"server {{ $labels.container }} on {{ $labels.host }} has not',
+    *of(SERVER, RULES[SERVER].partition("trip: server\n")[2].partition("description:")[0],
         ("its summary names no container", " {{ $labels.container }}", "")),
-    *of(SERVER, "answered for {{ $value | humanizeDuration }}, its",
+    *of(SERVER, "probe for {{ $value | humanizeDuration }}, its",
         ("its summary has raw seconds", " | humanizeDuration", "")),
     *of(
         SERVER,
@@ -974,7 +974,7 @@ SERVER_MUTANTS: Final = [
         ("silent: neighbours are told", f"and on {PLACE}", "and on (host)"),
         ("silent: a busy GPU keeps it quiet", "== 1\n", f"== 1 and on {PLACE} {GPU_IDLE} >= 120\n"),
     ),
-    *of(SERVER, WARNING.replace("has never", "has answered"),
+    *of(SERVER, WARNING.replace("has never", "has not"),
         ("silent: it is critical", "warning", "critical"),
         ("silent: it has a remedy", "warning\n", "warning\n          remedy: restart_container\n")),
 ]  # fmt: skip
