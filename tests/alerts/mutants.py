@@ -803,10 +803,15 @@ NEVER = f"""\
           max by {PLACE} ({HAS_ANSWERED}) == 0
 """
 
+SILENT_TIMES = "gpuwarden_server_silent_threshold_ratio"
 SILENT = f"""\
           min by {PLACE} ({UNANSWERED_FOR})
             >= on {PLACE}
-          10 * max by {PLACE} ({ALLOWED})
+          (
+            max by {PLACE} ({ALLOWED})
+              * on (host) group_left ()
+            max by (host) ({SILENT_TIMES})
+          )
             and on {PLACE}
           min by {PLACE} ({HAS_ANSWERED}) == 1
 """
@@ -965,8 +970,11 @@ SERVER_MUTANTS: Final = [
     *of(
         SERVER,
         SILENT,
-        ("silent: any silence is enough", "10 *", "0 *"),
-        ("silent: what is allowed is enough", "10 *", "1 *"),
+        ("silent: any silence is enough", f"({SILENT_TIMES})", f"({SILENT_TIMES} * 0)"),
+        ("silent: what is allowed is enough", f"({SILENT_TIMES})", f"({SILENT_TIMES} ^ 0)"),
+        ("silent: ten times whatever is set", f"({SILENT_TIMES})", f"({SILENT_TIMES} * 0 + 10)"),
+        ("silent: the lesser of two numbers counts", "max by (host)", "min by (host)"),
+        ("silent: a number is believed after it has vanished", SILENT_TIMES, f"last_over_time({SILENT_TIMES}[5m])"),
         ("silent: twenty minutes whatever is allowed", f"({ALLOWED})", f"({ALLOWED} * 0 + 120)"),
         ("silent: the lesser of two limits counts", "max by", "min by"),
         ("silent: whether it has answered is not looked at", "== 1", ">= 0"),
@@ -2033,8 +2041,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"steps: GpuwardenJobSlowed: {change}": why
         for change, why in (
-            ("max -> min, at its place 3", _ONLY_THERE),
-            ("max -> min, at its place 5", _ONLY_THERE),
+            ("max -> min, at its place 4", _ONLY_THERE),
+            ("max -> min, at its place 6", _ONLY_THERE),
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
