@@ -63,6 +63,8 @@ class Thresholds:
         vram_return_s: for how long at most what ended processes held is taken to be on its way back, seconds.
         gpu_lost_s: people are told of a GPU that has been lost for this long, seconds.
         never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
+        server_silent_times: and of one that leaves askings unanswered for so many times the silence that it is allowed.
+        slowed_ratio: and of a job each step of which takes so many times as long as its own mean.
     """
 
     idle_ratio: float = 0.05
@@ -81,6 +83,8 @@ class Thresholds:
     vram_return_s: float = 30.0
     gpu_lost_s: float = 60.0
     never_answered_s: float = 1800.0
+    server_silent_times: float = 10.0
+    slowed_ratio: float = 2.0
 
 
 NO_GPU: Final = "no_gpu"

@@ -99,6 +99,8 @@ def serve(settings: "Settings") -> None:
         vram_return_s=settings.vram_return_s,
         gpu_lost_s=settings.gpu_lost_s,
         never_answered_s=settings.never_answered_s,
+        server_silent_times=settings.server_silent_times,
+        slowed_ratio=settings.slowed_ratio,
     )
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)

@@ -190,6 +190,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_cpu_still_threshold_ratio": "never",
     "gpuwarden_gpu_lost_threshold_seconds": "never",
     "gpuwarden_server_never_answered_threshold_seconds": "never",
+    "gpuwarden_server_silent_threshold_ratio": "never",
+    "gpuwarden_job_slowed_threshold_ratio": "never",
 }
 """When a series does not exist, or is NaN, by its name. One without its line here fails `--check` and the tests."""
 
@@ -203,6 +205,8 @@ _OTHER: Final = {
     "gpuwarden_container_gpu_utilization_ratio": "ratio, 0 or more",
     "gpuwarden_gpu_unplaced_utilization_ratio": "ratio, 0 or more",
     "gpuwarden_gpu_unattributed_utilization_ratio": "ratio, 1 or less",
+    "gpuwarden_server_silent_threshold_ratio": "ratio, 1 or more",
+    "gpuwarden_job_slowed_threshold_ratio": "ratio, more than 1",
 }
 """Units that no name tells. Ratios: sums of what a driver tells of processes, and what those leave of the GPU."""
 

@@ -182,6 +182,20 @@ class SnapshotCollector(Collector):
             [((), self._thresholds.never_answered_s)],
             source="`--never-answered-s`",
         )
+        yield gauge(
+            "gpuwarden_server_silent_threshold_ratio",
+            "People are told of a server that has not answered for so many times the silence that its owner allows.",
+            (),
+            [((), self._thresholds.server_silent_times)],
+            source="`--server-silent-times`",
+        )
+        yield gauge(
+            "gpuwarden_job_slowed_threshold_ratio",
+            "People are told of a job each step of which takes so many times as long as its own mean.",
+            (),
+            [((), self._thresholds.slowed_ratio)],
+            source="`--slowed-ratio`",
+        )
 
 
 def _of_source(health: SourceHealth) -> _Outcome:

@@ -234,6 +234,20 @@ class Settings(BaseSettings):
         description="people are told of a server that has been asked for this long, and has never answered, seconds; "
         "longer than the slowest one loads",
     )
+    server_silent_times: float = Field(
+        default=10.0,
+        ge=1,
+        le=10_000,
+        description="people are told of a server that has answered before once it leaves its probe unanswered for so "
+        "many times the silence that its owner allows, whatever its GPUs do",
+    )
+    slowed_ratio: float = Field(
+        default=2.0,
+        gt=1,
+        le=1000,
+        description="people are told of a job once each of its steps takes so many times as long as its own mean; more "
+        "than 1",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",

@@ -45,7 +45,7 @@ class Breakage(Protocol):
 
 
 class UnsoundError(Exception):
-    """The tests fail on the rules as they are, so that their failing on broken ones says nothing."""
+    """That tests fail on broken rules says nothing: they fail on the rules as they are, or a mutant breaks nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -290,14 +290,23 @@ def quiet(series: str = JOB_QUIET, indent: str = " " * 16) -> str:
 """
 
 
+def quiet_first(series: str = JOB_QUIET) -> str:
+    """The same where the alert's value is how quiet it has been."""
+    return f"""\
+            min by {SLOT} ({series})
+              >=
+"""
+
+
 def of_quiet(rules: str, part: str, series: str, *others: str) -> list[Mutant]:
     """The mutants of that comparison. `others` are series that might stand there instead."""
+    sign, other = ("<=", ">=") if "<=" in part else (">=", "<=")
     return of(
         rules,
         part,
         ("quiet is not looked at", part, ""),
-        ("it must be quiet for longer than the limit", "<=", "<"),
-        ("quiet is compared the wrong way round", "<=", ">="),
+        ("it must be quiet for longer than the limit", sign, sign[0]),
+        ("quiet is compared the wrong way round", sign, other),
         ("quiet compares its longest duration", "min by", "max by"),
         ("quiet compares its mean duration", "min by", "avg by"),
         ("quiet is joined without aggregation", f"min by {SLOT} ({series})", series),
@@ -308,7 +317,7 @@ def of_quiet(rules: str, part: str, series: str, *others: str) -> list[Mutant]:
         ("quiet is the least of all hosts", SLOT, "(worker, container)"),
         ("quiet is the least of its container", SLOT, "(host, container)"),
         ("quiet is the least of its worker", SLOT, "(host, worker)"),
-        *((f"{other} counts instead of quiet", series, other) for other in others),
+        *((f"{each} counts instead of quiet", series, each) for each in others),
     )  # fmt: skip
 
 
@@ -634,12 +643,13 @@ BUDGET_MUTANTS: Final = [
 WINDOW = "gpuwarden_job_health_window_seconds"
 GRACE = "gpuwarden_job_health_grace_seconds"
 WATCHED = f"""\
-            min by {SLOT} ({ELAPSED})
-              >=
-            max by {SLOT} ({GRACE})
-              + on {SLOT}
-            (
               max by {SLOT} ({WINDOW})
+                <= on {SLOT}
+              (
+                min by {SLOT} ({ELAPSED})
+                  - on {SLOT}
+                max by {SLOT} ({GRACE})
+              )
 """
 
 # The rule of the stuck job, its parts letter for letter.
@@ -715,11 +725,11 @@ HEALTH_MUTANTS: Final = [
     *of(
         HEALTH,
         WATCHED,
-        ("the run time must be longer than grace and window", ">=", ">"),
-        ("the run time is compared the wrong way round", ">=", "<="),
-        ("there is no grace", f"max by {SLOT} ({GRACE})\n              + on {SLOT}\n", ""),
-        ("the window may lie in the grace", f"+ on {SLOT}", f"and on {SLOT}"),
-        ("the grace is the longest of both", f"+ on {SLOT}", f"> on {SLOT}"),
+        ("the run time must be longer than grace and window", "<=", "<"),
+        ("the run time is compared the wrong way round", "<=", ">="),
+        ("there is no grace", f"                  - on {SLOT}\n                max by {SLOT} ({GRACE})\n", ""),
+        ("the window may lie in the grace", f"- on {SLOT}", f"and on {SLOT}"),
+        ("the grace is added to the run time", f"- on {SLOT}", f"+ on {SLOT}"),
         ("the grace is 360 s whatever is set", f"({GRACE})", f"({GRACE} * 0 + 360)"),
         ("the run time compares the shortest limits", "max by", "min by"),
         ("the run time is the longest of two", "min by", "max by"),
@@ -733,13 +743,13 @@ HEALTH_MUTANTS: Final = [
         ("the run time is not told apart by worker", SLOT, "(host, container)"),
         ("the run time is not told apart by container", SLOT, "(host, worker)"),
     ),
-    *of_quiet(HEALTH, quiet(), JOB_QUIET, BEAT_AGE),
-    *of_identity(HEALTH, "the run time"),
+    *of_quiet(HEALTH, quiet_first(), JOB_QUIET, BEAT_AGE),
+    *of_identity(HEALTH, "how long it has been quiet"),
     *of_file(HEALTH, WINDOW),
     *of_outcome(HEALTH, LABELS.replace("stall", "health"), "health"),
     *of(HEALTH, "      - alert: GpuwardenJobUnhealthy", ("it goes by another name", "Unhealthy", "Stalled")),
     *of(HEALTH, "/{{ $labels.worker }} does", ("its summary names no worker", "/{{ $labels.worker }}", "")),
-    *of(HEALTH, "GPU, {{ $value | humanizeDuration }} after",
+    *of(HEALTH, 'sign of life for {{ $value | humanizeDuration }}"',
         ("its summary has raw seconds", " | humanizeDuration", "")),
 ]  # fmt: skip
 
@@ -793,10 +803,15 @@ NEVER = f"""\
           max by {PLACE} ({HAS_ANSWERED}) == 0
 """
 
+SILENT_TIMES = "gpuwarden_server_silent_threshold_ratio"
 SILENT = f"""\
           min by {PLACE} ({UNANSWERED_FOR})
             >= on {PLACE}
-          10 * max by {PLACE} ({ALLOWED})
+          (
+            max by {PLACE} ({ALLOWED})
+              * on (host) group_left ()
+            max by (host) ({SILENT_TIMES})
+          )
             and on {PLACE}
           min by {PLACE} ({HAS_ANSWERED}) == 1
 """
@@ -927,9 +942,9 @@ SERVER_MUTANTS: Final = [
     *of(SERVER, ", incarnation {{ $labels.incarnation }},", ("its description names no incarnation",
         ", incarnation {{ $labels.incarnation }},", "")),
     *of(SERVER, "      - alert: GpuwardenServerUnanswering", ("it goes by another name", "Unanswering", "Mute")),
-    *of(SERVER, '"server {{ $labels.container }} on {{ $labels.host }} has not',
+    *of(SERVER, RULES[SERVER].partition("trip: server\n")[2].partition("description:")[0],
         ("its summary names no container", " {{ $labels.container }}", "")),
-    *of(SERVER, "answered for {{ $value | humanizeDuration }}, its",
+    *of(SERVER, "probe for {{ $value | humanizeDuration }}, its",
         ("its summary has raw seconds", " | humanizeDuration", "")),
     *of(
         SERVER,
@@ -955,8 +970,11 @@ SERVER_MUTANTS: Final = [
     *of(
         SERVER,
         SILENT,
-        ("silent: any silence is enough", "10 *", "0 *"),
-        ("silent: what is allowed is enough", "10 *", "1 *"),
+        ("silent: any silence is enough", f"({SILENT_TIMES})", f"({SILENT_TIMES} * 0)"),
+        ("silent: what is allowed is enough", f"({SILENT_TIMES})", f"({SILENT_TIMES} ^ 0)"),
+        ("silent: ten times whatever is set", f"({SILENT_TIMES})", f"({SILENT_TIMES} * 0 + 10)"),
+        ("silent: the lesser of two numbers counts", "max by (host)", "min by (host)"),
+        ("silent: a number is believed after it has vanished", SILENT_TIMES, f"last_over_time({SILENT_TIMES}[5m])"),
         ("silent: twenty minutes whatever is allowed", f"({ALLOWED})", f"({ALLOWED} * 0 + 120)"),
         ("silent: the lesser of two limits counts", "max by", "min by"),
         ("silent: whether it has answered is not looked at", "== 1", ">= 0"),
@@ -964,7 +982,7 @@ SERVER_MUTANTS: Final = [
         ("silent: neighbours are told", f"and on {PLACE}", "and on (host)"),
         ("silent: a busy GPU keeps it quiet", "== 1\n", f"== 1 and on {PLACE} {GPU_IDLE} >= 120\n"),
     ),
-    *of(SERVER, WARNING.replace("has never", "has answered"),
+    *of(SERVER, WARNING.replace("has never", "has not"),
         ("silent: it is critical", "warning", "critical"),
         ("silent: it has a remedy", "warning\n", "warning\n          remedy: restart_container\n")),
 ]  # fmt: skip
@@ -1338,6 +1356,12 @@ WAS_NAMED: Final = "gpuwarden:vram_named:timestamp_seconds"
 OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
 ONE_OF_EACH: Final = RULES[VRAM].partition("record: gpuwarden:vram_victim")[2].partition("# Who was named last")[0]
 WHO_WAS: Final = RULES[VRAM].partition("record: gpuwarden:vram_named")[2].partition("- alert:")[0]
+KNOWN_SHORT: Final = """\
+            unless on (host, gpu) (
+              gpuwarden_gpu_memory_free_bytes >= 0
+              and on (host, gpu) gpuwarden_gpu_memory_returning_bytes >= 0
+            )
+"""
 VICTIM_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramVictim")[2].partition("# For a person.")[0]
 LOW_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramLow")[2].partition("# For a person:")[0]
 OVER_ALERT: Final = RULES[VRAM].partition("alert: GpuwardenVramOverBudget")[2].partition("- alert:")[0]
@@ -1402,7 +1426,7 @@ VRAM_MUTANTS: Final = [
         VRAM,
         WHO_WAS,
         ("named: a scrape that fails ends it", f"{WAS_NAMED} > time()", f"{WAS_NAMED} > 1e18 + time()"),
-        ("named: room does not end it", "unless on (host, gpu) gpuwarden_gpu_memory_free_bytes >= 0", ""),
+        ("named: room does not end it", KNOWN_SHORT, ""),
         ("named: free memory that is unknown is told, and ends it", f"{FREE_NOW} >= 0", FREE_NOW),
         ("named: a neighbour of the GPU ends it", "unless on (host, gpu)", "unless on (host)"),
         ("named: a namesake of the GPU ends it", "unless on (host, gpu)", "unless on (gpu)"),
@@ -1574,7 +1598,7 @@ GPU_LOST_MUTANTS: Final = [
         ("the window is not told apart by container", SLOT, "(host, worker)"),
         ("the silence that is allowed is the window", WINDOW, TIMEOUT),
     ),
-    *of_quiet(GPU_LOST, quiet(LOST, " " * 14), LOST, JOB_QUIET),
+    *of_quiet(GPU_LOST, quiet_first(LOST), LOST, JOB_QUIET),
     *of(
         GPU_LOST,
         CONTRADICTED,
@@ -1585,7 +1609,7 @@ GPU_LOST_MUTANTS: Final = [
         ("who does not know contradicts", " >= 0", ""),
         ("who measured contradicts for good", GPU_IDLE, f"last_over_time({GPU_IDLE}[5m])"),
     ),
-    *of_identity(GPU_LOST, "the window"),
+    *of_identity(GPU_LOST, "how long it has been quiet"),
     *of_file(GPU_LOST, WINDOW),
     *of_outcome(GPU_LOST, LABELS.replace("stall", "health"), "health"),
     *of(GPU_LOST, "      - alert: GpuwardenJobGpuLost", ("it goes by another name", "JobGpuLost", "GpuLost")),
@@ -1672,7 +1696,7 @@ FAULTS_MUTANTS: Final = [
         for what, by, series in (
             ("XID", "(host, gpu, xid)", "gpuwarden_gpu_xid_errors_total"),
             ("ECC", "(host, gpu)", 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'),
-            ("calls", "(host)", "gpuwarden_driver_processes_killed_total"),
+            ("calls", "(host, collector)", "gpuwarden_driver_processes_killed_total"),
         )
         for mutant in of(
             FAULTS,
@@ -1777,21 +1801,22 @@ FAULTS_MUTANTS: Final = [
     ),
     *of(
         FAULTS,
-        "        expr: max by (host) (gpuwarden_driver_processes_abandoned) > 0\n        for: 1m\n",
+        "        expr: max by (host, collector) (gpuwarden_driver_processes_abandoned) > 0\n        for: 1m\n",
         ("hangs: none is told", "> 0", ">= 0"),
         ("hangs: it takes two", "> 0", "> 1"),
         ("hangs: it is told at once", "        for: 1m\n", ""),
-        ("hangs: hosts are not told apart", " by (host)", ""),
+        ("hangs: hosts are not told apart", "(host, collector)", "(collector)"),
+        ("hangs: sources are not told apart", "(host, collector)", "(host)"),
         ("hangs: what was killed hangs", "abandoned", "killed_total"),
     ),
-    *of(FAULTS, "          max by (host) (gpuwarden_driver_processes_killed_total) > 0\n",
+    *of(FAULTS, "          max by (host, collector) (gpuwarden_driver_processes_killed_total) > 0\n",
         ("calls: none is told", "> 0", ">= 0"),
-        ("calls: hosts are not told apart", " by (host)", "")),
+        ("calls: hosts are not told apart", "(host, collector)", "(collector)")),
     *[
         mutant
         for name, severity in (
             ("GpuLost", "critical"), ("GpuMissing", "warning"), ("GpuXid", "critical"),
-            ("GpuEccUncorrected", "critical"), ("GpuRowRemapFailed", "critical"), ("GpuRowRemapPending", "warning"),
+            ("GpuEccUncorrected", "warning"), ("GpuRowRemapFailed", "critical"), ("GpuRowRemapPending", "warning"),
             ("GpuThrottled", "warning"), ("GpuTelemetryDown", "critical"), ("DriverHung", "critical"),
             ("GpuUnmeasured", "warning"),
             ("DriverCallKilled", "warning"),
@@ -1833,7 +1858,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
             "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 2",
             "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 3",
-            "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 6",
+            "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 8",
         ),
         "it is asked whether it is a number, and none of these is less than 0",
     ),
@@ -1966,7 +1991,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         for its, by, places in (
             ("GpuwardenGpuXid", "host, gpu, xid", (6,)),
             ("GpuwardenGpuEccUncorrected", "host, gpu", (6, 7, 8, 9, 10)),
-            ("GpuwardenDriverCallKilled", "host", (6,)),
+            ("GpuwardenDriverCallKilled", "host, collector", (6,)),
         )
         for change in ("max -> min", f"by ({by}) -> by ({by}, instance)")
         for place in places
@@ -2016,14 +2041,14 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"steps: GpuwardenJobSlowed: {change}": why
         for change, why in (
-            ("max -> min, at its place 3", _ONLY_THERE),
             ("max -> min, at its place 4", _ONLY_THERE),
-            ("max -> min, at its place 5", _ONLY_THERE),
+            ("max -> min, at its place 6", _ONLY_THERE),
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
-            ("* -> /, at its place 3", _INFO_IS_1),
+            ("* -> /, at its place 4", _INFO_IS_1),
+            ("0 -> (-1), at its place 6", "of what is asked whether it is 1, neither 0 nor what is less is"),
             (
                 "by (host, worker, container) -> by (host, container), at its place 7",
                 "a container with two jobs is let go before",

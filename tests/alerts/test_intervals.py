@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -127,6 +127,156 @@ def history(wedge: Wedge, *, scrape_s: int) -> list[dict[str, str]]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What acts and compares no duration of a job: series, each a name, labels and its value at a second of the scene.
+
+    `None` is a scrape that fails, after which there is nothing. `seen` says who is accused, by which second of it.
+    """
+
+    by: str
+    series: tuple[tuple[str, str, Callable[[int], float | None]], ...]
+    seen: Callable[[int], tuple[tuple[int, str | None], ...]]
+    lasts_s: int = END_S
+
+
+def step(before: float, after: float, moment: int = LIMIT_S) -> Callable[[int], float]:
+    """One value until a moment, and another from then on."""
+    return lambda at: before if at < moment else after
+
+
+def first_scrape(moment: int, scrape_s: int) -> int:
+    """The second of the first scrape at a moment, or after it."""
+    return math.ceil(moment / scrape_s) * scrape_s
+
+
+GPU: Final = 'host="a", gpu="G"'
+LEVEL_S: Final = 190
+"""When the other one of two is ahead, by less than a tie."""
+
+
+def tenant(name: str, used: Callable[[int], float]) -> tuple[tuple[str, str, Callable[[int], float | None]], ...]:
+    """A container that may be recycled, over its budget, and what it holds."""
+    its = f'host="a", container="{name}"'
+    return (
+        ("gpuwarden_container_gpu_memory_bytes", f'{its}, gpu="G"', used),
+        ("gpuwarden_container_gpu_memory_budget_bytes", its, lambda _: 1000),
+        ("gpuwarden_container_recyclable", its, lambda _: 1),
+        ("gpuwarden_container_info", f'{its}, incarnation="{name}@1"', lambda _: 1),
+    )
+
+
+def found_and_let_go(scrape_s: int, who: str) -> tuple[tuple[int, str | None], ...]:
+    """At the first scrape that shows it, and at the first after it is mended."""
+    found_s, let_go_s = first_scrape(LIMIT_S, scrape_s), first_scrape(MENDED_S, scrape_s)
+    return (found_s - 1, None), (found_s, who), (let_go_s - 1, who), (let_go_s, None)
+
+
+FELL_SILENT_S: Final = 395
+HEARD_AGAIN_S: Final = 660
+LOST_AFTER_S: Final = 180
+
+
+def lost_as_due(scrape_s: int) -> tuple[tuple[int, str | None], ...]:
+    """The bound and a step of 10 s after the last such step at which it was heard of; let go with the next scrape."""
+    failed_s = first_scrape(FELL_SILENT_S, scrape_s)
+    due_s = (math.ceil(failed_s / 10) - 1) * 10 + 10 + LOST_AFTER_S
+    assert FELL_SILENT_S + LOST_AFTER_S - scrape_s <= due_s <= failed_s + 10 + LOST_AFTER_S
+    return (due_s - 1, None), (due_s, "b"), (HEARD_AGAIN_S - 1, "b"), (HEARD_AGAIN_S, None)
+
+
+SCENES: Final[Mapping[str, Scene]] = {
+    "GpuwardenVramVictim": Scene(
+        by="container",
+        series=(
+            ("gpuwarden_gpu_memory_free_bytes", GPU, lambda at: 100 if LIMIT_S <= at < MENDED_S else 9000),
+            ("gpuwarden_gpu_memory_floor_bytes", GPU, lambda _: 1500),
+            ("gpuwarden_gpu_memory_returning_bytes", GPU, lambda _: 0),
+            ("gpuwarden_gpu_memory_tie_bytes", GPU, lambda _: 250),
+            *tenant("first", lambda _: 3010),
+            *tenant("second", step(3000, 3100, LEVEL_S)),
+        ),
+        seen=lambda scrape_s: (
+            *found_and_let_go(scrape_s, "first"),
+            (first_scrape(LEVEL_S, scrape_s), "first"),
+        ),
+    ),
+    "GpuwardenItemsFailing": Scene(
+        by="worker",
+        series=(
+            ("gpuwarden_queue_run_items_failed", 'host="a", run="r", worker_host="a", worker="w"', step(5, 6)),
+            ("gpuwarden_queue_run_items_done", 'host="a", run="r", worker_host="a", worker="w"', step(0, 1, MENDED_S)),
+            ("gpuwarden_remediator_wrangle_activation_items", 'host="a"', lambda _: 5),
+        ),
+        seen=lambda scrape_s: found_and_let_go(scrape_s, "w"),
+    ),
+    "GpuwardenNodeLost": Scene(
+        by="host",
+        series=(
+            ("up", 'host="a", instance="a:9"', lambda _: 1),
+            ("up", 'host="b", instance="b:9"', lambda at: 0 if FELL_SILENT_S <= at < HEARD_AGAIN_S else 1),
+            ("gpuwarden_exporter_info", 'host="a", instance="a:9"', lambda _: 1),
+            (
+                "gpuwarden_exporter_info",
+                'host="b", instance="b:9"',
+                lambda at: None if FELL_SILENT_S <= at < HEARD_AGAIN_S else 1,
+            ),
+            ("gpuwarden_remediator_node_lost_after_seconds", 'host="a"', lambda _: LOST_AFTER_S),
+        ),
+        seen=lost_as_due,
+        lasts_s=720,
+    ),
+}
+
+
+def played(scene: Scene, *, scrape_s: int) -> list[dict[str, str]]:
+    """The series as a Prometheus that scrapes so often has them."""
+    return [
+        {
+            "series": f"{name}{{{labels}}}",
+            "values": " ".join(
+                "stale" if value is None else f"{value:g}"
+                for value in map(value_at, range(0, scene.lasts_s + 1, scrape_s))
+            ),
+        }
+        for name, labels, value_at in scene.series
+    ]
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize("scrape_s", [1, 15, 30, 60])
+@pytest.mark.parametrize("alert", SCENES)
+def test_what_acts_by_no_duration_of_a_job_accuses_as_due_at_every_scrape_interval(
+    alert: str, scrape_s: int, tmp_path: Path
+) -> None:
+    try:
+        promtool = parts.find("promtool")
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))
+    scene = SCENES[alert]
+    asked = [
+        {
+            "expr": f'count by ({scene.by}) (ALERTS{{alertname="{alert}", alertstate="firing"}})',
+            "eval_time": f"{at_s}s",
+            "exp_samples": [{"labels": f'{{{scene.by}="{who}"}}', "value": 1}] if who else [],
+        }
+        for at_s, who in scene.seen(scrape_s)
+    ]
+    test = {
+        "name": alert,
+        "interval": f"{scrape_s}s",
+        "input_series": played(scene, scrape_s=scrape_s),
+        "promql_expr_test": asked,
+    }
+    (rules,) = (file for file in ALERTS.glob("*.rules.yaml") if f"alert: {alert}\n" in file.read_text())
+    file = tmp_path / "scene.test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1s", "tests": [test]}))
+
+    done = run(promtool, "test", "rules", file)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("scrape_s", [1, 15, 30, 60])
 def test_each_wedge_is_found_at_the_first_scrape_that_shows_it_and_let_go_at_the_first_after(
@@ -198,6 +348,13 @@ def test_every_condition_that_compares_durations_is_among_them() -> None:
     }
 
     assert comparing == WEDGES.keys()
+
+
+def test_every_condition_that_acts_is_looked_at_by_every_scrape_interval() -> None:
+    acting = {rule["alert"] for group in groups() for rule in group["rules"] if "remedy" in rule.get("labels", {})}
+
+    assert len(acting) > 1
+    assert acting - WEDGES.keys() == SCENES.keys()
 
 
 def test_the_page_of_the_rules_lists_what_is_asked_once_a_minute() -> None:

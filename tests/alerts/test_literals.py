@@ -14,6 +14,8 @@ PAGE = CHECKOUT / "docs" / "rules.md"
 SETTINGS_PAGES = ("settings-exporter.md", "settings-remediator.md")
 TRUTHS = {"0", "1"}
 """No, yes and one of: they measure nothing."""
+NUMBERED = re.compile(r'[=!~]"(\d+(?:\|\d+)*)"')
+"""A selector of nothing but numbers: a figure, though it is written as text."""
 
 
 def rules() -> Iterator[dict[str, Any]]:
@@ -23,9 +25,12 @@ def rules() -> Iterator[dict[str, Any]]:
 
 
 def figures(rule: dict[str, Any]) -> set[str]:
-    """Each number and each duration of a rule that measures something, as it is written."""
-    tokens = TOKEN.finditer(str(rule["expr"]))
-    found = {token.group() for token in tokens if token.lastgroup in ("number", "duration")} - TRUTHS
+    """Each number and each duration of a rule that measures or selects something, as it is written."""
+    tokens = list(TOKEN.finditer(str(rule["expr"])))
+    found = {token.group() for token in tokens if token.lastgroup in ("number", "duration")}
+    selectors = (token.group() for token in tokens if token.lastgroup == "selector")
+    found |= {each for selector in selectors for listed in NUMBERED.findall(selector) for each in listed.split("|")}
+    found -= TRUTHS
     return found | {f"{key}: {rule[key]}" for key in ("for", "keep_firing_for") if key in rule}
 
 
@@ -63,7 +68,8 @@ def test_a_rule_that_acts_has_no_figure_but_of_how_old_what_it_asks_may_be() -> 
         ("min by (host) (gpuwarden_x_seconds) > 0.5", {"0.5"}),
         ("max_over_time(gpuwarden_x[90s]) == 1", {"90s"}),
         ("gpuwarden_x offset 1h or gpuwarden_x[2m:10s]", {"1h", "2m", "10s"}),
-        ('gpuwarden_x{xid=~"46|48", le="7"} == 0', set()),
+        ('gpuwarden_x{xid=~"46|48", le="7"} == 0', {"46", "48", "7"}),
+        ('gpuwarden_x{gpu!~"unidentified-.*", rank="0"} == 0', set()),
         ("topk by (host) (1, gpuwarden_x2_total)  # for 30 s", set()),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import mutation
 from deploy import check, parts
 from tests.alerts import judging
 from tests.alerts.generated import planted
@@ -104,6 +105,21 @@ def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Pa
 
 def test_no_two_mutants_go_by_one_sentence() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_mutant_breaks_what_stands_in_its_rule_file() -> None:
+    """One whose text has moved on would be caught by nobody, and counted by nobody."""
+    assert [mutant.name for mutant in MUTANTS if not mutant.applies] == []
+
+
+def test_a_mutant_that_breaks_nothing_is_refused_where_the_mutants_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    moved_on = Mutant(rules=STALL, sentence="it has moved on", part="groups:", old="no such text", new="")
+    monkeypatch.setattr(mutation, "MUTANTS", [moved_on])
+
+    with pytest.raises(judging.UnsoundError, match="stall: it has moved on"):
+        mutation.mutants(tmp_path / "promtool", tmp_path / "room")
 
 
 def test_what_counts_as_no_breakage_is_one_word_of_a_rule_as_it_stands() -> None:

@@ -623,12 +623,27 @@ def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
         process.communicate()
 
 
-def test_the_rules_about_servers_and_lost_gpus_are_told_the_bounds_that_are_set(house: Path, simulation: Path) -> None:
-    with running(house, simulation, "--gpu-lost-s", 7, "--never-answered-s", 90) as exporter:
+def test_the_rules_about_servers_lost_gpus_and_slow_jobs_are_told_the_bounds_that_are_set(
+    house: Path, simulation: Path
+) -> None:
+    with running(
+        house,
+        simulation,
+        "--gpu-lost-s",
+        7,
+        "--never-answered-s",
+        90,
+        "--server-silent-times",
+        4,
+        "--slowed-ratio",
+        1.5,
+    ) as exporter:
         told = get(exporter.port, "/metrics")[1].splitlines()
 
     assert "gpuwarden_gpu_lost_threshold_seconds 7.0" in told
     assert "gpuwarden_server_never_answered_threshold_seconds 90.0" in told
+    assert "gpuwarden_server_silent_threshold_ratio 4.0" in told
+    assert "gpuwarden_job_slowed_threshold_ratio 1.5" in told
 
 
 def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter, start_worker: StartWorker) -> None:
