@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client.core import Metric
 
@@ -57,6 +57,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             waiting.append(key)
             continue
         rows.append(_row(key, sighting, job, place, snapshot))
+    rows = _beside_others(rows)
     yield from _identity(rows, snapshot)
     yield from _progress(rows)
     yield from _silence(rows, waiting, snapshot)
@@ -87,6 +88,36 @@ def _row(
         heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
     )
+
+
+def _beside_others(rows: list[_Row]) -> list[_Row]:
+    """Nobody is quiet while another worker of its container goes on, by all that one does itself: its steps, too.
+
+    What acts on quiet frees the container, which would end the other's work. Where it is unknown whether one goes on,
+    it is unknown who is quiet beside it.
+    """
+    going_on: dict[str, list[_Row]] = {}
+    for row in rows:
+        if row.own and row.policed:
+            going_on.setdefault(row.key[1], []).append(row)
+
+    def with_others(row: _Row) -> _Row:
+        others = [each.quiet_apart_s for each in going_on.get(row.key[1], ()) if each is not row]
+        if not row.own or not others:
+            return row
+        return replace(
+            row,
+            quiet_s=_least(row.quiet_s, *others),
+            quiet_gpu_lost_s=_least(row.quiet_gpu_lost_s, *others),
+        )
+
+    return [with_others(row) for row in rows]
+
+
+def _least(*seconds: float | None) -> float | None:
+    """The least of them, `None` where one is unknown."""
+    known = [each for each in seconds if each is not None]
+    return min(known) if len(known) == len(seconds) else None
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
@@ -235,7 +266,8 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
     yield gauge(
         "gpuwarden_job_quiet_seconds",
         "For how long the attempt has shown no sign of life in its phase: no beat once it has beaten, every GPU of its "
-        "container idle, its RAM still, and in a load, an evaluation, a save or a checkpoint its work too.",
+        "container idle, its RAM still, and in a load, an evaluation, a save or a checkpoint its work too; nor has any "
+        "other worker with a job there, by `gpuwarden_job_quiet_apart_seconds`.",
         _SLOT,
         (*((row.key, or_nan(row.quiet_s)) for row in rows), *((key, math.nan) for key in waiting)),
         source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "

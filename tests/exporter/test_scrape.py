@@ -468,6 +468,40 @@ def test_for_how_long_one_of_several_workers_was_quiet_itself_is_told_and_is_nan
     assert quiet_apart_of(own, its) == found
 
 
+@pytest.mark.parametrize(
+    ("its", "own", "worker", "quiet"),
+    [
+        pytest.param({"beat": build.ago(7)}, {}, {}, 7.0, id="steps"),
+        pytest.param({}, {"io_still_s": 9.0}, {}, 9.0, id="reads or writes"),
+        pytest.param({}, {"io_still_s": None}, {}, None, id="does what nobody knows"),
+        pytest.param({}, {}, {}, 300.0, id="has been quiet for longer"),
+        pytest.param({}, {"io_still_s": 9.0}, {"job": None}, 300.0, id="waits for a job"),
+        pytest.param({"beat": build.ago(7)}, {}, {"alive": False}, 300.0, id="is dead"),
+    ],
+)
+@pytest.mark.parametrize("lost", [False, True], ids=["its GPUs idle", "one of them lost"])
+def test_nobody_is_quiet_while_another_worker_of_its_container(
+    its: dict[str, Any], own: dict[str, Any], worker: dict[str, Any], quiet: float | None, lost: bool
+) -> None:
+    """What acts on quiet frees the container, and would end the other's work."""
+    one = build.sighting(job=build.job_file(**QUIET_JOB))
+    other = build.sighting(
+        **{
+            "worker": build.worker_file(worker="w1"),
+            "job": build.job_file(**QUIET_JOB | {"worker": "w1"} | its),
+            **worker,
+        }
+    )
+    gpu = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 300.0} if lost else {"gpu_idle_s": 300.0}
+    apart = {"w0": build.evidence(**OWN_QUIET), "w1": build.evidence(**OWN_QUIET | own)}
+    text = golden.scraped(
+        build.snapshot(one, other, containers=(build.evidence(ram_still_s=510.0, **gpu),), apart=apart)
+    )
+
+    series_of = f"gpuwarden_job_quiet{'_gpu_lost' if lost else ''}_seconds"
+    assert told(text, series_of, worker="w0", container="worker-0") == [quiet]
+
+
 def test_no_quiet_of_its_own_from_before_stands_for_one_of_several_that_is_dead_or_waits_for_a_job() -> None:
     assert [quiet_apart_of({}, alive=alive) for alive in (True, None, False)] == [[400.0], [400.0], [None]]
     assert (quiet_apart_of({}, job=None), quiet_apart_of(None, job=None)) == ([None], [])
@@ -587,6 +621,7 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
 
     assert {"gpuwarden_job_id", "gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
     of_jobs = {name: value for (name, _), value in series(golden.scraped(idle)).items() if "gpuwarden_job_" in name}
+    del of_jobs["gpuwarden_job_slowed_threshold_ratio"]  # a setting of the host
     assert all(math.isnan(value) for value in of_jobs.values()), "for which no older one is to be taken"
     assert {name.removeprefix("gpuwarden_job_") for name in of_jobs} == {
         "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_still_seconds",
