@@ -620,8 +620,11 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     empty = build.snapshot(containers=())
 
     assert {"gpuwarden_job_id", "gpuwarden_job_info", "gpuwarden_container_info"} <= hot(golden.scraped(running))
-    of_jobs = {name: value for (name, _), value in series(golden.scraped(idle)).items() if "gpuwarden_job_" in name}
-    del of_jobs["gpuwarden_job_slowed_threshold_ratio"]  # a setting of the host
+    of_jobs = {
+        name: value
+        for (name, _), value in series(golden.scraped(idle)).items()
+        if "gpuwarden_job_" in name and "_threshold_" not in name
+    }
     assert all(math.isnan(value) for value in of_jobs.values()), "for which no older one is to be taken"
     assert {name.removeprefix("gpuwarden_job_") for name in of_jobs} == {
         "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_still_seconds",
