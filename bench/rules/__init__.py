@@ -2,8 +2,8 @@
 
 A real Prometheus scrapes `bench.rules.fleet`, a page a host, and evaluates every rule in `alerts/`. An hour of history
 is laid down before it starts, of the record of hosts alone: what looks back on ten minutes or more finds the two that a
-round takes. The fleet has no VRAM budgets, servers or items, whose rules read nothing of it. What a rule and a group took, its
-series and its memory are told by Prometheus itself, its CPU time by the kernel.
+round takes. The fleet has no VRAM budgets, servers or items, whose rules read nothing of it. What a rule and a group
+took, its series and its memory are told by Prometheus itself, its CPU time by the kernel.
 """
 
 import json
