@@ -201,6 +201,8 @@ UNPLAYED: Final = {
             "gpuwarden_remediator_maintenance",
             "gpuwarden_remediator_paused",
             "gpuwarden_remediator_quarantines_refused",
+            "gpuwarden_remediator_info",
+            "gpuwarden_remediator_watchdog_timestamp_seconds",
         ),
         "the remediator at its work: here nobody is acted on, and people are told of it alone",
     ),
