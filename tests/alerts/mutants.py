@@ -1016,6 +1016,10 @@ AGE_OF: Final = f"""\
           max by (host) ({OVERDUE_AFTER})
 """
 REFUSED_OF: Final = "max by (host) (gpuwarden_remediator_quarantines_refused) > 0\n        for: 1m\n"
+LATE: Final = (
+    "        # Longer than between two scrapes a minute apart, of which one comes late: "
+    "a scrape that failed is no news.\n"
+)
 PAGE_OF: Final = """\
           min by (host) (
             up{job="gpuwarden-remediator"} == 0
@@ -1122,10 +1126,10 @@ REMEDIATOR_MUTANTS: Final = [
     ),
     *of(
         REMEDIATOR,
-        f"{PAGE_OF}        for: 1m\n",
-        ("the page: at once", "        for: 1m\n", ""),
-        ("the page: a little early", "1m", "45s"),
-        ("the page: a little late", "1m", "75s"),
+        f"{PAGE_OF}{LATE}        for: 150s\n",
+        ("the page: at once", "        for: 150s\n", ""),
+        ("the page: a little early", "150s", "135s"),
+        ("the page: a little late", "150s", "165s"),
     ),
     *of(REMEDIATOR, RULES[REMEDIATOR], ("all: nobody is called", "severity: critical", "severity: warning")),
 ]  # fmt: skip
@@ -1374,13 +1378,13 @@ VRAM_MUTANTS: Final = [
         ("over: at the budget already", ") > 0", ") >= 0"),
         ("over: whoever holds anything", ") > 0", ") > -1e18"),
         ("over: by what it holds", f"({VRAM_BUDGET})", f"({VRAM_BUDGET} * 0)"),
-        ("over: the more of two figures counts", f"min by (host, container, gpu) ({USED})",
-         f"max by (host, container, gpu) ({USED})"),
+        ("over: the more of two figures counts", "min by (host, container, gpu) (\n", f"max by {PLACE[:-1]}, gpu) (\n"),
+        ("over: who left while Prometheus was down is named", "unless on (host, job,", "and on (host, job,"),
         ("over: the less of two budgets counts", f"max by {PLACE} ({VRAM_BUDGET})", f"min by {PLACE} ({VRAM_BUDGET})"),
         ("over: what it holds is believed after it has vanished", USED, f"last_over_time({USED}[5m])"),
         ("over: the most it has held counts", USED, f"max_over_time({USED}[5m])"),
         ("over: a budget is believed after it has vanished", VRAM_BUDGET, f"last_over_time({VRAM_BUDGET}[5m])"),
-        ("over: its GPUs are added up", f"min by (host, container, gpu) ({USED})", f"sum by {PLACE} ({USED})"),
+        ("over: its GPUs are added up", "min by (host, container, gpu) (\n", f"sum by {PLACE} (\n"),
         ("over: whether it may go is not looked at", "== 1", ">= 0"),
         ("over: one of two that lets it go is enough", f"min by {PLACE} ({MAY_GO})", f"max by {PLACE} ({MAY_GO})"),
         ("over: whether it may go is believed after it has vanished", MAY_GO, f"last_over_time({MAY_GO}[5m])"),

@@ -1,6 +1,7 @@
 """`python -m bench`: a part that cannot go on ends itself alone, and what the rules are worth is measured first."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,15 @@ from bench import __main__ as bench
 from bench import corpus, mutation, versions
 from bench.figures import BenchError, Figure, Place, figure
 from deploy.parts import PartMissing
+from gpuwarden import logs
 from tests.alerts import judging
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program sets for its whole process is not set for the tests that come after these."""
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
 def measured(name: str) -> list[Figure]:

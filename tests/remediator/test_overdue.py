@@ -32,13 +32,16 @@ def backend() -> str:
 
 
 def alerts(prometheus_url: str, name: str) -> Callable[[], set[str]]:
-    """Where an alert is, and its kind and stage where it has them."""
+    """Where an alert is, and its kind and stage where it has them; not one that is only kept for lost scrapes."""
 
     def look() -> set[str]:
-        asked = {"query": f'ALERTS{{alertname="{name}"}}'}
-        answer = httpx.get(f"{prometheus_url}/api/v1/query", params=asked, trust_env=False, verify=PLAIN)
-        found = [each["metric"] for each in answer.raise_for_status().json()["data"]["result"]]
-        return {" ".join(each[name] for name in ("alertstate", "kind", "stage") if name in each) for each in found}
+        answer = httpx.get(f"{prometheus_url}/api/v1/alerts", trust_env=False, verify=PLAIN).raise_for_status()
+        found = [
+            {**each["labels"], "state": each["state"]}
+            for each in answer.json()["data"]["alerts"]
+            if each["labels"]["alertname"] == name and "keepFiringSince" not in each
+        ]
+        return {" ".join(each[name] for name in ("state", "kind", "stage") if name in each) for each in found}
 
     return look
 
