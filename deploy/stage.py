@@ -89,10 +89,12 @@ class Stage:
         return [entry for story in stories if story for entry in story.entries]
 
     def start_workers(self) -> dict[str, str]:
-        """Start every worker; the incarnation of each."""
+        """Start every worker; the incarnation of each, asked at once: the first may be mended before the last starts."""
+        before = {}
         for slot in self.slots:
             self.fleet.start(slot.worker)
-        return {slot.worker: self.fleet.incarnation(slot.worker) for slot in self.slots}
+            before[slot.worker] = self.fleet.incarnation(slot.worker)
+        return before
 
 
 def of_consequence(stories: Sequence[Story]) -> list[Story]:
