@@ -89,7 +89,7 @@ class Stage:
         return [entry for story in stories if story for entry in story.entries]
 
     def start_workers(self) -> dict[str, str]:
-        """Start every worker; the incarnation of each, asked at once: the first may be mended before the last starts."""
+        """Start every worker; the incarnation of each, asked at once: one may be mended before the last is started."""
         before = {}
         for slot in self.slots:
             self.fleet.start(slot.worker)

@@ -65,6 +65,12 @@ class Thresholds:
         never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
         server_silent_times: and of one that leaves askings unanswered for so many times the silence that it is allowed.
         slowed_ratio: and of a job each step of which takes so many times as long as its own mean.
+        xids_fatal: and of these errors of a GPU, NVIDIA's numbers for what the card or its firmware does not get over
+            without a reset: it stopped processing (46), double-bit ECC (48), internal micro-controller halt (62), rows
+            that could not be remapped (64), NVLink (74), fallen off the bus (79), uncontained ECC (95), its firmware
+            (GSP) silent or in error (119, 120), ECC without recovery (140), no initialisation (143). Those of a
+            program, as 13, 31, 43 and 45, are no fault of the card.
+            https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
     """
 
     idle_ratio: float = 0.05
@@ -85,6 +91,7 @@ class Thresholds:
     never_answered_s: float = 1800.0
     server_silent_times: float = 10.0
     slowed_ratio: float = 2.0
+    xids_fatal: tuple[int, ...] = (46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143)
 
 
 NO_GPU: Final = "no_gpu"

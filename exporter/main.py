@@ -101,6 +101,7 @@ def serve(settings: "Settings") -> None:
         never_answered_s=settings.never_answered_s,
         server_silent_times=settings.server_silent_times,
         slowed_ratio=settings.slowed_ratio,
+        xids_fatal=settings.xids_fatal,
     )
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)

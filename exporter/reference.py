@@ -192,6 +192,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_server_never_answered_threshold_seconds": "never",
     "gpuwarden_server_silent_threshold_ratio": "never",
     "gpuwarden_job_slowed_threshold_ratio": "never",
+    "gpuwarden_gpu_xid_fatal_info": "of numbers that are not named there",
 }
 """When a series does not exist, or is NaN, by its name. One without its line here fails `--check` and the tests."""
 

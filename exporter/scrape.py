@@ -196,6 +196,13 @@ class SnapshotCollector(Collector):
             [((), self._thresholds.slowed_ratio)],
             source="`--slowed-ratio`",
         )
+        yield gauge(
+            "gpuwarden_gpu_xid_fatal_info",
+            "People are told of an error of a GPU that has this number; always 1.",
+            ("xid",),
+            [((str(xid),), 1.0) for xid in self._thresholds.xids_fatal],
+            source="`--xids-fatal`",
+        )
 
 
 def _of_source(health: SourceHealth) -> _Outcome:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from exporter.evidence import Thresholds
 from exporter.settings_process import PREFIX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
@@ -248,6 +249,11 @@ class Settings(BaseSettings):
         description="people are told of a job once each of its steps takes so many times as long as its own mean; more "
         "than 1",
     )
+    xids_fatal: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], NoDecode] = Field(
+        default=Thresholds.xids_fatal,
+        description="people are told of these errors of an NVIDIA GPU, its driver's numbers (XID) separated by commas: "
+        "what a card does not get over without a reset; none where it is empty",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",
@@ -264,10 +270,15 @@ class Settings(BaseSettings):
     def _an_engine_listens_there(cls, found: str, about: ValidationInfo) -> str:
         return engine(found, words=("none", "auto") if about.field_name == "docker" else ("none",))
 
-    @field_validator("task_dir", mode="before")
+    @field_validator("task_dir", "xids_fatal", mode="before")
     @classmethod
-    def _each_folder(cls, found: Any) -> Any:
+    def _each_of_them(cls, found: Any) -> Any:
         return split(found)
+
+    @field_validator("xids_fatal")
+    @classmethod
+    def _each_once(cls, found: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(found))
 
     @model_validator(mode="after")
     def _pods_of_one_node(self) -> Self:

@@ -20,7 +20,7 @@ DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 
 METAVARS: Final[Mapping[str, str]] = {
     "Path": "PATH", "str": "TEXT", "int": "N", "float": "N",
-    "tuple[str,...]": "TEXT,...", "tuple[Path,...]": "PATH,...",
+    "tuple[str,...]": "TEXT,...", "tuple[Path,...]": "PATH,...", "tuple[int,...]": "N,...",
 }  # fmt: skip
 """What stands for a value in `--help`, by what pydantic-settings writes there: its type in Python."""
 
@@ -31,10 +31,13 @@ class _Help(Help):
         return lambda size: tuple(METAVARS.get(each, each) for each in told(size))
 
     def _expand_help(self, action: argparse.Action) -> str:
-        return _FACTORY.sub(f"(default: {DEFAULT_FACTORY_SHOWN.strip('`')})", super()._expand_help(action))
+        told = _FACTORY.sub(f"(default: {DEFAULT_FACTORY_SHOWN.strip('`')})", super()._expand_help(action))
+        return _SEVERAL.sub(r"(default: \1)", told)
 
 
 _FACTORY: Final = re.compile(r"\(default factory: \w+\)$")
+_SEVERAL: Final = re.compile(r"\(default: \(([^()]+)\)\)$")
+"""A default of several values, which are given separated by commas."""
 
 T = TypeVar("T", bound=BaseSettings)
 
@@ -82,6 +85,11 @@ def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator
 def split(found: Any) -> Any:
     """A setting that holds several, separated by commas, as an option or the environment gives it."""
     return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
+
+
+def _listed(found: Any) -> str:
+    """A default as it is given: several separated by commas."""
+    return ", ".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
 def services(found: Any) -> Any:
@@ -134,7 +142,7 @@ def table(settings: type[BaseSettings]) -> Iterator[str]:
         elif field.default_factory:
             default = DEFAULT_FACTORY_SHOWN
         else:
-            default = "none" if field.default in (None, ()) else f"`{field.default}`"
+            default = "none" if field.default in (None, ()) else f"`{_listed(field.default)}`"
         yield f"| `--{name.replace('_', '-')}` | `{prefix}{name.upper()}` | {default} | {meaning} |"
 
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "places", metavar="PLACE", type=Path, nargs="*",
-        help="a file, or a folder of *.yaml; those of this checkout where none is named",
+        help="a file, or a folder of *.yaml or *.yml; those of this checkout where none is named",
     )  # fmt: skip
     try:
         played = play(scenario.read(*parser.parse_args(argv).places))

@@ -306,7 +306,7 @@ def read(*places: Path) -> list[Scenario]:
     """
     found: list[Scenario] = []
     for place in places or (SCENARIOS,):
-        files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+        files = sorted((*place.glob("*.yaml"), *place.glob("*.yml"))) if place.is_dir() else [place]
         of_it = [scenario for file in files for scenario in _read_file(file)]
         if not of_it:
             raise ScenarioError(f"{place}: no scenario; write one in a file *.yaml there")
@@ -323,9 +323,8 @@ def _read_file(file: Path) -> Iterator[Scenario]:
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(
-            f"{file}: cannot be read ({error}); name a file of scenarios, or a folder of such"
-        ) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioError(f"{file}: cannot be read ({why}); name a file of scenarios, or a folder of such") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ScenarioError(f"{file.name}:{line}: this is no YAML ({error.problem}); {_hint(error)}") from error
@@ -379,7 +378,8 @@ class _Reader:
         self.file = file
         self.line = node.start_mark.line + 1
         if not isinstance(node, yaml.MappingNode):
-            raise self.error("`key: value` pairs are wanted here")
+            empty = isinstance(node, yaml.ScalarNode) and not node.value
+            raise self.error(f"`key: value` pairs are wanted here{', and there is nothing' if empty else ''}")
         self._nodes: dict[str, yaml.Node] = {}
         self._lines: dict[str, int] = {}
         for key, value in node.value:
@@ -457,7 +457,8 @@ class _Reader:
 
     def finish(self, wanted: str) -> None:
         for key in self._nodes:
-            raise self.at(key, f"is nothing that is known here; wanted is {wanted}")
+            unit = f" (a time has a unit: {key}s, or {key}m)" if key.isdecimal() else ""
+            raise self.at(key, f"is nothing that is known here; wanted is {wanted}{unit}")
 
 
 def _scenario(reader: _Reader) -> Scenario:
@@ -682,7 +683,8 @@ def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Ite
     node = reader.node("verdict")
     if isinstance(node, yaml.ScalarNode):
         if node.value != "none":
-            raise reader.at("verdict", f"{node.value!r} is no verdict; write none, or {{trip, remedy, of, since, due}}")
+            said = f"{node.value!r} is no verdict" if node.value else "there is none"
+            raise reader.at("verdict", f"{said}; write none, or {{trip, remedy, of, since, due}}")
         return
     seen: set[str] = set()
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:

@@ -13,7 +13,7 @@ _GPU = ("gpu",)
 _XIDS = (13, 31, 43, 45, 46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143)
 """NVIDIA's numbers for errors that are told from the first look on, as 0: `increase()` does not see the first increase
 of a counter that is born with it. 13 to 45 are mostly the program's; then the GPU, its memory, NVLink, the bus and the
-firmware. All that GpuwardenGpuXid names are among them."""
+firmware. All that are fatal unless set otherwise (`Thresholds.xids_fatal`) are among them."""
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:

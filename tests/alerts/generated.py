@@ -34,9 +34,19 @@ SWAPPED: Final = {
     "sum": ("max",),
     "count": ("sum",),
     "topk": ("bottomk",),
+    "bool": ("",),
     "max_over_time": ("min_over_time",),
+    "min_over_time": ("max_over_time",),
+    "avg_over_time": ("min_over_time", "max_over_time"),
+    "last_over_time": ("min_over_time", "max_over_time"),
     "count_over_time": ("sum_over_time",),
     "increase": ("delta",),
+    "changes": ("resets",),
+    "resets": ("changes",),
+    "timestamp": ("",),
+    "absent": ("",),
+    "clamp_min": ("clamp_max",),
+    "floor": ("ceil",),
 }
 """What stands in an expression, and what stands there instead."""
 

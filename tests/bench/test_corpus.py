@@ -998,6 +998,10 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("0s: loads", "silence_s: 9, 0s: loads", "silence_s: is nothing that is known here; wanted is a time"),
         ("0s: loads", "job_class: gpus, 0s: loads", "a.yaml:4: job_class: 'gpus' will not do (it is none of:"),
         ("    w: {0s: loads, 4m: hangs}", "    w: loads", "a.yaml:4: `key: value` pairs are wanted here"),
+        ("    w: {0s: loads, 4m: hangs}", "    w:", "are wanted here, and there is nothing"),
+        ("4m: hangs", "240: hangs", "run, works_in, asked_every_s (a time has a unit: 240s, or 240m)"),
+        ("verdict: {trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "verdict:",
+         "a.yaml:5: verdict: there is none; write none, or {trip"),
         ("  workers:\n    w: {0s: loads, 4m: hangs}\n", "", "a.yaml:1: 'a' has nobody in it; give it workers"),
         ("  verdict:", "  servers: {w: {0s: answers}}\n  verdict:", "a.yaml:1: two are called 'w'; give each a name"),
         ("  verdict:", "  gpus: {0: {1m: gone}}\n  verdict:", "a.yaml:5: 1m: 'gone' is none of: works, lost"),
@@ -1075,8 +1079,16 @@ def test_a_scenario_that_cannot_be_understood_says_where_and_what_to_write(
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"cannot be read .*; name a file of scenarios, or a folder of such"):
+    with pytest.raises(ScenarioError, match=r"cannot be read \(No such file or directory\); name a file of scenarios"):
         scenario.read(tmp_path / "none.yaml")
+
+
+def test_a_file_of_a_folder_may_end_in_yml(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text(SOUND)
+
+    (one,) = scenario.read(tmp_path)
+
+    assert one.place == "a.yml:1"
 
 
 @pytest.mark.needs_parts

@@ -623,7 +623,7 @@ def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
         process.communicate()
 
 
-def test_the_rules_about_servers_lost_gpus_and_slow_jobs_are_told_the_bounds_that_are_set(
+def test_the_rules_about_servers_gpus_and_slow_jobs_are_told_the_bounds_that_are_set(
     house: Path, simulation: Path
 ) -> None:
     with running(
@@ -637,6 +637,8 @@ def test_the_rules_about_servers_lost_gpus_and_slow_jobs_are_told_the_bounds_tha
         4,
         "--slowed-ratio",
         1.5,
+        "--xids-fatal",
+        "79, 154",
     ) as exporter:
         told = get(exporter.port, "/metrics")[1].splitlines()
 
@@ -644,6 +646,10 @@ def test_the_rules_about_servers_lost_gpus_and_slow_jobs_are_told_the_bounds_tha
     assert "gpuwarden_server_never_answered_threshold_seconds 90.0" in told
     assert "gpuwarden_server_silent_threshold_ratio 4.0" in told
     assert "gpuwarden_job_slowed_threshold_ratio 1.5" in told
+    assert [line for line in told if line.startswith("gpuwarden_gpu_xid_fatal_info")] == [
+        'gpuwarden_gpu_xid_fatal_info{xid="79"} 1.0',
+        'gpuwarden_gpu_xid_fatal_info{xid="154"} 1.0',
+    ]
 
 
 def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter, start_worker: StartWorker) -> None:
