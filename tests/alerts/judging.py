@@ -15,7 +15,7 @@ from deploy import parts
 from tests.alerts import narrowed
 from tests.alerts.mutants import ALERTS, FIRST, RULES
 
-PROMTOOL_TIMEOUT_S = 300
+PROMTOOL_TIMEOUT_S = 1200
 AT_ONCE = 200
 """So many files are given to one call of promtool that checks them."""
 TESTED_AT_ONCE = 40
