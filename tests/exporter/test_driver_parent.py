@@ -671,11 +671,13 @@ def test_one_that_hung_is_left_out_all_the_same_after_a_look_that_failed(hung: A
 
 @needs_compiler
 def test_a_gpu_that_hangs_in_another_driver_too_is_asked_about_later_and_later(hung: Apart, driver: Driver) -> None:
+    times, began_s = hung._hung[1].times, time.monotonic()
     driver.answer(*BOTH, but=(ONE_HANGS,), session=2)
 
-    eventually(lambda: without_one(hung) and hung.health().killed == 2)
+    eventually(lambda: without_one(hung) and hung._hung[1].times > times)
 
-    assert hung._hung[1].times == 2
+    assert hung._hung[1].ask_s > began_s + driver_parent.hung_for_s(times + 1)
+    assert driver_parent.hung_for_s(times + 1) > driver_parent.hung_for_s(times)
 
 
 @needs_compiler
