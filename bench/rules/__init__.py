@@ -1,9 +1,10 @@
 """What the alert rules cost a fleet's Prometheus: up to 10,000 workers on 1,250 hosts, whose jobs turn over.
 
 A real Prometheus scrapes `bench.rules.fleet`, a page a host, and evaluates every rule in `alerts/`. An hour of history
-is laid down before it starts, of the record of hosts alone: what looks back on ten minutes or more finds the two that a
-round takes. The fleet has no VRAM budgets, servers or items, whose rules read nothing of it. What a rule and a group
-took, its series and its memory are told by Prometheus itself, its CPU time by the kernel.
+is laid down before it starts, of the record of hosts alone; the largest fleet is scraped for longer than any other rule
+but those of GPUs' faults looks back. What a fleet has that runs gangs, or tenants with VRAM budgets and servers beside
+its workers, is measured by itself. No fleet has items. What a rule and a group took, its series and its memory are told
+by Prometheus itself, its CPU time by the kernel.
 """
 
 import json
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Final
 import httpx
 
 from bench.figures import BenchError, Figure, Place, figure, progress, until
-from bench.rules.fleet import WORKERS
+from bench.rules.fleet import WORKERS, Kind
 from deploy import parts
 from deploy.shipped import rules
 from exporter.sources import processes
@@ -35,6 +36,8 @@ _MISSED: Final = "prometheus_rule_group_iterations_missed_total"
 TURNOVER_S: Final = 290.0
 GANGS: Final = "gpuwarden_gang"
 """The group that a fleet without gangs pays nothing for."""
+TENANTS: Final = ("gpuwarden_vram", "gpuwarden_server")
+"""And those that one without tenants and servers pays nothing for."""
 EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenRulesUnwatched"})
 """What fires in a fleet in health: the dead-man's switch, and that this Prometheus does not scrape itself."""
 
@@ -43,12 +46,14 @@ EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenRulesUnwatched"})
 class Load:
     """Hosts of each round, for how long each is watched, seconds, and how long a job takes in the round of churn.
 
-    A scrape and an evaluation each `interval_s`.
+    A scrape and an evaluation each `interval_s`. The largest fleet settles for longer than the ten minutes that the
+    rule of slowed jobs looks back.
     """
 
     hosts: tuple[int, ...] = (125, 312, 625, 1250)
     interval_s: int = 10
     settles_s: float = 40.0
+    largest_settles_s: float = 660.0
     watched_s: float = 90.0
     churn_turnover_s: float = TURNOVER_S / 10
     churn_s: float = 360.0
@@ -72,7 +77,7 @@ class _Seen:
 
 
 def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
-    """A fleet after another, then the largest one with gangs alone, and with jobs ten times as short.
+    """A fleet after another, then the largest one with gangs, with tenants, and with jobs ten times as short.
 
     Raises:
         BenchError: Prometheus or the fleet did not start, a rule failed or found something, or an evaluation was left
@@ -81,7 +86,8 @@ def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
     load = load or Load()
     for hosts in load.hosts:
         yield from _round(place, load, hosts)
-    yield from _gangs(place, load)
+    yield from _more(place, load, "gangs", f"in gangs of {WORKERS}", (GANGS,))
+    yield from _more(place, load, "tenants", "beside tenants and servers", TENANTS)
     yield from _churn(place, load)
 
 
@@ -90,7 +96,7 @@ def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
     progress(f"rules, {workers:,} workers on {hosts:,} hosts")
     with _prometheus(place.folder / f"rules-{hosts}", load, hosts, turnover_s=TURNOVER_S) as prometheus:
         prometheus.wait_up(hosts)
-        time.sleep(load.settles_s)
+        time.sleep(load.largest_settles_s if hosts == load.hosts[-1] else load.settles_s)
         seen = prometheus.watch(load.watched_s)
     name = f"{workers:,} workers"
     shares = {group: statistics.median(took_s) / seen.intervals[group] for group, took_s in seen.groups.items()}
@@ -107,20 +113,20 @@ def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
     yield figure("rules", f"{name}: CPU of Prometheus", "% of a core", [100 * seen.cpu_share])
 
 
-def _gangs(place: Place, load: Load) -> Iterator[Figure]:
-    """What the rule of gangs takes where every worker runs a rank of one."""
+def _more(place: Place, load: Load, kind: Kind, how: str, groups: Sequence[str]) -> Iterator[Figure]:
+    """What some groups take of a fleet that has what their rules read."""
     hosts = load.hosts[-1]
     workers = hosts * WORKERS
-    progress(f"rules, {workers:,} workers in gangs of {WORKERS}")
-    with _prometheus(place.folder / "rules-gangs", load, hosts, turnover_s=TURNOVER_S, gangs=True) as prometheus:
+    what = f"{workers:,} workers {how}"
+    progress(f"rules, {what}")
+    with _prometheus(place.folder / f"rules-{kind}", load, hosts, turnover_s=TURNOVER_S, kind=kind) as prometheus:
         prometheus.wait_up(hosts)
         time.sleep(load.settles_s)
         seen = prometheus.watch(load.watched_s)
-    what = f"{workers:,} workers in gangs of {WORKERS}: group {GANGS}"
-    yield figure("rules", what, "ms", [1000 * took_s for took_s in seen.groups[GANGS]],
-                 base=1000 * seen.intervals[GANGS] / 5, against="a fifth of its interval")  # fmt: skip
-    yield figure("rules", f"{workers:,} workers in gangs of {WORKERS}: series a worker", "series",
-                 [seen.series / workers])  # fmt: skip
+    for group in groups:
+        yield figure("rules", f"{what}: group {group}", "ms", [1000 * took_s for took_s in seen.groups[group]],
+                     base=1000 * seen.intervals[group] / 5, against="a fifth of its interval")  # fmt: skip
+    yield figure("rules", f"{what}: series a worker", "series", [seen.series / workers])
 
 
 def _churn(place: Place, load: Load) -> Iterator[Figure]:
@@ -227,12 +233,14 @@ class _Prometheus:
 
 
 @contextmanager
-def _prometheus(work: Path, load: Load, hosts: int, *, turnover_s: float, gangs: bool = False) -> Iterator[_Prometheus]:
+def _prometheus(
+    work: Path, load: Load, hosts: int, *, turnover_s: float, kind: Kind = "workers"
+) -> Iterator[_Prometheus]:
     """A Prometheus of its own, and the fleet that it scrapes."""
     data = work / "data"
     data.mkdir(parents=True)
     fleet = subprocess.Popen(
-        [sys.executable, "-m", "bench.rules.serve", str(turnover_s), *(["gangs"] if gangs else [])],
+        [sys.executable, "-m", "bench.rules.serve", str(turnover_s), kind],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     server = None

@@ -3,7 +3,8 @@
 A page is what the exporter's own collectors publish of the host in `host.yaml`, taken once while its jobs load and once
 while they step; what moves in it is filled in at each scrape. A job takes `turnover_s`, and the next one follows at
 once; the jobs of a fleet do not change all at once, for each worker is somewhere else in its own. Of a fleet of gangs
-each host runs one whose ranks are its workers, and which they begin together.
+each host runs one whose ranks are its workers, and which they begin together; of one with tenants each GPU has one
+beside its worker, and each host two servers.
 """
 
 import math
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from bench.corpus import scenario
 from bench.corpus.host import Host, remediator
@@ -23,6 +24,8 @@ from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
 from exporter.sources.nvml_pcie import FIELDS
 from gpuwarden import clock
+
+Kind = Literal["workers", "gangs", "tenants"]
 
 WORKERS: Final = 8
 """Of each host."""
@@ -85,8 +88,9 @@ class _Line:
 class Fleet:
     """The pages of as many hosts."""
 
-    def __init__(self, *, turnover_s: float, gangs: bool = False) -> None:
-        (played,) = scenario.read(Path(__file__).parent)
+    def __init__(self, *, turnover_s: float, kind: Kind = "workers") -> None:
+        alone, beside = scenario.read(Path(__file__).parent)
+        played, gangs = beside if kind == "tenants" else alone, kind == "gangs"
         if gangs:
             ranks = (replace(each, gang=GANG, rank=rank, ranks=WORKERS) for rank, each in enumerate(played.programs))
             played = replace(played, programs=tuple(ranks))

@@ -1,4 +1,4 @@
-"""`python -m bench.rules.serve TURNOVER_S [gangs]`: serves a fleet, or one of gangs, to a Prometheus.
+"""`python -m bench.rules.serve TURNOVER_S KIND`: serves a fleet, of workers alone, gangs or tenants, to a Prometheus.
 
 A host's exporter is at `/NUMBER/metrics`, and at `/NUMBER/remediator` is what the rules read of its remediator. Prints
 its port, and ends when its stdin does.
@@ -9,7 +9,7 @@ import sys
 import time
 from typing import cast
 
-from bench.rules.fleet import Fleet
+from bench.rules.fleet import Fleet, Kind
 from exporter.rendering import TEXT
 
 
@@ -37,8 +37,8 @@ class _Server(asyncio.Protocol):
             self._transport.write(begin + body)
 
 
-async def _serve(turnover_s: float, *, gangs: bool) -> None:
-    fleet = Fleet(turnover_s=turnover_s, gangs=gangs)
+async def _serve(turnover_s: float, kind: Kind) -> None:
+    fleet = Fleet(turnover_s=turnover_s, kind=kind)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Server(fleet), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -46,4 +46,4 @@ async def _serve(turnover_s: float, *, gangs: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]), gangs="gangs" in sys.argv[2:]))
+    asyncio.run(_serve(float(sys.argv[1]), cast("Kind", sys.argv[2])))

@@ -8,11 +8,13 @@ import pytest
 import yaml
 
 from bench.figures import Place
-from bench.rules import Load, measure
+from bench.rules import TENANTS, Load, measure
 from bench.rules.fleet import LOAD_S, WORKERS, Fleet
 from deploy.shipped import rules
 
-SHORT = Load(hosts=(2,), interval_s=1, settles_s=2.0, watched_s=3.0, churn_turnover_s=3.0, churn_s=6.0)
+SHORT = Load(
+    hosts=(2,), interval_s=1, settles_s=2.0, largest_settles_s=2.0, watched_s=3.0, churn_turnover_s=3.0, churn_s=6.0
+)
 
 
 def test_a_host_tells_the_name_that_it_is_scraped_under(fleet: Fleet) -> None:
@@ -30,7 +32,10 @@ def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Pa
     assert len(slowest) == 3
     assert all(found[what].against == "a fifth of its interval" for what in slowest)
     assert found["16 workers in gangs of 8: group gpuwarden_gang"].against == "a fifth of its interval"
-    assert found["16 workers in gangs of 8: series a worker"].median > found["16 workers: series a worker"].median
+    beside = "16 workers beside tenants and servers"
+    assert all(found[f"{beside}: group {each}"].median > 0 for each in TENANTS)
+    for more in ("16 workers in gangs of 8", beside):
+        assert found[f"{more}: series a worker"].median > found["16 workers: series a worker"].median
     (made,) = [each for what, each in found.items() if what.endswith("series made, a job")]
     assert made.median == pytest.approx(0, abs=0.3), "a worker's next job goes on with the series of the last one"
 
@@ -69,7 +74,7 @@ def test_a_job_is_followed_by_another_and_its_ages_are_its_own(fleet: Fleet) -> 
 
 
 def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_rule_reads() -> None:
-    fleet = Fleet(turnover_s=290.0, gangs=True)
+    fleet = Fleet(turnover_s=290.0, kind="gangs")
     begins_s = next(now_s for now_s in range(290) if gangs(fleet, now_s) != gangs(fleet, now_s + 1)) + 1.0
     there = {series.partition("{")[0] for series in page(fleet, begins_s + 200)}
     (path,) = [path for path in rules() if path.name == "gang.rules.yaml"]
@@ -82,6 +87,16 @@ def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_
     assert {gang}.isdisjoint(re.findall(r'gang="([^"]+)"', fleet.page(8, now_s=begins_s).decode()))
     ranks = [series for series in page(fleet, begins_s + 200) if series.startswith("gpuwarden_gang_rank_attempt")]
     assert len({re.sub(r'.*rank="(\d)".*', r"\1", each) for each in ranks}) == WORKERS
+
+
+def test_a_fleet_with_tenants_has_all_that_their_rules_and_those_of_servers_read() -> None:
+    there = {series.partition("{")[0] for series in page(Fleet(turnover_s=290.0, kind="tenants"), 1e9)}
+    read = "".join(path.read_text() for path in rules() if path.name in ("vram.rules.yaml", "server.rules.yaml"))
+
+    named = set(re.findall(r"\bgpuwarden_(?:container|gpu|server|exporter)_[a-z_]+\b", read))
+
+    assert len(named) > 5
+    assert named - there == {"gpuwarden_container_gpu_memory_budget_invalid"}, "which a fleet in health has nobody of"
 
 
 def gangs(fleet: Fleet, now_s: float) -> set[str]:
