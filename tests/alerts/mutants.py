@@ -1924,6 +1924,21 @@ EQUIVALENT: Final[dict[str, str]] = {
     "remediator: GpuwardenRemediatorDown: min -> max": "what is left is 0 each",
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
     'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
+    "remediator: GpuwardenRemediatorUnreached: count -> sum": _INFO_IS_1,
+    "remediator: GpuwardenRemediatorUnreached: max -> min, at its place 2": _ONLY_THERE,
+    **{
+        f"remediator: GpuwardenUnmended: {change}": "an alert that fires is 1, and of no instance"
+        for change in (
+            "max -> min",
+            "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, trip, wedge"),
+            "max_over_time -> min_over_time",
+        )
+    },
+    **{
+        f"{topic}: gpuwarden:{whose}_target:info: last_over_time -> {other}": "whatever it was, it is a target"
+        for topic, whose in (("remediator", "remediator"), ("telemetry", "exporter"))
+        for other in ("min_over_time", "max_over_time")
+    },
     "vram: gpuwarden:vram_named:timestamp_seconds: 300 -> 299": "these tests evaluate every 15 s: the second falls "
     "between",
     **{
