@@ -1859,6 +1859,7 @@ _SPINNING: Final = "gpuwarden_gang_rank_spinning_seconds"
 _INFOS: Final = '{__name__=~"gpuwarden_(exporter|remediator)_info"}'
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
+_ONWARD: Final = "when somebody was last heard of never goes back"
 _HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
 EQUIVALENT: Final[dict[str, str]] = {
     **dict.fromkeys(
@@ -1987,6 +1988,23 @@ EQUIVALENT: Final[dict[str, str]] = {
                 )
                 for place in ("", ", at its place 2")
             ),
+        )
+    },
+    **{
+        f"node: gpuwarden:{record}:timestamp_seconds: last_over_time -> {other}{place}": why
+        for record, other, place, why in (
+            ("host_heard", "max_over_time", "", _ONWARD),
+            ("nobody_heard", "max_over_time", "", _ONWARD),
+            *(
+                (
+                    "host_heard",
+                    each,
+                    ", at its place 2",
+                    "what it had when it was lost before is over an hour old by then",
+                )
+                for each in ("min_over_time", "max_over_time")
+            ),
+            *(("host_told", "max_over_time", place, _ONWARD) for place in ("", ", at its place 2")),
         )
     },
     "node: GpuwardenNodeLost: gpuwarden:nobody_heard:timestamp_seconds -> "
