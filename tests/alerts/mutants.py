@@ -2007,6 +2007,24 @@ EQUIVALENT: Final[dict[str, str]] = {
             *(("host_told", "max_over_time", place, _ONWARD) for place in ("", ", at its place 2")),
         )
     },
+    "steps: GpuwardenJobSlowed: bool -> nothing": "what is not told counts as shared, which is what 0 says",
+    **{
+        f"telemetry: GpuwardenScrapeTooSparse: {change}": why
+        for change, why in (
+            *(
+                (each, "600 s over a whole number of scrapes is 75 s, or 86 s")
+                for each in ("75 -> 76", "75 -> 76, at its place 2", "< -> <=", "0 -> 1")
+            ),
+            *(
+                (each, "it is asked whether there is any, and of whoever has none in ten minutes nothing is compared")
+                for each in (
+                    "max -> min, at its place 2",
+                    "count_over_time -> sum_over_time, at its place 3",
+                    "599999ms -> 1198s, at its place 2",
+                )
+            ),
+        )
+    },
     "node: GpuwardenNodeLost: gpuwarden:nobody_heard:timestamp_seconds -> "
     "last_over_time(gpuwarden:nobody_heard:timestamp_seconds[5m])": "it ends when it is an hour old, and excuses for "
     "no longer than the bound, which is 490 s at most",
