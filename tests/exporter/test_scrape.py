@@ -1,7 +1,6 @@
 """What Prometheus is given: the golden scrape, what is absent, and collectors that fail alone."""
 
 import math
-import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
 
 from deploy import parts
-from deploy.check import CHECKOUT
 from exporter import reference, scrape
 from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import NO_GPU, Thresholds
@@ -55,10 +53,14 @@ def told(text: str, name: str, **labels: str) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values(text, name, **labels)]
 
 
+FATAL: Final = Thresholds().xids_fatal
+
+
 def hot(text: str) -> set[str]:
-    """The names of the series about workers, jobs, containers and GPUs."""
+    """The names of the series about workers, jobs, containers and GPUs, but for what is set."""
     about = ("gpuwarden_worker", "gpuwarden_job", "gpuwarden_container", "gpuwarden_gpu_")
-    return {name for name, _ in series(text) if name.startswith(about) and "threshold" not in name}
+    named = {name for name, _ in series(text) if name.startswith(about) and "threshold" not in name}
+    return named - {"gpuwarden_gpu_xid_fatal_info"}
 
 
 # Golden
@@ -77,14 +79,13 @@ def test_the_golden_scrape_holds_every_family_with_a_sample() -> None:
     assert [name for name, family in families.items() if not family.samples] == []
 
 
-def test_every_xid_that_an_alert_names_is_told_from_the_first_look_on() -> None:
-    rules = (CHECKOUT / "alerts" / "faults.rules.yaml").read_text(encoding="utf-8")
-    (named,) = re.findall(r'gpuwarden_gpu_xid_errors_total\{xid=~"([0-9|]+)"\}', rules)
-
+def test_every_xid_that_is_fatal_unless_set_otherwise_is_told_from_the_first_look_on() -> None:
     text = golden.PATH.read_text(encoding="utf-8")
-    told = {xid: values(text, "gpuwarden_gpu_xid_errors_total", gpu="GPU-0", xid=xid) for xid in named.split("|")}
 
-    assert told == {xid: [0.0] for xid in told}
+    told = {xid: values(text, "gpuwarden_gpu_xid_errors_total", gpu="GPU-0", xid=str(xid)) for xid in FATAL}
+
+    assert told == dict.fromkeys(FATAL, [0.0])
+    assert len(FATAL) > 1
 
 
 @pytest.mark.needs_parts
