@@ -1,7 +1,8 @@
 """The rules on the Prometheus of this release, and on the newest that Debian has. For `python -m bench`.
 
 Their own tests have to pass on both. Of every scenario of the corpus both have to tell the same: who fired, and when.
-The newer one, killed and started anew, has to judge the live scenarios right.
+Of two who are level either may go, and what others use instead of these rules is not compared: a range begins elsewhere
+in newer versions. The newer one, killed and started anew, has to judge the live scenarios right.
 
 What the newest is changes from week to week, so that this is no test: a rule that it judges otherwise is said here.
 """
@@ -11,12 +12,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from bench.corpus import live, scenario
-from bench.corpus.judge import Fired, JudgeError, Played, play
+from bench.corpus.judge import OURS, PEOPLE, Fired, JudgeError, Played, play
 from bench.figures import BenchError, Figure, Place, figure, progress
 from deploy import parts
 from deploy.chain import CHECKOUT
@@ -69,13 +71,25 @@ def _corpus(promtools: Mapping[str, Path], otherwise: list[str]) -> Iterator[Fig
 
 
 def differing(told: Mapping[str, Played]) -> list[str]:
-    """A sentence where versions do not tell the same of a scenario: what each alone tells."""
-    found = {version: {_fired(each) for each in played.fired} for version, played in told.items()}
+    """A sentence where versions do not tell the same of a scenario by our rules: what each alone tells."""
+    found = {version: set(_said(played)) for version, played in told.items()}
     shared = frozenset.intersection(*map(frozenset, found.values()))
     alone = {version: sorted(fired - shared) for version, fired in found.items() if fired - shared}
     (place, *_) = (each.scenario.place for each in told.values())
     said = "; ".join(f"{version} alone tells {', '.join(fired)}" for version, fired in alone.items())
     return [f"{place}: {said}"] if said else []
+
+
+def _said(played: Played) -> Iterator[str]:
+    """What our rules told, by words that are the same for all of whom a verdict says that either goes."""
+    either = {
+        of: verdict for verdict in played.scenario.verdicts if verdict.or_of for of in (verdict.of, *verdict.or_of)
+    }
+    for each in played.fired:
+        if each.policy in (OURS, PEOPLE):
+            verdict = either.get(each.of)
+            level = "" if verdict is None else " or ".join((verdict.of, *verdict.or_of))
+            yield _fired(replace(each, of=level, named={}) if level else each)
 
 
 def _fired(fired: Fired) -> str:

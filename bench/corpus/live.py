@@ -25,6 +25,7 @@ from bench.corpus.judge import JudgeError, Played, accuses, metrics
 from bench.corpus.scenario import Scenario
 from deploy import parts
 from deploy.check import CHECKOUT, RULES_GLOB
+from exporter.rendering import TEXT
 
 LIVE: Final = Path(__file__).with_name("live")
 """The scenarios that are played so."""
@@ -124,6 +125,7 @@ class _Targets:
                 page = its.page(self.path.strip("/"))
                 with suppress(ConnectionError):  # a Prometheus that is killed does not wait for it
                     self.send_response(200 if page else 503)
+                    self.send_header("Content-Type", TEXT)  # without which Prometheus 3 takes nothing
                     self.end_headers()
                     self.wfile.write(page.encode())
 

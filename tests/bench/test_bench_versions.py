@@ -89,3 +89,30 @@ def test_a_scenario_of_which_they_tell_otherwise_is_counted_and_said(
         found.extend(measured(tmp_path, monkeypatch, by_newer, wrong))
 
     assert [each.median for each in found if each.what.startswith("of ")] == counted
+
+
+def of_a_tie(*fired: Fired) -> Played:
+    (tie,) = [each for each in scenario.read() if each.name.startswith("is over its budget by the very same")]
+    return Played(scenario=tie, fired=fired)
+
+
+VICTIM = replace(
+    STALL, alert="GpuwardenVramVictim", remedy="recycle_container", trip="vram", of="a", named={"incarnation": "a@0"}
+)
+OTHER = replace(VICTIM, of="b", named={"incarnation": "b@0"})
+
+
+@pytest.mark.parametrize(
+    ("by_newer", "differ"),
+    [
+        pytest.param([OTHER], False, id="either of two who are level"),
+        pytest.param([VICTIM, replace(STALL, policy="idle")], False, id="what others use"),
+        pytest.param([VICTIM, replace(STALL, policy="people")], True, id="what people are told"),
+        pytest.param([replace(OTHER, at_s=390)], True, id="later"),
+        pytest.param([], True, id="nobody"),
+    ],
+)
+def test_versions_differ_about_what_the_rules_tell_but_for_which_of_two_who_are_level(
+    by_newer: list[Fired], differ: bool
+) -> None:
+    assert bool(versions.differing({"2": of_a_tie(VICTIM), "3": of_a_tie(*by_newer)})) is differ
