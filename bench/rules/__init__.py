@@ -1,10 +1,10 @@
 """What the alert rules cost a fleet's Prometheus: up to 10,000 workers on 1,250 hosts, whose jobs turn over.
 
 A real Prometheus scrapes `bench.rules.fleet`, a page a host, and evaluates every rule in `alerts/`. An hour of history
-is laid down before it starts, of the record of hosts alone; the largest fleet is scraped for longer than any other rule
-but those of GPUs' faults looks back. What a fleet has that runs gangs, or tenants with VRAM budgets and servers beside
-its workers, is measured by itself. No fleet has items. What a rule and a group took, its series and its memory are told
-by Prometheus itself, its CPU time by the kernel.
+is laid down before it starts, of the record of hosts alone; the largest fleet is scraped for longer than the ten
+minutes that rules of jobs look back. What a fleet has that runs gangs, or tenants with VRAM budgets and servers beside
+its workers, is measured by itself. No fleet has items. What a rule and a group took, its series and its memory are
+told by Prometheus itself, its CPU time by the kernel.
 """
 
 import json
@@ -77,7 +77,9 @@ class _Seen:
 
 
 def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
-    """A fleet after another, then the largest one with gangs, with tenants, and with jobs ten times as short.
+    """A fleet after another; the largest one with gangs, and with jobs ten times as short; then each beside tenants.
+
+    The most costly come last: where the machine is too slow for one of them, the others have been measured.
 
     Raises:
         BenchError: Prometheus or the fleet did not start, a rule failed or found something, or an evaluation was left
@@ -86,9 +88,10 @@ def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
     load = load or Load()
     for hosts in load.hosts:
         yield from _round(place, load, hosts)
-    yield from _more(place, load, "gangs", f"in gangs of {WORKERS}", (GANGS,))
-    yield from _more(place, load, "tenants", "beside tenants and servers", TENANTS)
+    yield from _more(place, load, load.hosts[-1], "gangs", f"in gangs of {WORKERS}", (GANGS,))
     yield from _churn(place, load)
+    for hosts in load.hosts:
+        yield from _more(place, load, hosts, "tenants", "beside tenants and servers", TENANTS)
 
 
 def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
@@ -113,13 +116,14 @@ def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
     yield figure("rules", f"{name}: CPU of Prometheus", "% of a core", [100 * seen.cpu_share])
 
 
-def _more(place: Place, load: Load, kind: Kind, how: str, groups: Sequence[str]) -> Iterator[Figure]:
+def _more(place: Place, load: Load, hosts: int, kind: Kind, how: str, groups: Sequence[str]) -> Iterator[Figure]:
     """What some groups take of a fleet that has what their rules read."""
-    hosts = load.hosts[-1]
     workers = hosts * WORKERS
     what = f"{workers:,} workers {how}"
     progress(f"rules, {what}")
-    with _prometheus(place.folder / f"rules-{kind}", load, hosts, turnover_s=TURNOVER_S, kind=kind) as prometheus:
+    with _prometheus(
+        place.folder / f"rules-{kind}-{hosts}", load, hosts, turnover_s=TURNOVER_S, kind=kind
+    ) as prometheus:
         prometheus.wait_up(hosts)
         time.sleep(load.settles_s)
         seen = prometheus.watch(load.watched_s)

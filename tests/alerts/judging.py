@@ -15,10 +15,10 @@ from deploy import parts
 from tests.alerts import narrowed
 from tests.alerts.mutants import ALERTS, FIRST, RULES
 
-PROMTOOL_TIMEOUT_S = 1200
+PROMTOOL_TIMEOUT_S = 300
 AT_ONCE = 200
 """So many files are given to one call of promtool that checks them."""
-TESTED_AT_ONCE = 40
+TESTED_AT_ONCE = 20
 """So many to one that tests them: on a machine that is busy more of them may take longer than a call may."""
 
 _VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)

@@ -5,12 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pytest
 
 from bench.corpus import judge, live, scenario
 from bench.corpus.judge import Played
 from bench.corpus.scenario import Scenario
 from deploy.check import CHECKOUT, RULES_GLOB
+from exporter.rendering import TEXT
 from tests.alerts.mutants import MUTANTS
 
 pytestmark = pytest.mark.needs_parts
@@ -55,3 +57,13 @@ def test_promtool_tells_the_same() -> None:
 
 def test_a_broken_rule_is_told(played: Mapping[str, Played]) -> None:
     assert played[BROKEN].wrong() == ["nothing acts on w, which is due at 49s"]
+
+
+def test_a_page_says_in_which_format_it_is_without_which_a_newer_prometheus_takes_nothing() -> None:
+    targets = live._Targets(SCENARIOS[0], judge.metrics(CHECKOUT.glob(RULES_GLOB)))
+    (host, *_) = targets.names
+
+    with targets.served() as address:
+        told = httpx.get(f"http://{address}/{host}", trust_env=False)
+
+    assert told.headers["Content-Type"] == TEXT

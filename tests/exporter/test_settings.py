@@ -77,3 +77,18 @@ def test_a_port_that_is_none_is_refused_all_the_same(monkeypatch: pytest.MonkeyP
         given(Settings, [])
 
     assert "will not do for --port (or GPUWARDEN_EXPORTER_PORT)" in "".join(complaints(refused.value, Settings))
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("", ()), ("79", (79,)), ("79, 154,79", (79, 154))],
+    ids=["none", "one", "each once, for a series that is there twice fails the scrape"],
+)
+def test_of_which_xids_people_are_told_is_a_list(said: str, found: tuple[int, ...]) -> None:
+    assert given(Settings, ["--xids-fatal", said]).xids_fatal == found
+
+
+@pytest.mark.parametrize("said", ["fallen off the bus", "0", "79;154", "-1"])
+def test_what_is_no_list_of_xids_is_refused(said: str) -> None:
+    with pytest.raises(ValidationError, match="xids_fatal"):
+        given(Settings, [f"--xids-fatal={said}"])
