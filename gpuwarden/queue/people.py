@@ -22,7 +22,9 @@ class People(Room):
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
             gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id).scalar_subquery()
-            ids = runs.cancel(connection, or_(JOBS.c.job_id == job_id, JOBS.c.gang == gang), because, now)
+            # A job that was submitted meanwhile is of another run than was locked: it was not there to be cancelled.
+            its = and_(or_(JOBS.c.job_id == job_id, JOBS.c.gang == gang), JOBS.c.run_id.is_not_distinct_from(run_id))
+            ids = runs.cancel(connection, its, because, now)
             if run_id is not None and ids:
                 runs.cancel_what_needs(connection, ids, now)
                 runs.close(connection, run_id, job_id, now)

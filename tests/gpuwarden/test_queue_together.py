@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import Connection, select, text
 
 from gpuwarden.database import DatabaseError, reading, writing
 from gpuwarden.job import State, Trip
@@ -24,6 +24,7 @@ from gpuwarden.queue import (
     Submission,
     SubmissionError,
     UnknownJobError,
+    runs,
 )
 from gpuwarden.schema import JOBS
 from tests.waiting import eventually
@@ -236,6 +237,27 @@ def test_a_host_that_is_lost_holds_no_job_while_it_waits_for_another(shared_stor
             another.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == first).with_for_update())
 
         assert lost.result() == [first, second]
+
+
+@pytest.mark.needs_postgres
+def test_a_job_that_is_submitted_while_its_number_is_cancelled_is_not_cancelled_without_what_needs_it(
+    shared_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = runs.lock_run_of
+
+    def asked_too_early(connection: Connection, job_id: int) -> str | None:
+        found = asked(connection, job_id)
+        jobs = {name: Submission(queue="gpu") for name in ("first", "second")}
+        shared_store.submit_run("r", jobs, needs={"second": ["first"]}, now=0)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "lock_run_of", asked_too_early)
+        assert not shared_store.cancel(1, because="so", now=1), "there was no such job"
+
+    assert [shared_store.job(each).state for each in (1, 2)] == [State.QUEUED, State.WAITING]
+    assert shared_store.cancel(1, because="so", now=2)
+    assert [shared_store.job(each).state for each in (1, 2)] == [State.CANCELLED, State.CANCELLED]
 
 
 def waiting(store: JobStore) -> int:

@@ -33,7 +33,9 @@ Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape begins a count and waits for it, however slow the machine: what it shows is what is there."""
     monkeypatch.setattr(queue_metrics, "COUNT_REST", 0.0)
-    monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 10.0)
+    monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 30.0)
+    monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 30.0)
+    monkeypatch.setattr(queue_metrics, "ANSWER_S", 60.0)
 
 
 @pytest.fixture
