@@ -127,6 +127,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "an unknown amount",
     "gpuwarden_container_gpu_memory_peak_bytes": "its memory on this GPU was never measured",
     "gpuwarden_container_gpu_memory_budget_bytes": NO_BUDGET,
+    "gpuwarden_container_gpu_memory_over_budget_bytes": "it holds no more than its budget, has none, or what it holds "
+    "is unknown",
     "gpuwarden_container_recyclable": NO_BUDGET,
     "gpuwarden_container_gpu_memory_budget_invalid": "its budget can be read, or it has none",
     "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",

@@ -272,6 +272,19 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         source="label `gpuwarden.vram-budget-mib`, by its engine's API; of a pod the limit of `--budget-resource`",
     )
     yield gauge(
+        "gpuwarden_container_gpu_memory_over_budget_bytes",
+        "By how much more of a GPU's memory the container holds than its budget, only while it does.",
+        _ON_GPU,
+        (
+            ((each.container.name, gpu), float(held - budget))
+            for each in snapshot.containers
+            if (budget := each.container.tenancy.budget_bytes) is not None
+            for gpu, held in _held(each)
+            if held is not None and held > budget
+        ),
+        source="`gpuwarden_container_gpu_memory_bytes` less `gpuwarden_container_gpu_memory_budget_bytes`",
+    )
+    yield gauge(
         "gpuwarden_container_recyclable",
         "1 for a container with a budget that may be stopped for its GPU memory's sake; 0 for a protected one, one "
         "that did not opt in, is paused, holds workers, or is removed when it ends.",

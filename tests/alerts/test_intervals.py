@@ -155,12 +155,13 @@ LEVEL_S: Final = 190
 """When the other one of two is ahead, by less than a tie."""
 
 
-def tenant(name: str, used: Callable[[int], float]) -> tuple[tuple[str, str, Callable[[int], float | None]], ...]:
-    """A container that may be recycled, over its budget, and what it holds."""
+def tenant(
+    name: str, over: Callable[[int], float | None]
+) -> tuple[tuple[str, str, Callable[[int], float | None]], ...]:
+    """A container that may be recycled, and by how much it is over its budget; `None` while it is not."""
     its = f'host="a", container="{name}"'
     return (
-        ("gpuwarden_container_gpu_memory_bytes", f'{its}, gpu="G"', used),
-        ("gpuwarden_container_gpu_memory_budget_bytes", its, lambda _: 1000),
+        ("gpuwarden_container_gpu_memory_over_budget_bytes", f'{its}, gpu="G"', over),
         ("gpuwarden_container_recyclable", its, lambda _: 1),
         ("gpuwarden_container_info", f'{its}, incarnation="{name}@1"', lambda _: 1),
     )
@@ -193,8 +194,8 @@ SCENES: Final[Mapping[str, Scene]] = {
             ("gpuwarden_gpu_memory_floor_bytes", GPU, lambda _: 1500),
             ("gpuwarden_gpu_memory_returning_bytes", GPU, lambda _: 0),
             ("gpuwarden_gpu_memory_tie_bytes", GPU, lambda _: 250),
-            *tenant("first", lambda _: 3010),
-            *tenant("second", step(3000, 3100, LEVEL_S)),
+            *tenant("first", lambda _: 2010),
+            *tenant("second", step(2000, 2100, LEVEL_S)),
         ),
         seen=lambda scrape_s: (
             *found_and_let_go(scrape_s, "first"),

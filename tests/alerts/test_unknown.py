@@ -38,8 +38,8 @@ AS_IT_IS: Final = {
     "gpuwarden_worker_dead_after_seconds": "likewise",
     "gpuwarden_worker_dead_seconds": "a repeat does not grow, and of a worker that lives again it is told that it does",
     "gpuwarden_worker_alive": "while it is unknown so is the process whose CPU time is asked for",
-    "gpuwarden_container_gpu_memory_budget_bytes": "it is of the container, for as long as that runs",
-    "gpuwarden_container_recyclable": "likewise",
+    "gpuwarden_container_gpu_memory_over_budget_bytes": "a repeat is older than its target's last scrape",
+    "gpuwarden_container_recyclable": "it is of the container, for as long as that runs",
     "gpuwarden_server_silence_allowed_seconds": "likewise",
     "gpuwarden_gpu_memory_floor_bytes": "it is told of each GPU that has more memory",
     "gpuwarden_gpu_memory_tie_bytes": "it is told of each GPU",
@@ -57,8 +57,7 @@ def operands() -> Iterator[tuple[str, str]]:
 
 VRAM: Final = (
     ("gpuwarden_container_info", TENANT + ', incarnation="i"', 1.0),
-    ("gpuwarden_container_gpu_memory_bytes", TENANT + ', gpu="g"', 9e9),
-    ("gpuwarden_container_gpu_memory_budget_bytes", TENANT, 8e9),
+    ("gpuwarden_container_gpu_memory_over_budget_bytes", TENANT + ', gpu="g"', 1e9),
     ("gpuwarden_container_recyclable", TENANT, 1.0),
     ("gpuwarden_gpu_memory_free_bytes", 'host="a", gpu="g"', 1e9),
     ("gpuwarden_gpu_memory_returning_bytes", 'host="a", gpu="g"', 0.0),

@@ -18,8 +18,8 @@ GIB: Final = 2**30
 NAMED: Final = 'ALERTS{alertname="GpuwardenVramVictim"}'
 
 
-def tenants(held: dict[str, float]) -> Series:
-    """A GPU that is short of memory, and who holds how much of it in GiB, each with a budget of 1 GiB."""
+def tenants(over: dict[str, float]) -> Series:
+    """A GPU that is short of memory, and who is over its budget by how much, GiB."""
     figures = {
         "memory_free_bytes": GIB,
         "memory_returning_bytes": 0,
@@ -27,11 +27,10 @@ def tenants(held: dict[str, float]) -> Series:
         "memory_tie_bytes": GIB / 4,
     }
     series = {(f"gpuwarden_gpu_{name}", 'gpu="GPU-0"'): value for name, value in figures.items()}
-    for name, gib in held.items():
+    for name, gib in over.items():
         whose = f'container="{name}"'
         series |= {
-            ("gpuwarden_container_gpu_memory_bytes", f'{whose},gpu="GPU-0"'): gib * GIB,
-            ("gpuwarden_container_gpu_memory_budget_bytes", whose): GIB,
+            ("gpuwarden_container_gpu_memory_over_budget_bytes", f'{whose},gpu="GPU-0"'): gib * GIB,
             ("gpuwarden_container_recyclable", whose): 1,
             ("gpuwarden_container_info", f'{whose},incarnation="{name}@1"'): 1,
         }
@@ -71,7 +70,7 @@ def test_the_alerts_own_expression_names_the_same_at_any_time_between_two_evalua
         def named(expression: str) -> list[str]:
             return [each["metric"]["container"] for each in data("query", query=expression)["result"]]
 
-        host.series = tenants({"over": 3.0, "within": 0.5})
+        host.series = tenants({"over": 3.0, "less": 0.5})
         eventually(lambda: named(NAMED) == ["over"], "it is named", within_s=30)
         rules = (rule for group in data("rules", type="alert")["groups"] for rule in group["rules"])
         (expression,) = (rule["query"] for rule in rules if rule["name"] == "GpuwardenVramVictim")

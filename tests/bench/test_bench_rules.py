@@ -96,7 +96,8 @@ def test_a_fleet_with_tenants_has_all_that_their_rules_and_those_of_servers_read
     named = set(re.findall(r"\bgpuwarden_(?:container|gpu|server|exporter)_[a-z_]+\b", read))
 
     assert len(named) > 5
-    assert named - there == {"gpuwarden_container_gpu_memory_budget_invalid"}, "which a fleet in health has nobody of"
+    nobodys = {f"gpuwarden_container_gpu_memory_{name}" for name in ("budget_invalid", "over_budget_bytes")}
+    assert named - there == nobodys, "which a fleet in health has nobody of"
 
 
 def gangs(fleet: Fleet, now_s: float) -> set[str]:

@@ -18,7 +18,7 @@ from exporter import reference, scrape
 from exporter.collectors import COLLECTORS, jobs
 from exporter.evidence import NO_GPU, Thresholds
 from exporter.patience import Patience
-from exporter.readings import GpuShare, Snapshot, SourceHealth, Unknown, WorkerReadings, WorkerSighting
+from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import LongStep
@@ -201,6 +201,26 @@ def test_of_gpus_nothing_is_told_where_there_is_none_and_nan_where_it_is_unknown
     found = [told(text, f"gpuwarden_container_gpu_{name}_seconds") for name in ("idle", "lost")]
 
     assert found == [idle, lost]
+
+
+@pytest.mark.parametrize(
+    ("held_bytes", "budget_bytes", "over"),
+    [(1001, 1000, [1.0]), (1000, 1000, []), (0, 1000, []), (None, 1000, []), (1001, None, [])],
+    ids=["over", "at it", "within it", "unknown what it holds", "no budget"],
+)
+def test_by_how_much_a_container_is_over_its_budget_is_told_only_while_it_is(
+    held_bytes: int | None, budget_bytes: int | None, over: list[float]
+) -> None:
+    shares = tuple(
+        GpuShare(gpu=gpu, utilization_ratio=None, memory_bytes=size)
+        for gpu, size in (("GPU-0", held_bytes), ("GPU-1", 7))
+    )
+    place = build.evidence(container=build.container(tenancy=Tenancy(budget_bytes=budget_bytes)), shares=shares)
+
+    text = golden.scraped(build.snapshot(containers=(place,)))
+
+    assert values(text, "gpuwarden_container_gpu_memory_over_budget_bytes", gpu="GPU-0") == over
+    assert values(text, "gpuwarden_container_gpu_memory_over_budget_bytes", gpu="GPU-1") == []
 
 
 def test_a_beat_has_no_age_and_no_time_until_the_job_is_armed() -> None:

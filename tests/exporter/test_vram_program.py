@@ -180,6 +180,9 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
     assert held(found, "container_gpu_memory_budget_bytes") == {
         ("gpuwarden-c8-budget",): GIB, ("gpuwarden-c8-protected",): 2 * GIB,
     }  # fmt: skip
+    assert held(found, "container_gpu_memory_over_budget_bytes") == {
+        ("gpuwarden-c8-budget", "GPU-0"): 1, ("gpuwarden-c8-protected", "GPU-0"): 8,
+    }  # fmt: skip
     for page in (found, by_cgroup):
         for gpu in ("GPU-0", "GPU-1"):
             containers = sum(size for (_, on), size in held(page).items() if on == gpu)
