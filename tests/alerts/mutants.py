@@ -1355,6 +1355,7 @@ FLOOR: Final = "gpuwarden_gpu_memory_floor_bytes"
 TIE: Final = "gpuwarden_gpu_memory_tie_bytes"
 RETURNING: Final = "gpuwarden_gpu_memory_returning_bytes"
 OVER: Final = "gpuwarden:vram_over_budget_while_short:bytes"
+OF_EACH: Final = "gpuwarden:vram_victim:bytes"
 WAS_NAMED: Final = "gpuwarden:vram_named:timestamp_seconds"
 OVER_BUDGET: Final = RULES[VRAM].partition("record: gpuwarden:vram_over")[2].partition("# The one of each GPU")[0]
 ONE_OF_EACH: Final = RULES[VRAM].partition("record: gpuwarden:vram_victim")[2].partition("# Who was named last")[0]
@@ -1858,6 +1859,14 @@ _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 _ONWARD: Final = "when somebody was last heard of never goes back"
 _HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
 EQUIVALENT: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "vram: GpuwardenVramVictim: on (host, container) -> on (container), at its place 2",
+            "vram: GpuwardenVramVictim: on (host, container) -> on (host), at its place 2",
+            f"vram: GpuwardenVramVictim: {OF_EACH} -> last_over_time({OF_EACH}[5m]), at its place 3",
+        ),
+        "it spares the join those whom nobody names; of more of them it takes who is named all the same",
+    ),
     **dict.fromkeys(
         (
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
