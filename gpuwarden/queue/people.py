@@ -17,12 +17,12 @@ class People(Room):
     def cancel(self, job_id: int, *, because: str, now: float) -> bool:
         """End a job that is not over, all its ranks, and what needs it; its workers stop themselves within a second.
 
-        False when it was over.
+        False when it was over, or not there yet.
         """
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
             gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id).scalar_subquery()
-            # A job that was submitted meanwhile is of another run than was locked: it was not there to be cancelled.
+            # One of a run that was submitted meanwhile is not of what was locked: it was not there to be cancelled.
             its = and_(or_(JOBS.c.job_id == job_id, JOBS.c.gang == gang), JOBS.c.run_id.is_not_distinct_from(run_id))
             ids = runs.cancel(connection, its, because, now)
             if run_id is not None and ids:

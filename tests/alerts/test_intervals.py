@@ -131,7 +131,7 @@ def history(wedge: Wedge, *, scrape_s: int) -> list[dict[str, str]]:
 class Scene:
     """What acts and compares no duration of a job: series, each a name, labels and its value at a second of the scene.
 
-    `None` is a scrape that fails, after which there is nothing. `seen` says who is accused, by which second of it.
+    `None` is where nothing is told of it, as when a scrape fails. `seen` says who is accused, by which second of it.
     """
 
     by: str
@@ -167,6 +167,11 @@ def tenant(
     )
 
 
+def while_it_is(over: Callable[[int], float]) -> Callable[[int], float | None]:
+    """From the limit until it is mended."""
+    return lambda at: over(at) if LIMIT_S <= at < MENDED_S else None
+
+
 def found_and_let_go(scrape_s: int, who: str) -> tuple[tuple[int, str | None], ...]:
     """At the first scrape that shows it, and at the first after it is mended."""
     found_s, let_go_s = first_scrape(LIMIT_S, scrape_s), first_scrape(MENDED_S, scrape_s)
@@ -190,12 +195,12 @@ SCENES: Final[Mapping[str, Scene]] = {
     "GpuwardenVramVictim": Scene(
         by="container",
         series=(
-            ("gpuwarden_gpu_memory_free_bytes", GPU, lambda at: 100 if LIMIT_S <= at < MENDED_S else 9000),
+            ("gpuwarden_gpu_memory_free_bytes", GPU, lambda _: 100),
             ("gpuwarden_gpu_memory_floor_bytes", GPU, lambda _: 1500),
             ("gpuwarden_gpu_memory_returning_bytes", GPU, lambda _: 0),
             ("gpuwarden_gpu_memory_tie_bytes", GPU, lambda _: 250),
-            *tenant("first", lambda _: 2010),
-            *tenant("second", step(2000, 2100, LEVEL_S)),
+            *tenant("first", while_it_is(lambda _: 2010)),
+            *tenant("second", while_it_is(step(2000, 2100, LEVEL_S))),
         ),
         seen=lambda scrape_s: (
             *found_and_let_go(scrape_s, "first"),

@@ -31,7 +31,7 @@ BOTH: Final = "gpuwarden-shared-both"
 QUEUES: Final = {WEDGES: "wedges", GOES_ON: "goes-on"}
 SCRIPTS: Final = {
     WEDGES: Script(picture="wedges", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2),
-    GOES_ON: Script(picture="goes-on", load_s=0.5, load_mib=8, steps=50, step_s=0.5),
+    GOES_ON: Script(picture="goes-on", load_s=0.5, load_mib=8, steps=80, step_s=0.5),
 }
 
 
@@ -44,12 +44,13 @@ def both(scene: Stage, engine: Engine) -> Iterator[Container]:
     binds = {bind for each in apart for bind in each["HostConfig"]["Binds"]}
     with closing(docker.DockerClient(base_url=engine.base_url)) as client:
         its = apart[0]["Config"]
+        own = [each for each in its["Env"] if not each.startswith("NVIDIA_VISIBLE_DEVICES=")]
         container = client.containers.create(
             its["Image"],
             ["/bin/sh", "-c", " & ".join([*programs, "wait"])],
             name=BOTH,
             labels=its["Labels"],
-            environment=[*its["Env"], f"NVIDIA_VISIBLE_DEVICES={','.join(_gpu(worker) for worker in QUEUES)}"],
+            environment=[*own, f"NVIDIA_VISIBLE_DEVICES={','.join(_gpu(worker) for worker in QUEUES)}"],
             network_mode="none",
             user=its["User"],
             volumes=sorted(binds),
