@@ -1,6 +1,7 @@
 """Two workers in one container, through the whole chain: what would mend one that wedges would end the other.
 
-While that one goes on nobody is accused; once it is done the one that wedged is, and a person is asked to mend it.
+While that one goes on people are told and nobody is accused; once it is done the one that wedged is, and is left to
+a person.
 """
 
 import shlex
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 SILENCE_S: Final = 5.0
 WEDGES: Final = "gpuwarden-shared-wedges"
 GOES_ON: Final = "gpuwarden-shared-goes-on"
-BOTH: Final = "gpuwarden-shared-both"
+TOLD: Final = f'ALERTS{{alertname="GpuwardenSharedJobStalled", alertstate="firing", worker="{WEDGES}"}}'
 QUEUES: Final = {WEDGES: "wedges", GOES_ON: "goes-on"}
 SCRIPTS: Final = {
     WEDGES: Script(picture="wedges", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2),
@@ -48,7 +49,6 @@ def both(scene: Stage, engine: Engine) -> Iterator[Container]:
         container = client.containers.create(
             its["Image"],
             ["/bin/sh", "-c", " & ".join([*programs, "wait"])],
-            name=BOTH,
             labels=its["Labels"],
             environment=[*own, f"NVIDIA_VISIBLE_DEVICES={','.join(_gpu(worker) for worker in QUEUES)}"],
             network_mode="none",
@@ -91,6 +91,7 @@ def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a
         with both(scene, engine) as container:
             before = started_at(container)
             eventually(lambda: silent_s(WEDGES) > 3 * SILENCE_S, "one is silent for long", within_s=90, log=log)
+            eventually(lambda: scene.chain.query(TOLD), "people are told of it", within_s=30, log=log)
             going_on, none_yet = scene.store.job(jobs[GOES_ON]), scene.ledger.stories()
             eventually(
                 lambda: [story for story in of_consequence(scene.ledger.stories()) if story.closed_at],
@@ -99,6 +100,7 @@ def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a
                 log=log,
             )
             after = started_at(container)
+            name = container.name
         done, wedged = (scene.store.job(jobs[worker]) for worker in (GOES_ON, WEDGES))
         (story,) = of_consequence(scene.ledger.stories())
 
@@ -108,6 +110,6 @@ def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a
     assert story.opened_at > done.ended_at
     assert (story.worker, story.trip, story.outcome) == (WEDGES, "stall", "refused")
     assert story.because is not None
-    assert story.because.startswith(f"container {BOTH} holds 2 live workers")
+    assert story.because.startswith(f"container {name} holds 2 live workers")
     assert (wedged.state, wedged.attempt) == (State.RUNNING, 1)
     assert after == before
