@@ -4,15 +4,17 @@ import gc
 import os
 import signal
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+from pydantic import ValidationError
 
 from exporter.answered import AnsweredFile
 from exporter.doorkeeper import Doorkeeper
@@ -23,8 +25,8 @@ from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.servers import Servers
-from exporter.settings_process import passed_over, read
-from exporter.sources import drm, kubelet, nvidia_host, nvml_library
+from exporter.settings import Settings, unknown_variables
+from exporter.sources import drm, kubelet, nvidia_host, nvml_library, simulated
 from exporter.sources.driver_parent import Apart
 from exporter.sources.driver_process import Driver
 from exporter.sources.engines import Engines, Sought
@@ -38,9 +40,7 @@ from exporter.web import Pages, server
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import host_key
-
-if TYPE_CHECKING:  # it brings pydantic, for which a process that stays has no use
-    from exporter.settings import Settings
+from gpuwarden.settings import complaints, given
 
 log: Final = structlog.get_logger("exporter")
 
@@ -57,15 +57,20 @@ some thousands, none of them in one, and to look through them twice in each look
 
 def command(argv: list[str]) -> int:
     """`gpuwarden exporter`."""
-    settings = read(argv)
+    try:
+        settings = given(Settings, argv)
+    except ValidationError as error:
+        for line in complaints(error, Settings):
+            print(f"gpuwarden exporter: error: {line}", file=sys.stderr)
+        return 2
     logs.configure(level=settings.log_level)
-    for name in passed_over(vars(settings), os.environ):
-        log.warning("no setting of the exporter is called so, and the variable is passed over", variable=name)
+    for name in unknown_variables(os.environ):
+        log.warning("no setting of the exporter has this name; the variable is ignored", variable=name)
     serve(settings)
     return 0
 
 
-def serve(settings: "Settings") -> None:
+def serve(settings: Settings) -> None:
     """Publish until SIGTERM or SIGINT.
 
     Raises:
@@ -159,7 +164,7 @@ def serve(settings: "Settings") -> None:
         log.info("exporter stopped")
 
 
-def engines_of(settings: "Settings") -> dict[str, Listener]:
+def engines_of(settings: Settings) -> dict[str, Listener]:
     """What listens to each engine that the settings name, by kind.
 
     Raises:
@@ -172,7 +177,7 @@ def engines_of(settings: "Settings") -> dict[str, Listener]:
     return asked
 
 
-def sought_by(settings: "Settings") -> dict[str, Sought]:
+def sought_by(settings: Settings) -> dict[str, Sought]:
     """What is to be asked from when it is there, by kind."""
     sought = {}
     if settings.docker == "auto":
@@ -183,14 +188,14 @@ def sought_by(settings: "Settings") -> dict[str, Sought]:
     return sought
 
 
-def _engine(settings: "Settings", kind: str, base_url: str) -> Listener:
+def _engine(settings: Settings, kind: str, base_url: str) -> Listener:
     # Docker's client takes a fifth of this process's memory, which a host without an engine has no use for.
     from exporter.sources.containers import EngineContainers  # noqa: PLC0415
 
     return EngineContainers(base_url, settings.dir, kind=kind)
 
 
-def pods_of(settings: "Settings") -> Pods:
+def pods_of(settings: Settings) -> Pods:
     """What reads this node's pods.
 
     Raises:
@@ -230,11 +235,8 @@ class _GpuSource:
     driver: Apart | None = None
 
 
-def _gpu_source(settings: "Settings") -> _GpuSource:
+def _gpu_source(settings: Settings) -> _GpuSource:
     if settings.simulate_gpu is not None:
-        # What checks the file brings pydantic, for whose memory a host with real GPUs has no use.
-        from exporter.sources import simulated  # noqa: PLC0415
-
         return _GpuSource(
             read=partial(simulated.read, settings.simulate_gpu),
             tell=partial(log.warning, "GPUs are simulated", file=str(settings.simulate_gpu)),
@@ -254,7 +256,7 @@ def _gpu_source(settings: "Settings") -> _GpuSource:
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
 
 
-def _drm_source(settings: "Settings") -> _GpuSource:
+def _drm_source(settings: Settings) -> _GpuSource:
     """AMD's and Intel's GPUs, where there are any.
 
     Raises:

@@ -1,15 +1,19 @@
 """The exporter's settings: name, default and help in one place. Options, or GPUWARDEN_EXPORTER_… in the environment."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from exporter.evidence import Thresholds
-from exporter.settings_process import PREFIX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
+
+PREFIX: Final = "GPUWARDEN_EXPORTER_"
+"""The prefix of every environment variable that sets one of these."""
 
 
 class Settings(BaseSettings):
@@ -22,6 +26,7 @@ class Settings(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=True,
         extra="forbid",
+        frozen=True,
         allow_inf_nan=False,
     )
 
@@ -301,3 +306,20 @@ class Settings(BaseSettings):
             if getattr(self, option) == "on" and self.simulate_gpu is not None:
                 raise ValueError(f"--{option} on and --simulate-gpu cannot both be: GPUs are simulated, or none is")
         return self
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """The variables with our prefix that name no setting, as a misspelt one does.
+
+    Kubernetes sets such variables itself in a pod beside a Service named after the exporter: they are left out.
+    """
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    return sorted(
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX) and name.upper() not in known
+        if not _OF_A_SERVICE.search(name) and not value.startswith("tcp://")
+    )
+
+
+_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")

@@ -13,7 +13,6 @@ from typing import Final
 
 from gpuwarden import __version__
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.loading import loading
 
 Command = Callable[[list[str]], int]
 GROUP: Final = "gpuwarden.commands"
@@ -53,9 +52,6 @@ _HELP: Final[Mapping[str, str]] = {
 
 _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
 """The extra that brings what a package needs, where it is not called like the package."""
-
-_OURS: Final = frozenset({"gpuwarden", "exporter", "remediator", "deploy"})
-"""Packages whose commands do without what `loading` leaves out; somebody else's may need it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,10 +95,8 @@ def _commands() -> dict[str, str]:
 
 def _load(target: str) -> Command:
     module, _, function = target.partition(":")
-    ours = module.partition(".")[0] in _OURS
     try:
-        with loading(ours=ours):
-            command: Command = getattr(importlib.import_module(module), function)
+        command: Command = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         extra = _EXTRAS.get(package, package)

@@ -5,7 +5,6 @@ import sys
 
 from pydantic import ValidationError
 
-from gpuwarden.loading import loading
 from gpuwarden.settings import complaints, given
 from remediator.settings import ExecuteSettings, ServeSettings
 
@@ -29,13 +28,11 @@ def command(argv: list[str]) -> int:
         return 2
     # Neither loads what the other needs: the web's half takes as long to load as all else of the executor.
     if isinstance(wanted, ServeSettings):
-        with loading():
-            from remediator.serving import serve  # noqa: PLC0415
+        from remediator.serving import serve  # noqa: PLC0415
 
         serve(wanted)
     else:
-        with loading():
-            from remediator.executing import execute  # noqa: PLC0415
+        from remediator.executing import execute  # noqa: PLC0415
 
         execute(wanted)
     return 0

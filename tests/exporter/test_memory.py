@@ -54,7 +54,7 @@ def loaded(house: Path, *arguments: object) -> set[str]:
     return {module.partition(".")[0] for module in modules}
 
 
-NEEDLESS = {"pydantic", "pydantic_core", "pydantic_settings", "pynvml", "sqlalchemy"}
+NEEDLESS = {"pynvml", "sqlalchemy"}
 CLIENT = {"docker", "requests"}
 
 
@@ -74,9 +74,3 @@ def test_nor_one_that_asks_an_engine_which_it_has_loaded_the_client_for(house: P
     assert telling.listings
     assert found >= CLIENT
     assert found.isdisjoint(NEEDLESS)
-
-
-def test_what_reads_simulated_gpus_is_loaded_where_there_are_any(house: Path, tmp_path: Path) -> None:
-    (tmp_path / "gpus.json").write_text('{"gpus": []}')
-
-    assert "pydantic" in loaded(house, "--docker", "none", "--nvml", "auto", "--simulate-gpu", tmp_path / "gpus.json")

@@ -5,7 +5,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from exporter.settings import Settings
+from exporter.main import command
+from exporter.settings import Settings, unknown_variables
 from gpuwarden.settings import complaints, given
 
 
@@ -92,3 +93,64 @@ def test_of_which_xids_people_are_told_is_a_list(said: str, found: tuple[int, ..
 def test_what_is_no_list_of_xids_is_refused(said: str) -> None:
     with pytest.raises(ValidationError, match="xids_fatal"):
         given(Settings, [f"--xids-fatal={said}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unknown"),
+    [
+        pytest.param("GPUWARDEN_EXPORTER_VRAM_FLOR_MIB", "2048", True, id="misspelt"),
+        pytest.param("gpuwarden_exporter_prot", "29835", True, id="misspelt in small letters"),
+        pytest.param("GPUWARDEN_EXPORTER_VRAM_FLOOR_MIB", "2048", False, id="a setting"),
+        pytest.param("gpuwarden_exporter_port", "29835", False, id="a setting in small letters"),
+        pytest.param("GPUWARDEN_REMEDIATOR_PROT", "29836", False, id="another program's"),
+        pytest.param("GPUWARDEN_EXPORTER_SERVICE_HOST", "10.96.7.1", False, id="Kubernetes': where a Service is"),
+        pytest.param("GPUWARDEN_EXPORTER_SERVICE_PORT_WEB", "29835", False, id="Kubernetes': its port by name"),
+        pytest.param("GPUWARDEN_EXPORTER_PORT_29835_TCP_ADDR", "10.96.7.1", False, id="Kubernetes': each port"),
+        pytest.param("GPUWARDEN_EXPORTER_ALL_PORT", "tcp://10.96.7.1:29835", False, id="Kubernetes': another Service"),
+    ],
+)
+def test_a_variable_with_our_prefix_that_names_no_setting_is_unknown(name: str, value: str, unknown: bool) -> None:
+    assert unknown_variables({name: value, "PATH": "/bin"}) == ([name] if unknown else [])
+
+
+def test_no_setting_changes_afterwards() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(Settings(), "port", 1)  # noqa: B010 - mypy refuses the plain assignment
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "option"),
+    [
+        (["--port=x"], None, "--port"),
+        ([], "70000", "--port"),
+        (["--pods=api"], None, "--node-name"),
+    ],
+    ids=["an option", "a variable", "two together"],
+)
+def test_a_bad_setting_ends_the_exporter_with_2_and_one_line_that_names_it(
+    options: list[str],
+    variable: str | None,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", variable)
+
+    assert command(options) == 2
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    [line] = told.err.splitlines()
+    assert line.startswith("gpuwarden exporter: error: ")
+    assert option in line
+
+
+def test_help_prints_every_option_and_starts_no_exporter(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        command(["--help"])
+
+    told = capsys.readouterr()
+    assert told.out.startswith("usage: gpuwarden exporter [-h]")
+    assert "port to listen on; 0 takes a free one" in told.out
+    assert told.err == ""

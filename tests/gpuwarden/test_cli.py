@@ -1,6 +1,5 @@
 """The command line: finding a command, saying what is wrong, and a job's way in and out."""
 
-import gc
 import json
 import os
 import subprocess
@@ -13,14 +12,7 @@ import pytest
 from gpuwarden import __version__, cli
 from gpuwarden.cli import main
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.loading import UNTIL_COLLECTED
 from gpuwarden.queue import JobStore
-
-NOWHERE = [
-    *("--dir", "/nowhere", "--ledger", "sqlite:////nowhere/ledger.db"),
-    *("--queue", "sqlite:////nowhere/queue.db", "--exporter", "http://127.0.0.1:9"),
-]
-"""Enough for a program to be loaded, and to end at once for want of a host's key."""
 
 
 @pytest.fixture
@@ -58,75 +50,6 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.Captur
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"gpuwarden {__version__}\n", "")
-
-
-def test_what_a_command_loads_is_hardly_looked_through_for_garbage(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = gc.get_threshold()
-    (tmp_path / "garbage_command.py").write_text(
-        "import gc\nfound = gc.get_threshold()\ndef command(_): return found[0]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(cli, "_commands", lambda: {"look": "garbage_command:command"})
-
-    code, _, _ = run(capsys, "look")
-
-    assert (code, gc.get_threshold()) == (UNTIL_COLLECTED, before), "what runs afterwards is looked through as ever"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "loads"),
-    [
-        pytest.param(["worker", "--help"], "gpuwarden.queue", id="a worker"),
-        pytest.param(["status", "--help"], "remediator.ledger", id="the status"),
-        pytest.param(["exporter", "--help"], "exporter.sampler", id="an exporter"),
-        pytest.param(["remediator", "execute", *NOWHERE], "remediator.executing", id="an executor"),
-        pytest.param(
-            ["remediator", "serve", *NOWHERE[:4], "--token-file", "/nowhere/token"],
-            "remediator.serving",
-            id="a webhook",
-        ),
-    ],
-)
-def test_what_would_only_colour_tracebacks_is_not_loaded(
-    arguments: list[str], loads: str, loaded_by_others: set[str]
-) -> None:
-    assert {"rich.text", "structlog.dev", "httpx._main"} <= loaded_by_others
-
-    found = loaded("-m", "gpuwarden", *arguments)
-
-    assert {loads, "structlog.dev"} <= found
-    assert "rich.text" not in found
-
-
-@pytest.fixture(scope="module")
-def loaded_by_others() -> set[str]:
-    """What the same libraries bring where nobody keeps them from it."""
-    return loaded("-c", "import httpx, structlog")
-
-
-def loaded(*arguments: str) -> set[str]:
-    """The modules that Python loads with these arguments; it says so itself (`-X importtime`)."""
-    said = subprocess.run(
-        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=False, timeout=60
-    )
-    return {line.rpartition("|")[2].strip() for line in said.stderr.splitlines() if line.startswith("import time:")}
-
-
-def test_a_job_and_a_command_of_somebody_elses_find_all_that_is_installed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere.py").write_text("import rich.console\ncommand = len\n")
-    look = "import sys; from gpuwarden import cli; from gpuwarden.loading import loading\n"
-    look += "assert not [name for name in sys.modules if name.startswith('rich')]\n"
-    look += "assert cli._load('gpuwarden.jobs:command')\n"
-    after = "import rich.console; assert rich.console.Console\n"
-
-    for then in (after, "assert cli._load('elsewhere:command')([]) == 0\n"):
-        done = subprocess.run(
-            [sys.executable, "-c", look + then], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-        )
-
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
