@@ -26,7 +26,8 @@ from remediator.remedies import REMEDIES
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 RULES_GLOB: Final = "alerts/*.rules.yaml"
-TESTS_GLOB: Final = "alerts/*.test.yaml"
+TESTS: Final = "tests/alerts/rules"
+TESTS_GLOB: Final = f"{TESTS}/*.test.yaml"
 RUN_TIMEOUT_S: Final = 300
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - promtool makes folders of its own in it
 
@@ -121,14 +122,14 @@ def rules_pass_their_tests(checkout: Path) -> list[str]:
 
 
 def rules_have_tests(checkout: Path) -> list[str]:
-    """Each rule file has a test file beside it that names it, and no test file names one that is not there."""
+    """Each rule file has a test file that names it, and no test file names a rule file that does not exist."""
     problems = []
     for file in sorted(checkout.glob(RULES_GLOB)):
-        beside = file.with_name(file.name.replace(".rules.", ".test."))
-        if not beside.is_file():
-            problems.append(f"{file.name}: no tests; write {beside.name} beside it")
-        elif file.name not in _read(beside, _TestFile).rule_files:
-            problems.append(f"{beside.name}: its rule_files do not name {file.name}, so that it tests nothing of it")
+        test = checkout / TESTS / file.name.replace(".rules.", ".test.")
+        if not test.is_file():
+            problems.append(f"{file.name}: no tests; write {TESTS}/{test.name}")
+        elif file.resolve() not in [(test.parent / named).resolve() for named in _read(test, _TestFile).rule_files]:
+            problems.append(f"{test.name}: its rule_files do not name {file.name}, so that it tests nothing of it")
     for file in sorted(checkout.glob(TESTS_GLOB)):
         absent = [named for named in _read(file, _TestFile).rule_files if not (file.parent / named).is_file()]
         problems += [f"{file.name}: its rule_files name {named}, which is not there" for named in absent]

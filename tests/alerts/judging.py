@@ -1,4 +1,4 @@
-"""What the tests beside the rules say of broken rules: each through promtool, until a group of tests catches it."""
+"""What the tests of the rules say of broken rules: each through promtool, until a group of tests catches it."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import yaml
 
-from deploy import parts
+from deploy import check, parts
 from tests.alerts import narrowed
-from tests.alerts.mutants import ALERTS, FIRST, RULES
+from tests.alerts.mutants import FIRST, RULES
 
 PROMTOOL_TIMEOUT_S = 300
 AT_ONCE = 200
@@ -151,8 +151,9 @@ def parsing(mutants: Sequence[Breakage], promtool: Path, room: Path) -> list[Bre
 
 
 def read_test(rules: str) -> dict[str, Any]:
-    """The tests beside a rule file, all but expected values as text: to promtool `0x10` is samples, to YAML sixteen."""
-    return parse((ALERTS / rules.replace(".rules.", ".test.")).read_text())
+    """The tests of a rule file, all but expected values as text: to promtool `0x10` is samples, to YAML sixteen."""
+    text = (check.CHECKOUT / check.TESTS / rules.replace(".rules.", ".test.")).read_text()
+    return {**parse(text), "rule_files": [rules]}
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tests.alerts.judging import Breakage
 from tests.alerts.mutants import ALERTS, EQUIVALENT, FIRST, MUTANTS, RULES, STALL, Mutant
 
 STALL_TEST = "stall.test.yaml"
+TESTS = check.CHECKOUT / check.TESTS
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +42,22 @@ def verdicts(promtool: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.fixture
 def shipped(tmp_path: Path) -> Path:
     """A copy of all that `deploy.check` looks at."""
-    return copied(tmp_path, ALERTS.iterdir())
+    return copied(tmp_path, ALERTS.iterdir(), TESTS.iterdir())
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A sound checkout with one rule file."""
-    return copied(tmp_path, [ALERTS / STALL, ALERTS / STALL_TEST])
+    return copied(tmp_path, [ALERTS / STALL], [TESTS / STALL_TEST])
 
 
-def copied(checkout: Path, alerts: Iterable[Path]) -> Path:
+def copied(checkout: Path, alerts: Iterable[Path], tests: Iterable[Path]) -> Path:
     (checkout / "alerts").mkdir()
+    (checkout / check.TESTS).mkdir(parents=True)
     for file in alerts:
         shutil.copy(file, checkout / "alerts")
+    for file in tests:
+        shutil.copy(file, checkout / check.TESTS)
     (checkout / "docs" / "runbooks").mkdir(parents=True)
     for file in (checkout / "alerts").glob("*.rules.yaml"):
         for name in re.findall(r"- alert: (\w+)", file.read_text()):
@@ -356,17 +360,17 @@ def test_an_alert_that_only_tells_people_may_wait(checkout: Path) -> None:
 
 
 def test_a_rule_file_without_tests_is_refused(checkout: Path) -> None:
-    (checkout / "alerts" / STALL_TEST).unlink()
+    (checkout / check.TESTS / STALL_TEST).unlink()
 
-    assert check.rules_have_tests(checkout) == [f"{STALL}: no tests; write {STALL_TEST} beside it"]
+    assert check.rules_have_tests(checkout) == [f"{STALL}: no tests; write {check.TESTS}/{STALL_TEST}"]
 
 
 def test_tests_that_do_not_name_their_rule_file_are_refused(checkout: Path) -> None:
-    edit(checkout / "alerts" / STALL_TEST, "rule_files: [stall.rules.yaml]", "rule_files: [stal.rules.yaml]")
+    edit(checkout / check.TESTS / STALL_TEST, "alerts/stall.rules.yaml]", "alerts/stal.rules.yaml]")
 
     assert check.rules_have_tests(checkout) == [
         f"{STALL_TEST}: its rule_files do not name {STALL}, so that it tests nothing of it",
-        f"{STALL_TEST}: its rule_files name stal.rules.yaml, which is not there",
+        f"{STALL_TEST}: its rule_files name ../../../alerts/stal.rules.yaml, which is not there",
     ]
 
 
@@ -388,7 +392,7 @@ def test_an_alert_that_no_test_sees_fire_is_refused(checkout: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout: Path) -> None:
-    edit(checkout / "alerts" / STALL_TEST, old, new)
+    edit(checkout / check.TESTS / STALL_TEST, old, new)
 
     problems = check.alerts_are_tested(checkout)
 
@@ -406,7 +410,7 @@ def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout:
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(file: str, old: str, new: str, checkout: Path) -> None:
-    edit(checkout / "alerts" / file, old, new)
+    edit(checkout / (check.TESTS if file == STALL_TEST else "alerts") / file, old, new)
 
     with pytest.raises(check.FileError, match=rf"^{file}: "):
         check.alerts_are_tested(checkout)
@@ -426,7 +430,7 @@ def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Pa
 @pytest.mark.usefixtures("promtool")
 def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
-    (checkout / "alerts" / "another.test.yaml").write_text(f"rule_files: [{STALL}]\ntests: []\n")
+    (checkout / check.TESTS / "another.test.yaml").write_text(f"rule_files: [../../../alerts/{STALL}]\ntests: []\n")
 
     (problem,) = check.rules_pass_their_tests(checkout)
 
@@ -434,11 +438,15 @@ def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: P
     assert STALL_TEST in problem
 
 
-@pytest.mark.parametrize("checked", [check.rules_are_valid, check.rules_pass_their_tests])
-def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("checked", "glob"),
+    [(check.rules_are_valid, check.RULES_GLOB), (check.rules_pass_their_tests, check.TESTS_GLOB)],
+    ids=["rules", "tests"],
+)
+def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str]], glob: str, tmp_path: Path) -> None:
     (problem,) = checked(tmp_path)
 
-    assert problem.startswith("no alerts/*.")
+    assert problem.startswith(f"no {glob} in ")
 
 
 @pytest.mark.needs_parts
