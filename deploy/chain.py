@@ -70,9 +70,8 @@ class Plan:
 
     Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
     `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
-    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. `prometheus_policy` is what
-    the second opinion of the chain's own Prometheus may do; with `None` it is not asked, nor for the curves around a
-    trip, which reach `curves_s` before and after it. The alert that always fires goes to `watchdog_url`, too, if any.
+    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. The curves of
+    a trip reach `curves_s` before and after it, 0 keeps none. The alert that always fires goes to `watchdog_url`, too.
     """
 
     work: Path
@@ -83,7 +82,6 @@ class Plan:
     processes: Path | None = None
     systemd_units: tuple[str, ...] = ()
     watchdog_url: str | None = None
-    prometheus_policy: str | None = None
     armed: bool = False
     pace: Pace = field(default_factory=Pace)
     ram_delta_mib: int = 5120
@@ -247,10 +245,6 @@ class Chain:
         plan = self.plan
         armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
-        asked = [
-            *("--prometheus", self.prometheus_url, "--prometheus-policy", plan.prometheus_policy or ""),
-            *("--curves-s", str(plan.curves_s)),
-        ]
         return [
             *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
             *("--queue", self.queue_url, "--exporter", self.exporter_url),
@@ -264,7 +258,7 @@ class Chain:
             "--armed" if armed else "--no-armed",
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
             *processes,
-            *(asked if plan.prometheus_policy else []),
+            *("--prometheus", self.prometheus_url, "--curves-s", str(plan.curves_s)),
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:

@@ -187,7 +187,6 @@ def stage(
             vram_cooldown_s=vram_cooldown_s,
             storm_targets=storm_targets,
             capture_s=capture_s,
-            prometheus_policy="ignore" if curves_s else None,
             curves_s=curves_s,
             storm_frees=storm_frees,
             dead_after_s=dead_after_s,

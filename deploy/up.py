@@ -29,7 +29,6 @@ from deploy.reachable import Engine, NoEngine, reachable_engine
 from deploy.rotation import rotate
 from deploy.supervise import Supervisor
 from gpuwarden.errors import GpuwardenError
-from remediator.opinion import Policy
 
 CHECK_S: Final = 0.5
 """Time between two looks at the parts, seconds."""
@@ -177,7 +176,6 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         systemd_units=tuple(arguments.systemd_unit),
         watchdog_url=arguments.watchdog_url,
         free_bound_s=arguments.free_bound_s,
-        prometheus_policy=arguments.prometheus_policy,
         armed=arguments.armed,
         pace=Pace(),
         metrics_days=arguments.metrics_days,
@@ -282,13 +280,6 @@ def _parser() -> argparse.ArgumentParser:
         default=Plan.free_bound_s,
         help="after this long without progress a free is given up and a person told, seconds; more for a service that "
         "takes longer to come up (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--prometheus-policy",
-        choices=[policy.value for policy in Policy],
-        default=Policy.HEED.value,
-        help="what the second opinion of its Prometheus may do, right before anything is done: docs/second-opinion.md "
-        "(default: %(default)s)",
     )
     parser.add_argument("--processes", type=Path, help="TOML file of supervised workers that run in no container")
     parser.add_argument("--simulate-gpu", type=Path, help="read GPUs from this file (docs/simulated-gpu.md)")

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts
-from remediator import opinion
 from remediator.plan import Episode, Subject
 
 POINTS_MAX: Final = 121
 """Points of one curve."""
+
+FRESH_S: Final = 130.0
+"""Older samples are left out, seconds: two scrape intervals of a minute, and a margin."""
 
 DIGITS: Final = 6
 """Digits of a figure that are kept."""
@@ -43,7 +45,7 @@ _OF_ITS_CONTAINER: Final = ("gpuwarden_container_memory_bytes",)
 
 
 class CurvesError(GpuwardenError):
-    """There is nothing to ask for; the message says why."""
+    """There is nothing to ask for, or an answer cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +70,13 @@ class Wanted:
     selector: str
     gpus: Sequence[str | None]
 
-    def expression(self, *, fresh_s: float) -> str:
+    @property
+    def expression(self) -> str:
         """What Prometheus is asked: the greatest, where it scrapes a host twice; nothing that is older.
 
         Of itself it repeats a sample for minutes after it stopped looking.
         """
-        return f"max by (gpu) ({self.selector} unless time() - timestamp({self.selector}) > {fresh_s:g})"
+        return f"max by (gpu) ({self.selector} unless time() - timestamp({self.selector}) > {FRESH_S:g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +171,9 @@ class _Matrix(BaseModel):
     result: list[_Line]
 
 
-class _Lines(opinion.Answered):
+class _Lines(BaseModel):
+    status: Literal["success"]
+    warnings: list[str] = []
     data: _Matrix
 
 
@@ -176,9 +181,17 @@ def read(answer: bytes, wanted: Wanted, over: Window, *, source: str) -> Iterato
     """The curves in an answer of `/api/v1/query_range` that were asked for and have a value.
 
     Raises:
-        OpinionError: it cannot be read, or may not be whole.
+        CurvesError: it cannot be read, or may not be whole.
     """
-    for line in opinion.parse(_Lines, answer).data.result:
+    try:
+        found = _Lines.model_validate_json(answer)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(each) for each in first["loc"])
+        raise CurvesError(f"its answer cannot be read: {where or 'it'}: {first['msg'][:200]}") from None
+    if found.warnings:  # one of several stores behind it may not have answered
+        raise CurvesError(f"it warns that its answer may not be whole: {found.warnings[0][:200]}")
+    for line in found.data.result:
         gpu = line.metric.get("gpu")
         values = _on_grid(line.values, over)
         if gpu in wanted.gpus and any(value is not None for value in values):

@@ -31,12 +31,11 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
-from remediator import freeing, opinion, plan, safety, summary, warning
+from remediator import freeing, plan, safety, summary, warning
 from remediator.actuators import ENGINES, Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
 from remediator.ledger import WRANGLING, Ledger
-from remediator.opinion import Opinion, Policy
 from remediator.plan import (
     ContainerState,
     Episode,
@@ -53,7 +52,6 @@ from remediator.plan import (
     Unconfirmed,
 )
 from remediator.policy import JobRemedyPolicy, Policies, PolicyFile
-from remediator.prometheus import Prometheus
 from remediator.queues import Queue
 from remediator.remedies import REMEDIES, wrangle
 from remediator.safety import Orders, Safeguards
@@ -85,10 +83,6 @@ FORGET_S: Final = 0.1
 
 FACTS_S: Final = 30.0
 """Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
-
-
-OPINION_S: Final = 15.0
-"""A second opinion that is older, suspended time included, is asked for again, seconds."""
 
 
 CLOCK_STEP_S: Final = 3600.0
@@ -130,9 +124,6 @@ class Hands:
     silences: Silences | None = None
     """`None`: no Alertmanager is asked what it silences."""
 
-    prometheus: Prometheus | None = None
-    """`None`: nobody is asked for a second opinion."""
-
     policy: PolicyFile | None = None
     """`None`: every remedy is as the pace has it."""
 
@@ -149,7 +140,6 @@ class Pace:
     summary_hour: int = 8
     keep_s: float = 0.0
     """For how long what is over is kept; 0 is for ever."""
-    prometheus_policy: Policy = Policy.IGNORE
 
 
 @dataclass(kw_only=True)
@@ -177,8 +167,6 @@ class _Watch:
 
     captured: set[int | None] = field(default_factory=set)
     """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
-    opinion: tuple[float, Opinion] | None = None
-    """The newest second opinion, and when it was given, by the clock that goes on in a suspended machine."""
 
     warned_since_s: tuple[int, float] | None = None
     """Which free's worker is known to have been warned, and since when."""
@@ -457,9 +445,6 @@ class Executor:
         cooldown_s = self._policies().of(remedy).cooldown_s
         return self._pace.safeguards if cooldown_s is None else replace(self._pace.safeguards, cooldown_s=cooldown_s)
 
-    def _second_opinion(self, remedy: str) -> Policy:
-        return self._policies().of(remedy).prometheus or self._pace.prometheus_policy
-
     def _holds(self, episode: Episode) -> bool:
         return self._limits(episode.remedy).unconfirmed is Unconfirmed.HOLD
 
@@ -572,7 +557,6 @@ class Executor:
         An act that is decided twice in a row did not take: it is tried again at the loop's pace, not at once.
         """
         acted: type[plan.Step] | None = None
-        asked = False
         try:
             for _ in range(STEPS_MAX):
                 if episode is None or self._closing.is_set():
@@ -580,11 +564,6 @@ class Executor:
                 read_at_s = clock.boottime_s()
                 facts = self._facts(episode)
                 step = self._held(facts, REMEDIES[episode.remedy].decide(facts))
-                if not asked and self._asked(facts, step):
-                    asked = True
-                    episode = self._ledger.episode(episode.episode_id)
-                    continue  # that took its time, as a capture does
-                step = self._seconded(facts, step)
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
                     return
@@ -599,7 +578,6 @@ class Executor:
                     acted = type(step)
                 if clock.boottime_s() - read_at_s <= FACTS_S:
                     self._perform(episode, step)
-                asked = False
                 episode = self._ledger.episode(episode.episode_id)
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
@@ -623,34 +601,6 @@ class Executor:
         if silenced is None and begins and heard.unknown:
             log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
         return silenced or held
-
-    def _asked(self, facts: Facts, step: plan.Step) -> bool:
-        """Whether Prometheus was asked only now what it says of the target that this step is about to end.
-
-        What it says is told where it has changed, and not each time that it is asked.
-        """
-        prometheus, episode = self._hands.prometheus, facts.episode
-        policy = self._second_opinion(episode.remedy)
-        if prometheus is None or policy is Policy.IGNORE or not _wants_second(facts, step):
-            return False
-        watch = self._watches.setdefault(episode.episode_id, _Watch())
-        if watch.opinion is not None and clock.boottime_s() - watch.opinion[0] <= OPINION_S:
-            return False
-        before, said = watch.opinion, prometheus.ask(episode)
-        watch.opinion = (clock.boottime_s(), said)
-        if before is None or _verdicts(before[1]) != _verdicts(said):
-            log.info("second opinion", episode=episode.episode_id, verdict=said.verdict, because=said.because)
-            self._ledger.record(episode.episode_id, "saw", "prometheus", said.because, now=self._ledger.now())
-            self._waits[episode.episode_id] = ""  # and what is waited for is told once more, behind it
-        return True
-
-    def _seconded(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """The step, or the wait that a second opinion puts before it."""
-        if not _wants_second(facts, step):
-            return step
-        found = self._watches[facts.episode.episode_id].opinion
-        policy = self._second_opinion(facts.episode.remedy)
-        return opinion.hold(step, facts, None if found is None else found[1], policy)
 
     def _captured(self, facts: Facts, step: plan.Step) -> bool:
         """Whether it was only now kept what the processes are doing that this step is about to end.
@@ -1263,15 +1213,6 @@ def _listener(
         return warning.find(evidence.worker_pid, signal, among=container.pids, seen_s_ago=seen_s_ago), ""
     except warning.WarningError as error:
         return None, str(error)
-
-
-def _wants_second(facts: Facts, step: plan.Step) -> bool:
-    """Whether a second opinion is asked for before this step: before a free is begun, and before its first act."""
-    return isinstance(step, plan.Begin) or _ends_it(facts, step)
-
-
-def _verdicts(said: Opinion) -> list[tuple[str, str]]:
-    return [(each.source, each.verdict) for each in said.answers]
 
 
 def _accused(episode: Episode) -> str | None:

@@ -59,16 +59,14 @@ def execute(settings: ExecuteSettings) -> None:
             silences = parts.enter_context(closing(Silences(settings.alertmanager)))
         prometheus = None
         if settings.prometheus:
-            its = Prometheus(settings.prometheus, fresh_s=settings.prometheus_fresh_s)
-            prometheus = parts.enter_context(closing(its))
+            prometheus = parts.enter_context(closing(Prometheus(settings.prometheus)))
         hands = Hands(
             witness=witness,
             queue=BuiltinQueue(store),
             actuators=actuators,
             captor=_captor(settings, prometheus),
             silences=silences,
-            prometheus=prometheus,
-            policy=None if settings.policy is None else PolicyFile(settings.policy, asks=bool(settings.prometheus)),
+            policy=None if settings.policy is None else PolicyFile(settings.policy),
         )
         executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,5 +139,4 @@ def _pace(settings: ExecuteSettings) -> Pace:
         stop_grace_s=settings.stop_grace_s,
         summary_hour=settings.summary_hour,
         keep_s=settings.keep_days * 86400.0,
-        prometheus_policy=settings.second_opinion,
     )

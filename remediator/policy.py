@@ -7,11 +7,9 @@
     warn_signal = "SIGUSR1"    # sent to a worker that catches it before anything is taken from it; or SIGUSR2
     warn_grace_s = 60          # how long it has then for a checkpoint, seconds; 30 where it is not said
     cooldown_s = 900           # instead of --cooldown-s, seconds
-    prometheus = "require"     # instead of --prometheus-policy
 
     [restart_container]        # a server has no job: of the above it takes
     cooldown_s = 60
-    prometheus = "advise"
 
     [recycle_container]        # nor has a tenant that holds too much of a GPU's memory
     cooldown_s = 600
@@ -33,7 +31,6 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.errors import GpuwardenError
-from remediator.opinion import Policy
 from remediator.plan import Unconfirmed
 
 log: Final = structlog.get_logger("executor")
@@ -54,7 +51,6 @@ class RemedyPolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cooldown_s: float | None = Field(default=None, ge=0, le=86400)
-    prometheus: Policy | None = Field(default=None, strict=False)
 
 
 class JobRemedyPolicy(RemedyPolicy):
@@ -89,14 +85,13 @@ class PolicyFile:
 
     Args:
         path: the file.
-        asks: whether anybody is asked for a second opinion; else none can be wanted.
 
     Raises:
         GpuwardenError: it cannot be used, and why.
     """
 
-    def __init__(self, path: Path, *, asks: bool) -> None:
-        self._path, self._asks = path, asks
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._next_look_s = self._next_word_s = 0.0
         self._stamp, self._policies = self._read()
@@ -136,13 +131,6 @@ class PolicyFile:
             raise GpuwardenError(f"the policy file {self._path} {_complaint(error)}") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise GpuwardenError(f"the policy file {self._path} cannot be read: {error}") from None
-        for remedy in Policies.model_fields:
-            wanted = policies.of(remedy).prometheus
-            if not self._asks and wanted not in (None, Policy.IGNORE):
-                raise GpuwardenError(
-                    f"the policy file {self._path} wants prometheus = {wanted.value!r} for {remedy}, and --prometheus "
-                    "does not say whom to ask"
-                )
         return stamp, policies
 
 

@@ -11,7 +11,6 @@ from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 from remediator.alert import ALERTS_MAX
-from remediator.opinion import Policy
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
 
 STOP_MARGIN_S: Final = 15.0
@@ -185,21 +184,8 @@ class ExecuteSettings(_Common):
     )
     prometheus: _Urls = Field(
         default=(),
-        description="URLs of the Prometheus servers that evaluate the rules, separated by commas or each with an "
-        "option of its own; they are then asked for a second opinion right before anything is begun or stopped, and "
-        "for the curves that are kept of what is stopped",
-    )
-    prometheus_policy: Policy | None = Field(
-        default=None,
-        description="what that opinion may do: `ignore` is not to ask, `advise` records it, `heed` holds what they "
-        "deny and acts on local evidence alone where they are silent, `require` holds both; one that confirms is "
-        "enough. Not given it is `heed` with prometheus, else `ignore`",
-    )
-    prometheus_fresh_s: float = Field(
-        default=130.0,
-        gt=0,
-        le=3600,
-        description="older samples of theirs neither confirm nor deny, seconds; more than two scrape intervals",
+        description="URLs of Prometheus servers that scrape this host, separated by commas or each with an option of "
+        "its own; before a stop the executor asks them for the curves that it keeps",
     )
     policy: Path | None = Field(
         default=None,
@@ -350,16 +336,9 @@ class ExecuteSettings(_Common):
     )
 
     @model_validator(mode="after")
-    def _somebody_is_asked(self) -> Self:
+    def _prometheus_has_addresses(self) -> Self:
         _check_addresses(self.prometheus, option="--prometheus", example="http://127.0.0.1:9090")
-        if not self.prometheus and self.prometheus_policy not in (None, Policy.IGNORE):
-            raise ValueError(f"--prometheus-policy {self.prometheus_policy} wants --prometheus: whom to ask")
         return self
-
-    @property
-    def second_opinion(self) -> Policy:
-        """The policy that is in force."""
-        return self.prometheus_policy or (Policy.HEED if self.prometheus else Policy.IGNORE)
 
     @field_validator("docker", "podman")
     @classmethod

@@ -14,7 +14,6 @@ from deploy.check import run_part
 from deploy.init import InitError, Site, files
 from exporter.settings import Settings as WatchSettings
 from gpuwarden.errors import GpuwardenError
-from remediator.opinion import Policy
 from remediator.settings import ExecuteSettings
 
 SITE = Site(
@@ -288,7 +287,7 @@ def test_exporter_and_executor_read_the_settings_it_writes(
 
     assert (watches.podman, watches.systemd_unit) == (podman, units)
     assert (acts.podman, acts.systemd_unit) == (podman, units)
-    assert (acts.prometheus, acts.second_opinion) == (("http://127.0.0.1:7777",), Policy.HEED)
+    assert acts.prometheus == ("http://127.0.0.1:7777",)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests of the second opinion, with the project's own rules, and a host for it to scrape."""
+"""A real Prometheus for tests, with the project's own rules, and a host for it to scrape."""
 
 import threading
 from collections.abc import Iterator, Mapping

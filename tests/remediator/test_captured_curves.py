@@ -39,7 +39,7 @@ def backend() -> str:
 def asking() -> Iterator[Callable[[str], Prometheus]]:
     """Clients of a Prometheus at an address, to the end of the test."""
     with ExitStack() as stack:
-        yield lambda url: stack.enter_context(closing(Prometheus([url], fresh_s=130.0)))
+        yield lambda url: stack.enter_context(closing(Prometheus([url])))
 
 
 def test_a_prometheus_that_is_stopped_costs_its_curves_alone_and_the_stop_comes(

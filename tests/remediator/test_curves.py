@@ -24,7 +24,6 @@ from remediator.curves import (
     seek,
     window,
 )
-from remediator.opinion import OpinionError
 from remediator.plan import Subject
 from tests.exporter import golden
 from tests.remediator import builders as build
@@ -71,7 +70,7 @@ def test_what_is_asked_is_narrowed_to_the_target_and_to_fresh_samples() -> None:
     beat, memory = wanted(BEAT), wanted(GPU_MEMORY, place=build.evidence(gpus=["GPU-1", "GPU-0"]))
 
     its = f'{BEAT}{{host="box1",container="c1",worker="w1"}}'
-    assert beat.expression(fresh_s=130.0) == f"max by (gpu) ({its} unless time() - timestamp({its}) > 130)"
+    assert beat.expression == f"max by (gpu) ({its} unless time() - timestamp({its}) > 130)"
     assert beat.gpus == (None,)
     assert (memory.selector, memory.gpus) == (f'{GPU_MEMORY}{{host="box1",container="c1"}}', ["GPU-0", "GPU-1"])
 
@@ -194,7 +193,7 @@ def test_of_other_gpus_than_the_targets_nothing_is_drawn() -> None:
     ],
 )
 def test_what_cannot_be_read_or_may_not_be_whole_is_no_answer(found: bytes, because: str) -> None:
-    with pytest.raises(OpinionError, match=because):
+    with pytest.raises(CurvesError, match=because):
         list(read(found, wanted(BEAT), OVER, source="http://a"))
 
 

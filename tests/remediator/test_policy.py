@@ -13,7 +13,6 @@ from gpuwarden.queue import JobStore
 from remediator import policy as module
 from remediator.ledger import Ledger
 from remediator.main import command
-from remediator.opinion import Policy
 from remediator.plan import Subject, Unconfirmed
 from remediator.policy import JobRemedyPolicy, Policies, PolicyFile, RemedyPolicy
 from remediator.remedies import REMEDIES
@@ -48,9 +47,9 @@ def write(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def read(path: Path, text: str, *, asks: bool = True) -> PolicyFile:
+def read(path: Path, text: str) -> PolicyFile:
     write(path, text)
-    return PolicyFile(path, asks=asks)
+    return PolicyFile(path)
 
 
 def test_every_remedy_that_frees_has_a_table_and_those_without_a_job_none_of_a_jobs_keys() -> None:
@@ -70,16 +69,13 @@ def test_what_a_file_says_is_said_of_its_remedy_alone(path: Path) -> None:
         unconfirmed = "hold"
         retries_max = 1
         cooldown_s = 900
-        prometheus = "require"
         [restart_container]
         cooldown_s = 0
     """
 
     its = read(path, text).now()
 
-    assert its.restart_worker == JobRemedyPolicy(
-        unconfirmed=Unconfirmed.HOLD, retries_max=1, cooldown_s=900.0, prometheus=Policy.REQUIRE
-    )
+    assert its.restart_worker == JobRemedyPolicy(unconfirmed=Unconfirmed.HOLD, retries_max=1, cooldown_s=900.0)
     assert its.restart_container == RemedyPolicy(cooldown_s=0.0)
 
 
@@ -87,8 +83,8 @@ def test_what_a_file_says_is_said_of_its_remedy_alone(path: Path) -> None:
     ("text", "because"),
     [
         ("[restart_wroker]", "has 'restart_wroker' as a table, which is not known; known are restart_worker, restart_"),
-        ("[restart_worker]\nhold = true", "'hold' in [restart_worker], which is not known; known are cooldown_s, prom"),
-        ('[restart_container]\nunconfirmed = "hold"', "known are cooldown_s, prometheus"),
+        ("[restart_worker]\nhold = true", "'hold' in [restart_worker], which is not known; known are cooldown_s, unco"),
+        ('[restart_container]\nunconfirmed = "hold"', "known are cooldown_s"),
         ('[restart_worker]\nunconfirmed = "wait"', "has 'wait' for restart_worker.unconfirmed: Input should"),
         ("[restart_worker]\nretries_max = -1", "has -1 for restart_worker.retries_max"),
         ('[restart_worker]\nretries_max = "3"', "has '3' for restart_worker.retries_max"),
@@ -104,13 +100,6 @@ def test_what_is_not_known_or_will_not_do_is_refused_with_what_is_wanted(path: P
 
     assert str(refused.value).startswith(f"the policy file {path} ")
     assert because in str(refused.value)
-
-
-def test_a_second_opinion_that_nobody_can_give_is_refused(path: Path) -> None:
-    with pytest.raises(GpuwardenError, match="--prometheus does not say whom to ask"):
-        read(path, '[restart_container]\nprometheus = "heed"', asks=False)
-
-    assert read(path, '[restart_container]\nprometheus = "ignore"', asks=False)
 
 
 def test_a_change_is_read_and_what_will_not_do_then_leaves_all_as_it_was(path: Path) -> None:

@@ -103,24 +103,7 @@ def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys
     assert (code, "number 2 is none" in said, "secret" in said) == (2, True, False)
 
 
-@pytest.mark.parametrize(
-    ("options", "policy"),
-    [
-        ([], "ignore"),
-        (["--prometheus", "http://a:9090"], "heed"),
-        (["--prometheus", "http://a:9090,http://b:9090", "--prometheus-policy", "require"], "require"),
-        (["--prometheus", "http://a:9090", "--prometheus-policy", "ignore"], "ignore"),
-        (["--prometheus-policy", "ignore"], "ignore"),
-    ],
-)
-def test_prometheus_is_heeded_where_it_is_given_and_nothing_else_is_said(options: list[str], policy: str) -> None:
-    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, *options]).second_opinion == policy
-
-
-def test_an_opinion_that_nobody_can_give_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["execute", *WANTED, "--prometheus-policy", "require"]) == 2
-    assert "--prometheus-policy require wants --prometheus: whom to ask" in capsys.readouterr().err
-
+def test_an_address_of_prometheus_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["execute", *WANTED, "--prometheus", "http://ann:secret@a:9090,nowhere"]) == 2
     said = capsys.readouterr().err
     assert ("--prometheus wants URLs" in said, "number 2 is none" in said, "secret" in said) == (True, True, False)

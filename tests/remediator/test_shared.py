@@ -95,7 +95,7 @@ def test_a_silent_hosts_job_that_is_to_be_held_is_settled_by_nobody_and_no_sweep
     monkeypatch.setattr("remediator.execute.HEARTBEAT_S", 0.05)
     lease = sql(store, "SELECT lease_expires_at FROM jobs")
 
-    works = executor(ledger_b, store, World(), host="box2", pace=QUICK, policy=PolicyFile(file, asks=False))
+    works = executor(ledger_b, store, World(), host="box2", pace=QUICK, policy=PolicyFile(file))
     with looping(works):
         eventually(lambda: works._silent_s(HOST, time.monotonic()) > 3 * BOUND_S, "it was silent for long")
         before = sql(store, "SELECT lease_expires_at FROM jobs")

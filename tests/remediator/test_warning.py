@@ -151,7 +151,7 @@ def test_another_process_of_its_pid_and_one_that_stopped_listening_get_no_signal
 def policy(tmp_path: Path) -> PolicyFile:
     file = tmp_path / "policy.toml"
     file.write_text(f'[restart_worker]\nwarn_signal = "SIGUSR1"\nwarn_grace_s = {GRACE_S}\n')
-    return PolicyFile(file, asks=False)
+    return PolicyFile(file)
 
 
 def executor(ledger: Ledger, store: JobStore, world: World, policy: PolicyFile, **hands: Any) -> Executor:
