@@ -13,7 +13,11 @@ PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/pace.py,gpuwarden/statefil
 # The tests that do so, which need no other part: they are run once more with coverage, which slows what it follows.
 PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gpuwarden/test_pace.py tests/gpuwarden/test_statefile.py tests/exporter/test_answering.py tests/exporter/test_apart.py tests/exporter/test_evidence.py tests/exporter/test_evictions.py tests/exporter/test_fdinfo.py tests/exporter/test_driver_wire.py tests/exporter/test_lost.py tests/exporter/test_patience.py tests/exporter/test_returning.py tests/exporter/test_samples.py tests/exporter/test_tenancy.py tests/exporter/test_testimony.py tests/exporter/test_unwatched.py tests/exporter/test_work.py tests/remediator/test_alert.py tests/remediator/test_curves.py tests/remediator/test_lose_node.py tests/remediator/test_recycle_container.py tests/remediator/test_restart_container.py tests/remediator/test_restart_worker.py tests/remediator/test_safety.py tests/remediator/test_wrangle.py
 
-.PHONY: help demo test teeth check collected coverage covered tested ci bench up setup lock fmt clean
+# Processes that share a run. Most tests wait, so that two cores serve more than two.
+PROCESSES ?= 5
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
+
+.PHONY: help demo test teeth check collected coverage covered tested ci nightly bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -38,9 +42,9 @@ setup: .venv/.ready  ## make the virtual environment and fetch the real parts
 demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
 	@$(BIN)/python -m deploy.demo
 
-test: .venv/.ready  ## the tests, through real Prometheus, Alertmanager, Docker and PostgreSQL
+test: .venv/.ready  ## the tests that a change needs first, through real Prometheus, Docker and PostgreSQL (under 10 min)
 	@$(BIN)/python -m deploy.parts
-	@$(BIN)/python -m pytest -m "not teeth" --numprocesses 5 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow and not nightly and not teeth" $(PYTEST_ARGS)
 
 teeth: .venv/.ready  ## plant hundreds of faults, and see that the tests catch each
 	@$(BIN)/python -m deploy.parts
@@ -69,12 +73,18 @@ covered:
 	@nice -n 19 $(MAKE) --no-print-directory --output-sync=target coverage
 
 tested:
-	@$(MAKE) --no-print-directory --output-sync=none test PYTEST_ARGS="--no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)"
+	@$(BIN)/python -m deploy.parts
+	@$(PYTEST) -m "not nightly and not teeth" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
 
 # A test of what ships runs the rules' own tests: they are not run here before it.
-ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, the tests without a single skip
+ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all but the nightly tests, no skip (under 15 min)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check collected CHECK_ARGS="--but rules_pass_their_tests"
 	@$(MAKE) --no-print-directory --jobs 2 covered tested
+
+nightly: .venv/.ready  ## everything: the checks, every test, the planted faults (under 90 min)
+	@$(MAKE) --no-print-directory check coverage
+	@$(BIN)/python -m deploy.parts
+	@$(PYTEST) --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench

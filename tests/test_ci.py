@@ -17,9 +17,9 @@ from tests.conftest import LONGEST, TESTS
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
-def steps() -> list[str]:
-    """The commands of `make ci`, none of which is run."""
-    done = make("--dry-run", "ci", folder=CHECKOUT)
+def steps(target: str = "ci") -> list[str]:
+    """The commands of a target, none of which is run."""
+    done = make("--dry-run", target, folder=CHECKOUT)
     assert done.returncode == 0
     return done.stdout.splitlines()
 
@@ -33,11 +33,14 @@ def make(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def test_ci_runs_every_test_but_the_teeth_and_allows_no_skip() -> None:
-    (tests,) = (step for step in steps() if "-m pytest " in step and "--cov" not in step and "$(" not in step)
+@pytest.mark.parametrize(
+    ("target", "left_out"), [("ci", ["not nightly and not teeth"]), ("nightly", [])], ids=["ci", "nightly"]
+)
+def test_a_target_leaves_out_no_test_but_by_these_marks_and_allows_no_skip(target: str, left_out: list[str]) -> None:
+    (tests,) = (step for step in steps(target) if "-m pytest " in step and "--cov" not in step and "$(" not in step)
 
     assert [word for word in tests.split() if word.startswith(("tests", "--ignore", "--deselect", "-k"))] == []
-    assert '-m "not teeth"' in tests
+    assert re.findall('-m "([^"]*)"', tests) == left_out
     assert "--no-skips" in tests
 
 

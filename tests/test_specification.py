@@ -1,7 +1,9 @@
 """docs/behaviours.md and the tests agree on which rows are shown, and where."""
 
+import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -9,7 +11,7 @@ PAGE = TESTS.parent / "docs" / "behaviours.md"
 
 _ROW = re.compile(r"^\| ([A-D]\d+b?) \|.*\| ([^|]*) \|$", re.MULTILINE)
 _LINK = re.compile(r"\(\.\./(tests/[\w/]+\.py)\)")
-_MARK = re.compile(r'behaviour\("([A-D]\d+b?)"\)')
+_MARK = re.compile(r"behaviour\('([A-D]\d+b?)'\)")
 
 
 def test_every_row_of_the_specification_is_there_once() -> None:
@@ -28,7 +30,27 @@ def test_the_page_names_exactly_the_tests_that_are_marked() -> None:
     }
 
     marked: dict[str, set[str]] = defaultdict(set)
-    for file in TESTS.rglob("test_*.py"):
-        for row in _MARK.findall(file.read_text(encoding="utf-8")):
-            marked[row].add(str(file.relative_to(TESTS.parent)))
+    for row, file, _ in behaviours():
+        marked[row].add(str(file.relative_to(TESTS.parent)))
     assert page == dict(marked)
+
+
+def test_every_row_that_is_shown_is_shown_by_a_test_of_every_change() -> None:
+    found = list(behaviours())
+    nightly = {row for row, _, nightly in found if nightly}
+    daily = {row for row, _, nightly in found if not nightly}
+
+    assert nightly - daily == set()
+
+
+def behaviours() -> Iterator[tuple[str, Path, bool]]:
+    """Each mark of a row, its file, and whether that test runs only at night."""
+    for file in TESTS.rglob("test_*.py"):
+        module = ast.parse(file.read_text(encoding="utf-8"))
+        assigned = [ast.unparse(node) for node in module.body if isinstance(node, ast.Assign)]
+        of_all = [each for each in assigned if each.startswith("pytestmark ")]
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                marks = [ast.unparse(each) for each in node.decorator_list]
+                nightly = any("mark.nightly" in mark for mark in (*of_all, *marks))
+                yield from ((row, file, nightly) for mark in marks for row in _MARK.findall(mark))

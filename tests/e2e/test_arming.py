@@ -16,7 +16,7 @@ from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import JobId, State
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 FIRST, PAUSED = "gpuwarden-arming-first", "gpuwarden-arming-paused"
 CROWD = tuple(f"gpuwarden-arming-{number}" for number in range(1, 5))

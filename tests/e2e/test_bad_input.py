@@ -22,7 +22,7 @@ from tests.e2e import hostile
 from tests.remediator import builders as build
 from tests.waiting import answered, eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 MANAGED, UNMANAGED = "gpuwarden-bad-managed", "gpuwarden-bad-unmanaged"
 # Without Python's lock: one that held it might hold the queue's as well, and nobody ends the one that did not opt in.

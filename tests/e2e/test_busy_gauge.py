@@ -15,7 +15,7 @@ from gpuwarden.job import FRESH_S, State
 from tests.asking import PLAIN
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.needs_parts
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 WORKER = "gpuwarden-process-a"
 SERIES = "gpuwarden_queue_workers_busy{"

@@ -17,7 +17,7 @@ from gpuwarden.job import FINAL, JobClass, State, Trip
 from gpuwarden.queue import Submission
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 WORKER, INGESTER = "gpuwarden-cap-a", "gpuwarden-cap-ingest"
 SCRIPT = Script(picture="hopeless", load_s=0.5, load_mib=8, steps=3, step_s=0.2, wedge_attempts=99, wedge_after_step=2)

@@ -27,7 +27,7 @@ from gpuwarden.queue import Submission
 from remediator.ledger import Story
 from tests.waiting import answered, eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 BUDGET_S: Final = 15.0
 DEAD_AFTER_S: Final = 10.0

@@ -14,7 +14,7 @@ from deploy import parts
 from deploy.chain import CHECKOUT
 from gpuwarden import cgroup
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 
 def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_plain_lines() -> None:

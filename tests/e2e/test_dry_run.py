@@ -15,7 +15,7 @@ from gpuwarden.job import State
 from remediator.ledger import Kept
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 WORKER = "gpuwarden-dry-a"
 

@@ -13,7 +13,7 @@ from gpuwarden.job import JobId, State
 from tests.e2e.test_arming import acts, gpuwarden, run, until, wedge
 from tests.remediator.alertmanager import expire, silence
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 APPROVED, MAINTAINED, SILENCED, AGAIN = WORKERS = tuple(
     f"gpuwarden-held-{name}" for name in ("approved", "maintained", "silenced", "again")

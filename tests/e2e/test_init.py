@@ -16,7 +16,7 @@ from tests.asking import PLAIN
 from tests.e2e.running import WEDGE, ask, free_ports, runbooks_that_do_not_open
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.needs_parts
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 SCRAPED = ["gpuwarden-exporter", "gpuwarden-remediator", "prometheus"]
 

@@ -21,7 +21,7 @@ from gpuwarden.job import State
 from tests.e2e import crashing
 from tests.e2e.wedges import Ending, Room, Wedge, room, wedge
 
-pytestmark = pytest.mark.needs_docker
+pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
 
 AT_ONCE: Final = 6
 PATIENCE_S: Final = 0.6

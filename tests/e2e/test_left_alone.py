@@ -15,7 +15,7 @@ from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import JobClass, State
 from tests.waiting import answered, eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 SILENCE_S = 5.0
 FAST = {"load_s": 0.5, "load_mib": 8, "step_s": 0.2}

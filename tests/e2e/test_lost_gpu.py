@@ -21,7 +21,7 @@ from tests.nvml.driver import Driver, build
 from tests.nvml.relay import Relay
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_parts, pytest.mark.slow]
 
 LOSER, OTHER = "gpuwarden-lost-a", "gpuwarden-lost-b"
 LOST, THERE = "GPU-0a0a0a0a-0000-0000-0000-000000000001", "GPU-0b0b0b0b-0000-0000-0000-000000000002"

@@ -26,7 +26,7 @@ from gpuwarden.queue import Job, Submission
 from remediator.ledger import Story
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
 
 FOR_EVER_S = 3600.0
 LOST_AFTER_S = 10.0

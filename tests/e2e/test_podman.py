@@ -14,7 +14,7 @@ from deploy.stage import of_consequence, stage
 from gpuwarden.job import State
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_podman, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_podman, pytest.mark.needs_parts, pytest.mark.slow]
 
 WEDGED = "gpuwarden-podman-wedged"
 UNMANAGED = "gpuwarden-podman-unmanaged"

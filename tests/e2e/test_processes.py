@@ -12,7 +12,7 @@ from deploy.stage import of_consequence, stage
 from gpuwarden.job import State
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.needs_parts
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 WORKER = "gpuwarden-process-a"
 

@@ -22,6 +22,8 @@ from bench.chaos.log import Effect, effects_of
 from bench.chaos.player import AT_WORK, Played, Stop, play
 from deploy.postgres import NoPostgres, postgres
 
+pytestmark = pytest.mark.slow
+
 ON_POSTGRESQL_S: Final = 45.0
 ON_SQLITE_S: Final = 15.0
 AGES_S: Final = 1000.0

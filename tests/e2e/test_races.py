@@ -30,7 +30,7 @@ from remediator.ledger import Story
 from tests.e2e.faulty import busy
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 DEAD_AFTER_S = 5.0
 SILENCE_S = 5.0

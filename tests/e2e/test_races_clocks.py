@@ -22,7 +22,7 @@ from deploy.stage import Stage, stage
 from gpuwarden.job import JobId, State
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 DEAD_AFTER_S = 6.0
 SILENCE_S = 8.0

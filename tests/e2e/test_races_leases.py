@@ -26,7 +26,7 @@ from gpuwarden.job import EXIT_DISOWNED, REQUEUE_PRIORITY, JobId, State
 from tests.e2e.faulty import busy
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 SILENCE_S = 5.0
 FOR_EVER_S = 3600.0

@@ -33,7 +33,7 @@ from tests.e2e.running import free_ports
 from tests.e2e.wedges import container_events
 from tests.waiting import answered, eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 SILENCE_S: Final = 10.0
 PROBE_S: Final = 1.0

@@ -23,7 +23,7 @@ from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import JobId, State
 from tests.waiting import answered, eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 SILENCE_S: Final = 5.0
 WEDGES: Final = "gpuwarden-shared-wedges"

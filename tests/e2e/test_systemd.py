@@ -11,7 +11,7 @@ from deploy.chain import CHECKOUT
 from deploy.private_systemd import NoSystemd, private_systemd
 from tests.e2e.systemd_story import UNMANAGED, WEDGED
 
-pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_parts, pytest.mark.slow]
 
 
 def test_a_wedged_worker_in_a_service_is_restarted_once_and_its_job_finished(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from deploy.up import command
 from tests.e2e.running import READY, Run, ask, free_ports, runbooks_that_do_not_open, runs, up
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.needs_parts
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 
 def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_path: Path) -> None:

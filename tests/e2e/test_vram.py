@@ -29,7 +29,7 @@ from tests.nvml.driver import Driver, build
 from tests.nvml.relay import Relay
 from tests.waiting import answered, eventually
 
-pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.needs_parts]
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 GIB: Final = 2**30
 COOLDOWN_S: Final = 45.0

@@ -12,7 +12,7 @@ from deploy.engine import Engine
 from gpuwarden.job import State
 from tests.e2e.wedges import SCRIPT, Room, Wedge, room, wedge
 
-pytestmark = pytest.mark.needs_docker
+pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
 
 GRACE_S: Final = 3.0
 SAVES: Final = replace(SCRIPT, saves=True, wedge_with_gil=False)

@@ -19,7 +19,7 @@ from gpuwarden.queue import JobStore
 from remediator.ledger import Ledger
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.needs_parts
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 HOST: Final = "box1"
 WORKERS: Final = ("bad", "five", "mixed", "good", "fine")
