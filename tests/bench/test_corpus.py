@@ -799,6 +799,7 @@ def test_ours_is_never_an_evaluation_late_and_misses_nothing_of_whatever_kind(pl
 
 
 @pytest.mark.needs_parts
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", CAUGHT)
 def test_the_corpus_tells_when(mutant: str, played: Mapping[str, Played], tmp_path: Path) -> None:
     (broken,) = [each for each in MUTANTS if each.name == mutant]
@@ -812,6 +813,7 @@ def test_the_corpus_tells_when(mutant: str, played: Mapping[str, Played], tmp_pa
 
 
 @pytest.mark.needs_parts
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", BLIND)
 def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
     sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
@@ -826,6 +828,7 @@ def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
 
 
 @pytest.mark.needs_parts
+@pytest.mark.nightly
 @pytest.mark.parametrize(("sign", "begins"), OVERLOOKED)
 def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
     sign: str, begins: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
@@ -842,6 +845,7 @@ def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
 
 
 @pytest.mark.needs_parts
+@pytest.mark.nightly
 def test_the_corpus_tells_when_work_is_life_in_every_phase(
     played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -855,6 +859,7 @@ def test_the_corpus_tells_when_work_is_life_in_every_phase(
 
 
 @pytest.mark.needs_parts
+@pytest.mark.nightly
 def test_the_corpus_tells_when_a_pegged_gpu_proves_nothing(
     played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:

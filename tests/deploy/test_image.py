@@ -14,7 +14,7 @@ from deploy.fleet import image_files
 from deploy.image import REPOSITORY, worker_image
 from deploy.postgres import Postgres
 
-pytestmark = pytest.mark.needs_docker
+pytestmark = [pytest.mark.needs_docker, pytest.mark.nightly]
 
 MODULES = "asyncio, bz2, ctypes, fcntl, hashlib, json, lzma, multiprocessing, sqlite3, ssl, threading, uuid, zlib"
 

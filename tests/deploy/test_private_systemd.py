@@ -21,7 +21,7 @@ with private_systemd(Path(sys.argv[1])) as found:
 """
 SLEEPER = "[Unit]\nDefaultDependencies=no\n[Service]\nExecStart=/bin/sleep 600\n"
 
-pytestmark = pytest.mark.needs_systemd
+pytestmark = [pytest.mark.needs_systemd, pytest.mark.nightly]
 
 
 def test_it_is_gone_after_the_block_with_its_services_and_control_groups(tmp_path: Path) -> None:

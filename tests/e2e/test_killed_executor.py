@@ -6,7 +6,7 @@ is started and left alone. Many mends go on at once.
 
 import random
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,6 +82,12 @@ AT_RANDOM: Final = Mend(kills=())
 REQUEUED: Final = (UNDISTURBED, *(Mend(kills=kills) for kills in KILLS), AT_RANDOM)
 FAILED: Final = tuple(Mend(kills=kills, retries_max=0) for kills in KILLS_AT_THE_CAP)
 WORKERS: Final = {mend: f"gpuwarden-killed-{number}" for number, mend in enumerate((*REQUEUED, *FAILED))}
+DAILY: Final = {
+    Mend(kills=twice("docker stop", "docker start")),
+    Mend(kills=twice("queue: jobs queued, avoided", "ledger: saw settle: done")),
+    *(Mend(kills=(f"{when} ledger: did fail",), retries_max=0) for when in ("before", "after")),
+}
+"""Ten points, around each act and each end of a job. All of them are for the night."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +103,26 @@ Endings = dict[Mend, Future[Mended]]
 
 
 @pytest.fixture(scope="module")
-def endings(work: Path, engine: Engine) -> Iterator[Endings]:
-    """Every mend, some of them at a time; all are over before the first is judged.
+def endings(request: pytest.FixtureRequest, work: Path, engine: Engine) -> Iterator[Endings]:
+    """Every mend of this run, some of them at a time; all are over before the first is judged.
 
     Between two tests pytest changes the environment, which those that start programs read meanwhile.
     """
-    with room(work, engine, list(WORKERS.values())) as shared, ThreadPoolExecutor(AT_ONCE) as pool:
-        started = {mend: pool.submit(_play, shared, mend) for mend in WORKERS}
+    nightly = any(each.get_closest_marker("nightly") for each in request.session.items if each.path == request.path)
+    mends = [mend for mend in WORKERS if nightly or mend in DAILY]
+    with room(work, engine, [WORKERS[mend] for mend in mends]) as shared, ThreadPoolExecutor(AT_ONCE) as pool:
+        started = {mend: pool.submit(_play, shared, mend) for mend in mends}
         wait(started.values())
         yield started
 
 
-every_mend = pytest.mark.parametrize("mend", WORKERS, ids=str)
+def each_of(mends: Collection[Mend]) -> pytest.MarkDecorator:
+    """One test for each mend, of the others at night."""
+    marked = [mend if mend in DAILY else pytest.param(mend, marks=pytest.mark.nightly) for mend in mends]
+    return pytest.mark.parametrize("mend", marked, ids=[str(mend) for mend in mends])
+
+
+every_mend = each_of(WORKERS)
 
 
 @every_mend
@@ -125,7 +139,7 @@ def test_the_container_is_stopped_once_and_started_once(endings: Endings, mend: 
     assert found.restarts == 0
 
 
-@pytest.mark.parametrize("mend", REQUEUED, ids=str)
+@each_of(REQUEUED)
 def test_the_job_is_requeued_once_and_finished_by_its_second_attempt(endings: Endings, mend: Mend) -> None:
     found = endings[mend].result().found
 
@@ -135,7 +149,7 @@ def test_the_job_is_requeued_once_and_finished_by_its_second_attempt(endings: En
     assert (found.sibling.state, found.run_state) == (State.QUEUED, "running")
 
 
-@pytest.mark.parametrize("mend", FAILED, ids=str)
+@each_of(FAILED)
 def test_a_job_without_a_retry_left_fails_once_with_one_event_that_is_heeded(endings: Endings, mend: Mend) -> None:
     found = endings[mend].result().found
 
@@ -186,6 +200,7 @@ def test_the_executors_did_die_where_they_were_to(endings: Endings, mend: Mend) 
     assert set(mended.exits) <= {-SIGKILL}
 
 
+@pytest.mark.nightly
 def test_executors_are_killed_at_every_point_that_any_of_them_reaches(endings: Endings) -> None:
     reached = {point for mend in WORKERS for points in endings[mend].result().reached for point in points}
 

@@ -21,7 +21,7 @@ from deploy.stage import Stage, stage
 from gpuwarden.job import JobId, State
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.nightly]
 
 WORKERS = tuple(f"gpuwarden-night-{number}" for number in range(8))
 WEDGE = Script(picture="night", load_s=0.2, load_mib=1, steps=3, step_s=0.2, wedge_attempts=1, wedge_after_step=1)

@@ -32,7 +32,7 @@ from tests.e2e.running import free_ports
 from tests.e2e.wedges import TETHER
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.nightly]
 
 WORKER: Final = "gpuwarden-pairs"
 WEDGE: Final = Script(

@@ -22,7 +22,7 @@ from bench.chaos.log import Effect, effects_of
 from bench.chaos.player import AT_WORK, Played, Stop, play
 from deploy.postgres import NoPostgres, postgres
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ON_POSTGRESQL_S: Final = 45.0
 ON_SQLITE_S: Final = 15.0

@@ -41,7 +41,7 @@ from tests.asking import PLAIN
 from tests.remediator.builders import payload, sent
 from tests.waiting import LATE_S, eventually
 
-pytestmark = [pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.nightly]
 
 SILENCE_S: Final = 3.0
 GRACE_S: Final = 4.0

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.needs_docker,
     pytest.mark.needs_parts,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and an engine of one's own, are root's"),
-    pytest.mark.slow,
+    pytest.mark.nightly,
 ]
 
 WORKERS = tuple(f"gpuwarden-faults-{name}" for name in ("ledger", "disk", "frozen", "killed", "healthy"))

@@ -41,6 +41,7 @@ def tenant(number: int) -> Container:
     return build.container(id=full_id, name=churn.name(number), incarnation=f"{full_id}@{number}", pid=os.getpid())
 
 
+@pytest.mark.nightly
 def test_thousands_of_scrapes_with_containers_that_come_and_go_leave_nothing_behind(house: Path) -> None:
     # In a process of its own: what other tests have left in this one comes and goes by itself.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:

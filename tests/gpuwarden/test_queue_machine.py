@@ -617,6 +617,14 @@ WANTED: Final = (
 )
 
 
+def test_the_queue_agrees_with_its_model_on_sqlite_in_a_few_histories(sqlite: Databases) -> None:
+    happened = run(sqlite, rounds=2)
+
+    wanted = ("claimed", "claimed by model", "ready", "refused: replaced", "event: run_completed")
+    assert [what for what in wanted if not happened[what]] == []
+
+
+@pytest.mark.nightly
 def test_the_queue_agrees_with_its_model_on_sqlite(sqlite: Databases) -> None:
     happened = run(sqlite, rounds=ROUNDS)
 
@@ -624,6 +632,7 @@ def test_the_queue_agrees_with_its_model_on_sqlite(sqlite: Databases) -> None:
 
 
 @pytest.mark.needs_postgres
+@pytest.mark.nightly
 def test_the_queue_agrees_with_its_model_on_postgresql(postgresql: Databases) -> None:
     happened = run(postgresql, rounds=4)
 

@@ -59,6 +59,16 @@ def machine_on(found: Databases, token_file: Path, *, ends: bool = True, alone: 
     return type("On", (Notifications,), its)
 
 
+def test_what_a_door_accepts_is_acted_on_once_in_a_few_histories(sqlite: Databases, token_file: Path) -> None:
+    machine = machine_on(sqlite, token_file)
+
+    run(machine, examples=3)
+
+    happened = totals(machine.seen)
+    assert [what for what in ("accepted", "fence", "stop") if not happened.get(what)] == []
+
+
+@pytest.mark.nightly
 def test_what_doors_accept_is_kept_whole_and_acted_on_once_whatever_becomes_of_it_on_its_way(
     sqlite: Databases, token_file: Path
 ) -> None:
@@ -70,6 +80,7 @@ def test_what_doors_accept_is_kept_whole_and_acted_on_once_whatever_becomes_of_i
     assert [what for what in WANTED if not happened.get(what)] == []
 
 
+@pytest.mark.nightly
 def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, token_file: Path) -> None:
     machine = machine_on(sqlite, token_file, alone=True)
 
@@ -80,6 +91,7 @@ def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, token_
 
 
 @pytest.mark.needs_postgres
+@pytest.mark.nightly
 def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, token_file: Path) -> None:
     machine = machine_on(postgresql, token_file)
 

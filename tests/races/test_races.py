@@ -73,6 +73,16 @@ WANTED = ("claim", "completed", "fence", "stop", "start", "trip queued", "trip f
           "quarantine", "trouble")  # fmt: skip
 
 
+def test_the_invariants_hold_in_a_few_histories(sqlite: Databases) -> None:
+    machine = machine_on(sqlite)
+
+    run(machine, examples=10)
+
+    happened = totals(machine.seen)
+    assert [what for what in ("claim", "fence", "stop", "start") if not happened.get(what)] == []
+
+
+@pytest.mark.nightly
 def test_the_invariants_hold_whatever_happens_in_whatever_order(sqlite: Databases) -> None:
     machine = machine_on(sqlite)
 
@@ -83,6 +93,7 @@ def test_the_invariants_hold_whatever_happens_in_whatever_order(sqlite: Database
 
 
 @pytest.mark.needs_postgres
+@pytest.mark.nightly
 def test_they_hold_on_postgresql_too(postgresql: Databases) -> None:
     machine = machine_on(postgresql)
 
