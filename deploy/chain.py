@@ -37,6 +37,7 @@ import httpx
 from deploy import parts, shipped
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden import cgroup, clock
+from gpuwarden.files import atomic_write
 from gpuwarden.pages import RUNBOOKS
 from gpuwarden.settings import services
 
@@ -166,7 +167,7 @@ class Chain:
         self.http = httpx.Client(timeout=5.0, trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         for folder in (self.directory, plan.work / "queue", plan.work / "ledger", plan.work / "log"):
             folder.mkdir(parents=True, exist_ok=True)
-        replace(self.directory / "host", plan.host + "\n", mode=0o644)
+        atomic_write(self.directory / "host", plan.host + "\n", mode=0o644, sync=True)
         keep_token(self.token_file)
 
     def __enter__(self) -> Self:
@@ -327,7 +328,7 @@ class Chain:
             pace=self.plan.pace,
             outside=self.plan.watchdog_url,
         )
-        replace(config, text, mode=0o600)  # it may hold the address outside, which is a secret
+        atomic_write(config, text, mode=0o600, sync=True)  # it may hold the address outside, which is a secret
         self._start(
             "alertmanager",
             [
@@ -344,7 +345,8 @@ class Chain:
         config = self.plan.work / "prometheus.yml"
         (rules := self.plan.work / "rules").mkdir(exist_ok=True)
         for file in self.plan.rules:
-            replace(rules / file.name, shipped.linked(file, f"{self.remediator_url}/{RUNBOOKS}"), mode=0o644)
+            text = shipped.linked(file, f"{self.remediator_url}/{RUNBOOKS}")
+            atomic_write(rules / file.name, text, mode=0o644, sync=True)
         text = prometheus_config(
             host=self.plan.host,
             exporter=self.exporter_url.removeprefix("http://"),
@@ -354,7 +356,7 @@ class Chain:
             rules=[rules / file.name for file in self.plan.rules],
             pace=self.plan.pace,
         )
-        replace(config, text, mode=0o644)
+        atomic_write(config, text, mode=0o644, sync=True)
         self._start(
             "prometheus",
             [
@@ -383,7 +385,8 @@ class Chain:
             )
         with suppress(OSError):  # it ended at once
             self._record[name] = f"{self._running[name].pid} {cgroup.start_ticks(self._running[name].pid)}"
-        replace(self.plan.work / "parts.json", json.dumps({"boot_id": clock.boot_id(), **self._record}), mode=0o600)
+        record = json.dumps({"boot_id": clock.boot_id(), **self._record})
+        atomic_write(self.plan.work / "parts.json", record, mode=0o600, sync=True)
 
     def _program(self, name: str) -> Path:
         return parts.find(name, parts_dir=self.plan.parts_dir, fetch=self.plan.fetch)
@@ -431,18 +434,7 @@ def keep_token(path: Path) -> None:
     if path.exists() and path.stat().st_size > 0:
         path.chmod(0o600)
     else:
-        replace(path, secrets.token_hex(24), mode=0o600)
-
-
-def replace(path: Path, text: str, *, mode: int) -> None:
-    """Write a file whole, by rename: a kill in the middle leaves the old one or none."""
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    with open(new, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+        atomic_write(path, secrets.token_hex(24), mode=0o600, sync=True)
 
 
 def _port(url: str) -> str:

@@ -22,9 +22,10 @@ from string import Template
 from typing import Final, NoReturn
 
 from deploy import place, reachable, shipped
-from deploy.chain import PORTS, add_units, add_watchdog, keep_token, replace, web_address
+from deploy.chain import PORTS, add_units, add_watchdog, keep_token, web_address
 from deploy.config import Pace, alertmanager_config, prometheus_config
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_write
 from gpuwarden.pages import RUNBOOKS, pages
 from gpuwarden.statefile import check_name
 
@@ -162,9 +163,9 @@ class Folder:
             del self._written[name]
         for name, text in wanted.items():
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            replace(self.path / name, text, mode=0o600 if name in _PRIVATE else 0o644)
+            atomic_write(self.path / name, text, mode=0o600 if name in _PRIVATE else 0o644, sync=True)
         self._written |= {name: _digest(text.encode()) for name, text in wanted.items()}
-        replace(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o644)
+        atomic_write(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o644, sync=True)
         return gone
 
 
@@ -246,14 +247,14 @@ def _wanted(site: Site) -> dict[str, str]:
 
 def _keep(folder: Path, site: Site, options: Mapping[str, object]) -> None:
     """Have a later run know what this one was told."""
-    replace(folder / HOST, site.host + "\n", mode=0o644)
+    atomic_write(folder / HOST, site.host + "\n", mode=0o644, sync=True)
     if site.watchdog_url is not None:
-        replace(folder / WATCHDOG_URL, site.watchdog_url + "\n", mode=0o600)
+        atomic_write(folder / WATCHDOG_URL, site.watchdog_url + "\n", mode=0o600, sync=True)
     if site.runbooks_url is not None:
-        replace(folder / KEPT_RUNBOOKS_URL, site.runbooks_url + "\n", mode=0o644)
+        atomic_write(folder / KEPT_RUNBOOKS_URL, site.runbooks_url + "\n", mode=0o644, sync=True)
     if options:
         lines = [f"{_option(name, value)}\n" for name, value in options.items()]
-        replace(folder / KEPT_OPTIONS, "".join(lines), mode=0o644)
+        atomic_write(folder / KEPT_OPTIONS, "".join(lines), mode=0o644, sync=True)
 
 
 def _tell_options(were: Mapping[str, object], given: Mapping[str, object], file: Path) -> None:

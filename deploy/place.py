@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from deploy.chain import replace
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_write
 from gpuwarden.statefile import check_name
 
 SYSTEM_DATA: Final = Path("/var/lib/gpuwarden")
@@ -64,7 +64,7 @@ def host_of(data: Path, directory: Path, wanted: str | None) -> str:
     """The key given, else the one from last time, else one made from this machine's name; remembered in `data`."""
     kept = [path.read_text(encoding="utf-8").strip() for path in (data / "host", directory / "host") if path.is_file()]
     host = check_name(wanted or next(filter(None, kept), socket.gethostname()), what="host")
-    replace(data / "host", host + "\n", mode=0o644)
+    atomic_write(data / "host", host + "\n", mode=0o644, sync=True)
     return host
 
 

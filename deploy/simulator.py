@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from exporter.sources import workers
+from gpuwarden.files import atomic_write
 
 GPU_BYTES: Final = 16 * 2**30
 INTERVAL_S: Final = 0.2
@@ -87,9 +88,7 @@ class SimulatedGpus:
                 if Path("/proc", str(pid)).is_dir()
             ]
         found = {"gpus": [self._gpu(index, uuid, on_gpu[uuid]) for index, uuid in enumerate(self._uuids)]}
-        scratch = self.path.with_suffix(".new")
-        scratch.write_text(json.dumps(found), encoding="ascii")
-        scratch.replace(self.path)
+        atomic_write(self.path, json.dumps(found))
 
     def _go_on(self) -> None:
         while not self._closing.wait(INTERVAL_S):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_write
 from gpuwarden.statefile import Stamp
 
 INCARNATION_MAX: Final = 256
@@ -70,15 +71,7 @@ class KeptFile:
             OSError: it cannot be written; what was there before stays.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        scratch = self._folder / f".{self.path.name}.new"
-        scratch.unlink(missing_ok=True)  # one that was killed in the middle left it
-        fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
-        except OSError as error:  # it does not say by itself of which file: the disk of that is full
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
-        scratch.replace(self.path)
+        atomic_write(self.path, content, mode=0o600)
 
 
 def render(fields: Mapping[str, Any], *, format: int, now: Stamp) -> bytes:  # noqa: A002 - the field's name

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from gpuwarden import clock, statefile
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_write
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
 from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, WorkerFile
@@ -367,11 +368,7 @@ class Reporter:
             self.write_errors += 1
 
     def _replace(self, suffix: str, text: str) -> None:
-        path = self._path(suffix)
-        scratch = path.with_name(f".{path.name}.new")
-        scratch.unlink(missing_ok=True)  # a write that a signal handler interrupted goes on in a file that nobody reads
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
+        atomic_write(self._path(suffix), text)
 
     def _remove(self, suffix: str) -> None:
         try:

@@ -39,6 +39,7 @@ import structlog
 from gpuwarden import clock, joblogs, logs, workers
 from gpuwarden.database import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_write
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, JobId, Phase, State, Trip
 from gpuwarden.options import Help
 from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError, Result, check_result, is_gpu
@@ -488,10 +489,9 @@ def _own_directory() -> Path:
     directory = Path(room) / "gpuwarden"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key, scratch = directory / "host", directory / f".host.{os.getpid()}"
-        if not key.exists():  # whole or not at all: another worker may be starting, too
-            scratch.write_text(socket.gethostname() + "\n", encoding="utf-8")
-            scratch.replace(key)
+        key = directory / "host"
+        if not key.exists():
+            atomic_write(key, socket.gethostname() + "\n", many_writers=True)  # other workers may start at this moment
     except OSError as error:
         raise BodyError(f"no place for state files ({error}): say where with --dir or $GPUWARDEN_DIR") from None
     log.warning(

@@ -10,10 +10,9 @@ owner may read it, for the last lines of a job's log may say what nobody else is
 
 import argparse
 import csv
+import errno
 import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_open
 from gpuwarden.text import duration_s
 from remediator.ledger import Ledger
 
@@ -138,19 +138,8 @@ def _told(episodes: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _replaced(path: Path) -> Iterator[IO[str]]:
     """A file beside it that takes its place once it is whole; nothing is left of it where it does not come to that."""
     try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise GpuwardenError(f"{path} cannot be written ({error.strerror}): give another --output") from None
-    beside = Path(name)
-    try:
-        with open(number, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123 - it is open already
+        with atomic_open(path, mode=0o600, sync=True, many_writers=True) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
     except OSError as error:
-        raise GpuwardenError(
-            f"{path} cannot be written ({error.strerror}): make room, or give another --output"
-        ) from None
-    finally:
-        beside.unlink(missing_ok=True)
+        advice = "make room, or give" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give"
+        raise GpuwardenError(f"{path} cannot be written ({error.strerror}): {advice} another --output") from None

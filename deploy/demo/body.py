@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from gpuwarden.files import atomic_write
 from gpuwarden.job import Phase
 from gpuwarden.queue import Job
 from gpuwarden.reporter import Reporter
@@ -135,9 +136,7 @@ def launch(report: Reporter, *, busy_s: float, memory_bytes: int, ratio: float =
     busy_until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + busy_s
     text = json.dumps({"busy_until_s": busy_until_s, "ratio": ratio, "memory_bytes": memory_bytes})
     path = report.folder / "gpu-work.json"
-    scratch = path.with_name(".gpu-work.json.new")
-    scratch.write_text(text, encoding="ascii")
-    scratch.replace(path)
+    atomic_write(path, text)
 
 
 def spend(seconds: float, *, churn_mib: int) -> None:
@@ -206,6 +205,4 @@ def read_picture(path: Path) -> Picture:
 def write_picture(path: Path, picture: Picture) -> None:
     """Write a plain PGM whole, by rename."""
     rows = "\n".join(" ".join(str(round(value)) for value in row) for row in picture)
-    scratch = path.with_suffix(f".{os.getpid()}.new")
-    scratch.write_text(f"P2\n{len(picture)} {len(picture)}\n255\n{rows}\n", encoding="ascii")
-    scratch.replace(path)
+    atomic_write(path, f"P2\n{len(picture)} {len(picture)}\n255\n{rows}\n", many_writers=True)

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import atomic_write
 from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
 
@@ -97,7 +98,7 @@ class ProcessActuator:
             return
         mark, promise = secrets.token_hex(16), _promise(command.pid_file)
         try:
-            _put(promise, mark)
+            atomic_write(promise, mark)
             pid = os.posix_spawnp(
                 command.argv[0],
                 command.argv,
@@ -134,15 +135,9 @@ def _promise(pid_file: Path) -> Path:
     return pid_file.with_name(f"{pid_file.name}.starting")
 
 
-def _put(path: Path, text: str) -> None:
-    scratch = path.with_name(f"{path.name}.new")
-    scratch.write_text(text, encoding="ascii")
-    scratch.replace(path)
-
-
 def _record(pid_file: Path, pid: int, ticks: int) -> None:
     """The record first: with both gone, what was started would be nobody's."""
-    _put(pid_file, f"{pid} {ticks}\n")
+    atomic_write(pid_file, f"{pid} {ticks}\n")
     _promise(pid_file).unlink(missing_ok=True)
 
 

@@ -289,7 +289,8 @@ BEFORE = "os.posix_spawnp = killed"
 AFTER = {
     "right after it was started": "spawn = os.posix_spawnp; os.posix_spawnp = lambda *a, **k: killed(spawn(*a, **k))",
     "before it is on record": "Path.replace = killed_at_the_record",
-    "once it is on record": "Path.unlink = killed",
+    "once it is on record": "unlink = Path.unlink\n"
+    "Path.unlink = lambda self, **k: killed() if self.suffix == '.starting' else unlink(self, **k)",
 }
 
 
