@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from bench.crowd import crowd
 from bench.figures import Figure, Place, figure, progress, took_ms, until
 from deploy.chain import Chain, Plan
-from exporter.evidence import Thresholds
 from exporter.rendering import Renderer
 from exporter.sampler import Sampler
 from exporter.scrape import SnapshotCollector
 from exporter.sources import simulated
+from exporter.thresholds import Thresholds
 
 COUNTS: Final = (10, 100, 500)
 LOOKS: Final = 15

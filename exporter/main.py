@@ -18,8 +18,6 @@ from pydantic import ValidationError
 
 from exporter.answered import AnsweredFile
 from exporter.doorkeeper import Doorkeeper
-from exporter.evidence import Thresholds
-from exporter.patience import Patience
 from exporter.paused import PausedFile, Pauses
 from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
@@ -81,33 +79,7 @@ def serve(settings: Settings) -> None:
         raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
     host = host_key(settings.dir)
     door = Doorkeeper(settings.web_config_file)
-    thresholds = Thresholds(
-        idle_ratio=settings.idle_ratio,
-        pegged_ratio=settings.pegged_ratio,
-        ram_delta_bytes=settings.ram_delta_mib * 2**20,
-        io_still_bytes_per_s=settings.io_still_kib_per_s * 2**10,
-        faults_still_per_s=settings.faults_still_per_s,
-        cpu_still_ratio=settings.cpu_still_ratio,
-        dead_after_s=settings.dead_after_s,
-        health_window_s=settings.health_window_s,
-        health_grace_s=settings.health_grace_s,
-        patience=Patience(
-            load_s=settings.load_patience_s,
-            eval_s=settings.eval_patience_s,
-            checkpoint_s=settings.checkpoint_patience_s,
-            save_s=settings.save_patience_s,
-            stuck_floor_s=settings.stuck_floor_s,
-            stuck_steps=settings.stuck_steps,
-        ),
-        vram_floor_bytes=settings.vram_floor_mib * 2**20,
-        vram_tie_bytes=settings.vram_tie_mib * 2**20,
-        vram_return_s=settings.vram_return_s,
-        gpu_lost_s=settings.gpu_lost_s,
-        never_answered_s=settings.never_answered_s,
-        server_silent_times=settings.server_silent_times,
-        slowed_ratio=settings.slowed_ratio,
-        xids_fatal=settings.xids_fatal,
-    )
+    thresholds = settings.thresholds()
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from exporter.patience import Patience
+from exporter.thresholds import Thresholds
 
 if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alone, and are to be small
     from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
@@ -658,18 +658,8 @@ class Snapshot:
     workers: WorkerReadings | None
     containers: tuple[ContainerEvidence, ...]
     sources: tuple[SourceHealth, ...]
-    dead_after_s: float
-    """A worker that owns a job is dead after this long without heartbeat and CPU time, or without a process (A14)."""
-    health_window_s: float = 300.0
-    """A GPU job whose container shows no sign of life for this long is wedged (A7), after the grace for its load."""
-    health_grace_s: float = 360.0
-    """Time from the start of an attempt that GPU health leaves to its load (A7)."""
-    patience: Patience = field(default_factory=Patience)
-    """How long a job may show no sign of life, by its phase."""
-    vram_floor_bytes: int = 1536 * 2**20
-    """A GPU with less free memory than this has too little (C3)."""
-    vram_tie_bytes: int = 256 * 2**20
-    """Two who are over their VRAM budgets by amounts this close are level."""
+    thresholds: Thresholds
+    """By which the evidence was judged."""
     ended: tuple[ContainerEvidence, ...] = ()
     """Where dead workers were, as far as that does not run any more: identity, and no figures."""
     dead_s: Mapping[str, float] = field(default_factory=dict)
@@ -715,7 +705,8 @@ class Snapshot:
 
     def grace_s(self, job: "JobFile") -> float | None:
         """How long after its start a window of GPU health begins at the soonest (A7); `None` of a job without a GPU."""
-        return self.patience.grace_s(job, grace_s=self.health_grace_s, window_s=self.health_window_s)
+        limits = self.thresholds
+        return limits.patience.grace_s(job, grace_s=limits.health_grace_s, window_s=limits.health_window_s)
 
     def cpu_still_of(self, sighting: WorkerSighting) -> float | None:
         """For how long a worker's process has been seen to use no CPU time, seconds."""

@@ -12,11 +12,12 @@ from prometheus_client.core import Metric
 
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family
-from exporter.evidence import Thresholds
+from exporter.collectors.thresholds import GAUGES
 from exporter.patience import STAYS_MIN, STEPS_MIN
 from exporter.readings import GpuReadings, Snapshot, WorkerReadings
 from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
 from exporter.settings import Settings
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.settings import table, write_pages
 
@@ -185,15 +186,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_collector_duration_seconds": "as `gpuwarden_collector_success`; for `sampler` before the first look",
     "gpuwarden_collector_last_success_timestamp_seconds": "as `gpuwarden_collector_success`, or it never did its work",
     "gpuwarden_sample_age_seconds": "before the first look",
-    "gpuwarden_gpu_idle_threshold_ratio": "never",
-    "gpuwarden_ram_still_threshold_bytes": "never",
-    "gpuwarden_io_still_threshold_bytes_per_second": "never",
-    "gpuwarden_fault_still_threshold_per_second": "never",
-    "gpuwarden_cpu_still_threshold_ratio": "never",
-    "gpuwarden_gpu_lost_threshold_seconds": "never",
-    "gpuwarden_server_never_answered_threshold_seconds": "never",
-    "gpuwarden_server_silent_threshold_ratio": "never",
-    "gpuwarden_job_slowed_threshold_ratio": "never",
+    **dict.fromkeys((row.name for row in GAUGES), "never"),
     "gpuwarden_gpu_xid_fatal_info": "of numbers that are not named there",
 }
 """When a series does not exist, or is NaN, by its name. One without its line here fails `--check` and the tests."""
@@ -309,7 +302,7 @@ def _empty_snapshot() -> Snapshot:
         workers=WorkerReadings(workers=()),
         containers=(),
         sources=(),
-        dead_after_s=Thresholds().dead_after_s,
+        thresholds=Thresholds(),
     )
 
 

@@ -15,16 +15,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import structlog
 
 from exporter import apart, evidence
-from exporter.evidence import (
-    ContainerHistory,
-    CpuHistory,
-    DeathHistory,
-    GpuHistory,
-    GpuUse,
-    RamUse,
-    Thresholds,
-    WorkUse,
-)
+from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuHistory, GpuUse, RamUse, WorkUse
 from exporter.lost import Losses, LossHistory
 from exporter.paused import Pauses
 from exporter.readings import (
@@ -54,6 +45,7 @@ from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
 from exporter.tenancy import may_be_ranked
+from exporter.thresholds import Thresholds
 from exporter.unwatched import UnwatchedHistory
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -261,12 +253,7 @@ class Sampler:
             workers=found_workers,
             containers=found,
             sources=tuple(health),
-            dead_after_s=self._thresholds.dead_after_s,
-            health_window_s=self._thresholds.health_window_s,
-            health_grace_s=self._thresholds.health_grace_s,
-            patience=self._thresholds.patience,
-            vram_floor_bytes=self._thresholds.vram_floor_bytes,
-            vram_tie_bytes=self._thresholds.vram_tie_bytes,
+            thresholds=self._thresholds,
             ended=tuple(evidence.without_figures(each) for each in ended.values()),
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
@@ -721,7 +708,7 @@ class Sampler:
             job = sighting.job
             if job is not None:
                 place = snapshot.container_of(sighting)
-                because = evidence.suspicion(job, place, snapshot.patience, now=snapshot.taken)
+                because = evidence.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:
@@ -733,15 +720,16 @@ class Sampler:
 
     def _tell_dead(self, found: WorkerReadings, snapshot: Snapshot) -> None:
         dead: set[str] = set()
+        dead_after_s = self._thresholds.dead_after_s
         for sighting in found.workers:
             job, still_s = sighting.job, snapshot.cpu_still_of(sighting)
-            if job and evidence.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=snapshot.dead_after_s):
+            if job and evidence.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
                     log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,
                               job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_still_s=still_s,
                               heartbeat_age_s=sighting.worker.heartbeat.age_s(snapshot.taken))  # fmt: skip
-            elif job and (dead_s := snapshot.dead_s.get(sighting.worker.worker, 0.0)) >= snapshot.dead_after_s:
+            elif job and (dead_s := snapshot.dead_s.get(sighting.worker.worker, 0.0)) >= dead_after_s:
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
                     place = snapshot.container_of(sighting)

@@ -9,10 +9,10 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from exporter.collectors import COLLECTORS
+from exporter.collectors import COLLECTORS, thresholds
 from exporter.collectors.family import gauge
-from exporter.evidence import Thresholds
 from exporter.readings import Snapshot, SourceHealth
+from exporter.thresholds import Thresholds
 from gpuwarden import __version__, build, clock
 from gpuwarden.statefile import Stamp
 
@@ -133,76 +133,7 @@ class SnapshotCollector(Collector):
             [((), age_s)],
             source="CLOCK_BOOTTIME at the scrape and at the look",
         )
-        yield gauge(
-            "gpuwarden_gpu_idle_threshold_ratio",
-            "A GPU at or under this share of its time is idle.",
-            (),
-            [((), self._thresholds.idle_ratio)],
-            source="`--idle-ratio`",
-        )
-        yield gauge(
-            "gpuwarden_ram_still_threshold_bytes",
-            "RAM that moved by no more than this is still.",
-            (),
-            [((), float(self._thresholds.ram_delta_bytes))],
-            source="`--ram-delta-mib`",
-        )
-        yield gauge(
-            "gpuwarden_io_still_threshold_bytes_per_second",
-            "A container whose processes read and write no more than this does no I/O.",
-            (),
-            [((), self._thresholds.io_still_bytes_per_s)],
-            source="`--io-still-kib-per-s`",
-        )
-        yield gauge(
-            "gpuwarden_fault_still_threshold_per_second",
-            "A container with no more page faults than this touches no new memory.",
-            (),
-            [((), self._thresholds.faults_still_per_s)],
-            source="`--faults-still-per-s`",
-        )
-        yield gauge(
-            "gpuwarden_cpu_still_threshold_ratio",
-            "A container that uses no more than this share of one CPU is still.",
-            (),
-            [((), self._thresholds.cpu_still_ratio)],
-            source="`--cpu-still-ratio`",
-        )
-        yield gauge(
-            "gpuwarden_gpu_lost_threshold_seconds",
-            "People are told of a GPU that has been lost for this long.",
-            (),
-            [((), self._thresholds.gpu_lost_s)],
-            source="`--gpu-lost-s`",
-        )
-        yield gauge(
-            "gpuwarden_server_never_answered_threshold_seconds",
-            "People are told of a server that has been asked for this long, and has never answered.",
-            (),
-            [((), self._thresholds.never_answered_s)],
-            source="`--never-answered-s`",
-        )
-        yield gauge(
-            "gpuwarden_server_silent_threshold_ratio",
-            "People are told of a server that has not answered for so many times the silence that its owner allows.",
-            (),
-            [((), self._thresholds.server_silent_times)],
-            source="`--server-silent-times`",
-        )
-        yield gauge(
-            "gpuwarden_job_slowed_threshold_ratio",
-            "People are told of a job each step of which takes so many times as long as its own mean.",
-            (),
-            [((), self._thresholds.slowed_ratio)],
-            source="`--slowed-ratio`",
-        )
-        yield gauge(
-            "gpuwarden_gpu_xid_fatal_info",
-            "People are told of an error of a GPU that has this number; always 1.",
-            ("xid",),
-            [((str(xid),), 1.0) for xid in self._thresholds.xids_fatal],
-            source="`--xids-fatal`",
-        )
+        yield from thresholds.families(self._thresholds)
 
 
 def _of_source(health: SourceHealth) -> _Outcome:

@@ -2,18 +2,23 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from exporter.evidence import Thresholds
+from exporter.patience import Patience
+from exporter.thresholds import Thresholds
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 
 PREFIX: Final = "GPUWARDEN_EXPORTER_"
 """The prefix of every environment variable that sets one of these."""
+
+KIB: Final = 2**10
+MIB: Final = 2**20
 
 
 class Settings(BaseSettings):
@@ -121,23 +126,29 @@ class Settings(BaseSettings):
         description="read GPUs from this file instead of a driver; everything says so (docs/simulated-gpu.md)",
     )
     sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="time between two looks at the host, seconds")
-    idle_ratio: float = Field(default=0.05, ge=0, lt=1, description="a GPU at or under this share of its time is idle")
-    ram_delta_mib: int = Field(default=5120, ge=0, description="RAM that moved by no more than this is still, MiB")
+    idle_ratio: float = Field(
+        default=Thresholds.idle_ratio, ge=0, lt=1, description="a GPU at or under this share of its time is idle"
+    )
+    ram_delta_mib: int = Field(
+        default=Thresholds.ram_delta_bytes // MIB, ge=0, description="RAM that moved by no more than this is still, MiB"
+    )
     io_still_kib_per_s: float = Field(
-        default=256.0,
+        default=Thresholds.io_still_bytes_per_s / KIB,
         ge=0,
         description="a container whose processes read and write no more than this does no I/O, KiB a second over 10 s",
     )
     faults_still_per_s: float = Field(
-        default=50.0,
+        default=Thresholds.faults_still_per_s,
         ge=0,
         description="a container with no more page faults than this touches no new memory, a second over 10 s",
     )
     cpu_still_ratio: float = Field(
-        default=0.05, ge=0, description="a container that uses no more than this share of one CPU over 10 s is still"
+        default=Thresholds.cpu_still_ratio,
+        ge=0,
+        description="a container that uses no more than this share of one CPU over 10 s is still",
     )
     dead_after_s: float = Field(
-        default=30.0,
+        default=Thresholds.dead_after_s,
         gt=0,
         le=3600,
         description="a worker that owns a job is dead after this long without heartbeat and CPU time, or without its "
@@ -145,19 +156,19 @@ class Settings(BaseSettings):
         "by itself",
     )
     health_window_s: float = Field(
-        default=300.0,
+        default=Thresholds.health_window_s,
         gt=0,
         le=86400,
         description="a GPU job whose container shows no sign of life for this long is wedged, seconds",
     )
     health_grace_s: float = Field(
-        default=360.0,
+        default=Thresholds.health_grace_s,
         ge=0,
         le=86400,
         description="time from an attempt's start that is left to its load and first step, seconds",
     )
     load_patience_s: float = Field(
-        default=300.0,
+        default=Patience.load_s,
         ge=0,
         le=86400,
         description="a job that loads, evaluates, writes a checkpoint or saves may show no sign of life for this long, "
@@ -165,16 +176,19 @@ class Settings(BaseSettings):
         "seconds. This one is for the phase load",
     )
     eval_patience_s: float = Field(
-        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
+        default=Patience.eval_s, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
     )
     checkpoint_patience_s: float = Field(
-        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase checkpoint, seconds"
+        default=Patience.checkpoint_s,
+        ge=0,
+        le=86400,
+        description="as --load-patience-s, in the phase checkpoint, seconds",
     )
     save_patience_s: float = Field(
-        default=300.0, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
+        default=Patience.save_s, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
     )
     stuck_floor_s: float = Field(
-        default=600.0,
+        default=Patience.stuck_floor_s,
         gt=0,
         le=86400,
         description="a job that has steps behind it and takes none for this long is stuck, seconds, where its "
@@ -182,37 +196,39 @@ class Settings(BaseSettings):
         "processes use no CPU time",
     )
     stuck_steps: float = Field(
-        default=20.0,
+        default=Patience.stuck_steps,
         ge=0,
         le=1000,
         description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt, "
         "or in another phase than step its longest earlier stay there, 1 to 1000; with 0 none ever is",
     )
     pegged_ratio: float = Field(
-        default=0.99,
+        default=Thresholds.pegged_ratio,
         gt=0,
         le=1,
         description="a GPU at or over this share of its time is pegged, as by a collective that waits for ever; more "
         "than --idle-ratio",
     )
     vram_floor_mib: int = Field(
-        default=1536,
+        default=Thresholds.vram_floor_bytes // MIB,
         ge=0,
         description="a GPU with less free memory than this has too little, MiB: the container most over its budget is "
         "then in question (docs/vram.md); 0 is never",
     )
     vram_tie_mib: int = Field(
-        default=256, ge=0, description="two containers over their VRAM budgets by amounts this close are level, MiB"
+        default=Thresholds.vram_tie_bytes // MIB,
+        ge=0,
+        description="two containers over their VRAM budgets by amounts this close are level, MiB",
     )
     vram_return_s: float = Field(
-        default=30.0,
+        default=Thresholds.vram_return_s,
         ge=0,
         le=600,
         description="for how long at most what processes held of a GPU's memory that have ended is taken to be on its "
         "way back while the driver counts it as in use still, seconds (docs/vram.md); 0 is not at all",
     )
     gpu_lost_s: float = Field(
-        default=60.0,
+        default=Thresholds.gpu_lost_s,
         ge=0,
         le=86400,
         description="people are told of a GPU that has been lost for this long, seconds; when one is put out of use "
@@ -234,21 +250,21 @@ class Settings(BaseSettings):
         "without it (docs/servers.md)",
     )
     never_answered_s: float = Field(
-        default=1800.0,
+        default=Thresholds.never_answered_s,
         gt=0,
         le=86400,
         description="people are told of a server that has been asked for this long, and has never answered, seconds; "
         "longer than the slowest one loads",
     )
     server_silent_times: float = Field(
-        default=10.0,
+        default=Thresholds.server_silent_times,
         ge=1,
         le=10_000,
         description="people are told of a server that has answered before once it leaves its probe unanswered for so "
         "many times the silence that its owner allows, whatever its GPUs do",
     )
     slowed_ratio: float = Field(
-        default=2.0,
+        default=Thresholds.slowed_ratio,
         gt=1,
         le=1000,
         description="people are told of a job once each of its steps takes so many times as long as its own mean; more "
@@ -264,6 +280,26 @@ class Settings(BaseSettings):
         pattern="^(debug|info|warning|error)$",
         description="least severe level logged: debug, info, warning or error",
     )
+
+    def thresholds(self) -> Thresholds:
+        """What these settings make of the limits: those of the same name pass, the others are given by hand."""
+        names = {each.name for each in fields(Thresholds)}.intersection(type(self).model_fields)
+        same = {name: getattr(self, name) for name in names}
+        return Thresholds(
+            **same,
+            ram_delta_bytes=self.ram_delta_mib * MIB,
+            io_still_bytes_per_s=self.io_still_kib_per_s * KIB,
+            vram_floor_bytes=self.vram_floor_mib * MIB,
+            vram_tie_bytes=self.vram_tie_mib * MIB,
+            patience=Patience(
+                load_s=self.load_patience_s,
+                eval_s=self.eval_patience_s,
+                checkpoint_s=self.checkpoint_patience_s,
+                save_s=self.save_patience_s,
+                stuck_floor_s=self.stuck_floor_s,
+                stuck_steps=self.stuck_steps,
+            ),
+        )
 
     @field_validator("systemd_unit", mode="before")
     @classmethod

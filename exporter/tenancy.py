@@ -97,15 +97,15 @@ def _card(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
     # for the same want. So nothing is known to be free there, and nobody goes.
     # Nor is a GPU short of memory that never had so much as the floor.
     shared = gpu.mig is not None and gpu.mig.shares_memory
-    told = has_floor(gpu, snapshot.vram_floor_bytes) and not shared
+    told = has_floor(gpu, snapshot.thresholds.vram_floor_bytes) and not shared
     tenants = (_tenant(place, gpu, may_go=may_go(place, snapshot)) for place in snapshot.containers)
     return CardFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
         free_bytes=gpu.memory_free_bytes if told else None,
         returning_bytes=snapshot.returning_bytes.get(gpu.uuid),
-        floor_bytes=snapshot.vram_floor_bytes,
-        tie_bytes=snapshot.vram_tie_bytes,
+        floor_bytes=snapshot.thresholds.vram_floor_bytes,
+        tie_bytes=snapshot.thresholds.vram_tie_bytes,
         tenants=[each for each in tenants if each is not None],
     )
 

@@ -32,7 +32,7 @@ def _facts(
     container_workers: int | None,
     sample_age_s: float,
 ) -> WorkerFacts:
-    taken, job, patience = snapshot.taken, sighting.job, snapshot.patience
+    taken, job, patience = snapshot.taken, sighting.job, snapshot.thresholds.patience
     pauses = place.pauses if place else ()
     return WorkerFacts(
         **_container_facts(snapshot, place, sample_age_s),
@@ -43,7 +43,7 @@ def _facts(
         worker_pid=sighting.pid,
         cpu_still_s=snapshot.cpu_still_of(sighting),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
-        dead_after_s=snapshot.dead_after_s,
+        dead_after_s=snapshot.thresholds.dead_after_s,
         container_workers=container_workers,
         job_id=job.job_id if job else None,
         attempt=job.attempt if job else None,
@@ -58,7 +58,7 @@ def _facts(
         gang_stuck_after_s=patience.gang_stuck_after_s(job, pauses) if job else None,
         gang_stuck_still_s=patience.gang_stuck_still_s(job, pauses) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
-        health_window_s=patience.window_s(job, snapshot.health_window_s) if job else None,
+        health_window_s=patience.window_s(job, snapshot.thresholds.health_window_s) if job else None,
         health_grace_s=snapshot.grace_s(job) if job else None,
     )
 

@@ -28,7 +28,6 @@ from exporter.evidence import (
     DeathHistory,
     GpuUse,
     RamUse,
-    Thresholds,
     WorkUse,
 )
 from exporter.kept import KeptError
@@ -59,6 +58,7 @@ from exporter.returning import ReturnHistory
 from exporter.scrape import SnapshotCollector
 from exporter.sources import samples
 from exporter.sources.samples import Cursor, Listed
+from exporter.thresholds import Thresholds
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.pace import Pace, Stays, Steps
 from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
@@ -481,12 +481,9 @@ class Host:
                 dead_s[life.program.name] = death.observe(
                     place.incarnation, life.worker.heartbeat, now_s=now.boottime_s
                 )
-        limits = self._thresholds
         return Snapshot(
             host=self.name, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
-            containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), dead_after_s=limits.dead_after_s,
-            health_window_s=limits.health_window_s, health_grace_s=limits.health_grace_s, patience=limits.patience,
-            vram_floor_bytes=limits.vram_floor_bytes, vram_tie_bytes=limits.vram_tie_bytes,
+            containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), thresholds=self._thresholds,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
             drivers=self._drivers(second), apart=self._apart,

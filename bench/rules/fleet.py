@@ -18,11 +18,11 @@ from typing import Final, Literal
 from bench.corpus import scenario
 from bench.corpus.host import Host, remediator
 from exporter.collectors import COLLECTORS
-from exporter.evidence import Thresholds
 from exporter.readings import GpuFigures, Snapshot
 from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
 from exporter.sources.nvml_pcie import FIELDS
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 
 Kind = Literal["workers", "gangs", "tenants"]

@@ -78,9 +78,9 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "Less free memory of a GPU than this is too little.",
         _GPU,
         (
-            ((gpu.uuid,), float(snapshot.vram_floor_bytes))
+            ((gpu.uuid,), float(snapshot.thresholds.vram_floor_bytes))
             for gpu in gpus
-            if tenancy.has_floor(gpu, snapshot.vram_floor_bytes)
+            if tenancy.has_floor(gpu, snapshot.thresholds.vram_floor_bytes)
         ),
         source="`--vram-floor-mib`",
     )
@@ -88,7 +88,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_gpu_memory_tie_bytes",
         "Two containers over their budgets by amounts this close are level.",
         _GPU,
-        (((gpu.uuid,), float(snapshot.vram_tie_bytes)) for gpu in gpus),
+        (((gpu.uuid,), float(snapshot.thresholds.vram_tie_bytes)) for gpu in gpus),
         source="`--vram-tie-mib`",
     )
     yield gauge(

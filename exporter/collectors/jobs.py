@@ -175,8 +175,8 @@ def _is_overdue(row: _Row, snapshot: Snapshot) -> bool:
 
     So that in health no rule has anybody to name. A limit that is `None` or 0 judges nobody.
     """
-    job, patience = row.job, snapshot.patience
-    window_s = patience.window_s(job, snapshot.health_window_s)
+    job, patience = row.job, snapshot.thresholds.patience
+    window_s = patience.window_s(job, snapshot.thresholds.health_window_s)
     return any(
         age_s is not None and limit_s and age_s >= limit_s
         for age_s, limit_s in (
@@ -184,8 +184,8 @@ def _is_overdue(row: _Row, snapshot: Snapshot) -> bool:
             (row.beat_age_s, patience.silence_s(job)),  # before which none is stuck
             (row.quiet_s, window_s),
             (row.quiet_gpu_lost_s, window_s),
-            (row.heartbeat_age_s, snapshot.dead_after_s),
-            (row.dead_s, snapshot.dead_after_s),
+            (row.heartbeat_age_s, snapshot.thresholds.dead_after_s),
+            (row.dead_s, snapshot.thresholds.dead_after_s),
         )
     )
 
@@ -235,6 +235,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
 
 def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot) -> Iterable[Metric]:
     """For how long each attempt was silent, and showed no other sign of life either."""
+    patience = snapshot.thresholds.patience
     yield gauge(
         "gpuwarden_job_beat_age_seconds",
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; NaN until it is armed.",
@@ -256,10 +257,10 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         (
             (
                 row.key,
-                float(evidence.suspicion(row.job, row.place, snapshot.patience, now=snapshot.taken) is not None),
+                float(evidence.suspicion(row.job, row.place, patience, now=snapshot.taken) is not None),
             )
             for row in rows
-            if snapshot.patience.silence_s(row.job) and row.policed
+            if patience.silence_s(row.job) and row.policed
         ),
         source="computed at each look from the job file and its container's GPU, RAM and work",
     )
@@ -307,7 +308,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
             yield row.key, or_nan(limit_s(row.job, row.pauses) or None if row.policed else None)
         yield from ((key, math.nan) for key in waiting)
 
-    patience = snapshot.patience
+    patience = snapshot.thresholds.patience
     on_gpu = [row for row in rows if row.policed and row.job.job_class.uses_gpu]
     yield gauge(
         "gpuwarden_job_budget_seconds",
@@ -344,7 +345,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
         "allowed; NaN for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        limits(lambda job, _: patience.window_s(job, snapshot.health_window_s)),
+        limits(lambda job, _: patience.window_s(job, snapshot.thresholds.health_window_s)),
         source="`--health-window-s`, and the job's patience where that is longer",
     )
     yield gauge(
@@ -363,7 +364,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     A gang is a label only of what each rank needs to be known by, and of those that are overdue, of which a fleet in
     health has none: its name is another for each of its jobs.
     """
-    patience = snapshot.patience
+    patience = snapshot.thresholds.patience
     told = [
         (row, _spinning_s(row, patience), patience.gang_stuck_after_s(row.job, row.pauses), row.job.gang or "")
         for row in ranks

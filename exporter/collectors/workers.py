@@ -120,7 +120,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_worker_dead_after_seconds",
         "A worker that owns a job is dead after this long without heartbeat and CPU time, or without its process.",
         _SLOT,
-        ((key, snapshot.dead_after_s) for key, _ in keyed),
+        ((key, snapshot.thresholds.dead_after_s) for key, _ in keyed),
         source="`--dead-after-s`",
     )
     yield gauge(

@@ -23,7 +23,6 @@ from dashboards import render
 from dashboards.queries import PanelQuery, fill_in, panels, queries
 from deploy.check import CHECKOUT, RULES_GLOB
 from exporter.collectors import COLLECTORS
-from exporter.evidence import Thresholds
 from exporter.readings import (
     Container,
     ContainerEvidence,
@@ -47,6 +46,7 @@ from exporter.readings import (
     WorkerSighting,
 )
 from exporter.scrape import SnapshotCollector
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
@@ -142,7 +142,7 @@ def a_snapshot() -> Snapshot:
         unplaced=(GpuShare(gpu="GPU-0", utilization_ratio=0.1, memory_bytes=1),),
         returning_bytes={"GPU-0": 1},
         gpu_lost_s={"GPU-0": 0.0},
-        dead_after_s=30.0,
+        thresholds=Thresholds(),
         dead_s={"w2": 30.0},
         cpu_still_s={42: 1.0},
         apart={"w1": evidence},

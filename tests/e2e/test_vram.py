@@ -20,8 +20,8 @@ from deploy.engine import Engine
 from deploy.fleet import STAGE_LABEL, DockerFleet
 from deploy.simulator import Slot
 from deploy.stage import Stage, of_consequence, stage
-from exporter.evidence import Thresholds
 from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
+from exporter.thresholds import Thresholds
 from gpuwarden.facts import CardFacts
 from remediator.ledger import Story
 from remediator.safety import Act, Order

@@ -17,6 +17,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.thresholds import Thresholds
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
 
@@ -179,7 +180,7 @@ def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
         "workers": WorkerReadings(workers=sightings),
         "containers": (evidence(),),
         "sources": (),
-        "dead_after_s": 30.0,
+        "thresholds": Thresholds(),
         "cpu_still_s": {4001: 1.0},
         "servers": (),
     }

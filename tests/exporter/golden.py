@@ -11,7 +11,7 @@ from unittest.mock import patch
 from prometheus_client import CollectorRegistry
 
 from exporter import scrape
-from exporter.evidence import Thresholds, without_figures
+from exporter.evidence import without_figures
 from exporter.readings import (
     DriverHealth,
     GpuFigures,
@@ -27,6 +27,7 @@ from exporter.readings import (
 )
 from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
+from exporter.thresholds import Thresholds
 from gpuwarden.build import Build
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import Stamp, TaskFile

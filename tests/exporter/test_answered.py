@@ -16,12 +16,12 @@ from structlog.testing import LogCapture
 import exporter.servers
 from exporter import answered
 from exporter.answered import ANSWERED_MAX, AnsweredFile, parse, render
-from exporter.evidence import Thresholds
 from exporter.kept import KeptError
 from exporter.readings import Container, ServerEvidence
 from exporter.sampler import Sampler
 from exporter.servers import Servers
 from exporter.sources.probes import Prober
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build

@@ -25,7 +25,6 @@ from deploy import private_engine
 from deploy.engine import Engine, NoEngine, docker_engine
 from deploy.image import worker_image
 from exporter import testimony
-from exporter.evidence import Thresholds
 from exporter.readings import Container, ContainerEvidence, Snapshot, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import cgroups, containers, workers
@@ -33,6 +32,7 @@ from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.containers import EngineContainers
 from exporter.sources.listener import Listing
 from exporter.sources.work import Work
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup, clock
 from tests.exporter import builders as build
 from tests.exporter.golden import scraped

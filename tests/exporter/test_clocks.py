@@ -8,9 +8,9 @@ import pytest
 
 import exporter.sampler
 from exporter import testimony
-from exporter.evidence import Thresholds
 from exporter.readings import Snapshot
 from exporter.sampler import Sampler
+from exporter.thresholds import Thresholds
 from gpuwarden import statefile
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.statefile import Stamp

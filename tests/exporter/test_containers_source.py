@@ -23,7 +23,6 @@ import pytest
 
 from deploy.engine import Engine
 from deploy.image import worker_image
-from exporter.evidence import Thresholds
 from exporter.patience import Patience
 from exporter.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
 from exporter.sampler import Sampler
@@ -31,6 +30,7 @@ from exporter.sources import containers, engine_events
 from exporter.sources.containers import EngineContainers, _container
 from exporter.sources.listener import Listing
 from exporter.sources.processes import visible_devices
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup
 from gpuwarden.statefile import JobFile
 from tests.exporter import builders as build

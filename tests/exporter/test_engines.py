@@ -14,13 +14,13 @@ from stat import S_ISDIR, S_ISSOCK
 import pytest
 
 from exporter import main
-from exporter.evidence import Thresholds
 from exporter.readings import Snapshot
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources.engines import Engines, Sought
 from exporter.sources.listener import Listener, Listing
 from exporter.sources.pods import LOGS
+from exporter.thresholds import Thresholds
 from tests.exporter import builders as build
 from tests.exporter.test_cgroups import ID, Host, scope
 from tests.waiting import eventually

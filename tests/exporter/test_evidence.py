@@ -21,7 +21,6 @@ from exporter.evidence import (
     GpuHistory,
     GpuUse,
     RamUse,
-    Thresholds,
     WorkUse,
     gpu_use,
     without_figures,
@@ -45,6 +44,7 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
+from exporter.thresholds import Thresholds
 from gpuwarden.job import Phase
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build

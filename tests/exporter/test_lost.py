@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
+from exporter.evidence import ContainerHistory, RamUse, gpu_use
 from exporter.lost import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
 from exporter.readings import WITH_NODES, ContainerEvidence, Gpu, GpuReadings, MigInstance
+from exporter.thresholds import Thresholds
 from tests.exporter import builders as build
 
 THRESHOLDS = Thresholds()

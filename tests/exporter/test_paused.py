@@ -12,11 +12,12 @@ from structlog.testing import LogCapture
 
 import exporter.paused
 from exporter import paused
-from exporter.evidence import PAUSES_MAX, Thresholds
+from exporter.evidence import PAUSES_MAX
 from exporter.kept import KeptError
 from exporter.paused import INCARNATIONS_MAX, WRITTEN_APART_S, PausedFile, Pauses, Spans, parse, render
 from exporter.readings import ContainerEvidence
 from exporter.sampler import Sampler
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build

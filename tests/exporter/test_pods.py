@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from exporter.evidence import Thresholds
 from exporter.main import pods_of
 from exporter.readings import Container, Tenancy
 from exporter.sampler import Sampler
@@ -32,6 +31,7 @@ from exporter.settings import Settings
 from exporter.sources import kubelet, pods
 from exporter.sources.listener import Listing
 from exporter.sources.pods import Api, Pods, running
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from tests.certificates import Authority, authority

@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 
 from exporter.collectors.family import counter as family_counter
 from exporter.collectors.family import gauge
-from exporter.evidence import Thresholds
 from exporter.rendering import Renderer, accepts_gzip, wants_openmetrics
 from exporter.scrape import SnapshotCollector
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from tests.exporter import builders as build
 from tests.exporter import golden

@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter import evidence
-from exporter.evidence import RamUse, Thresholds
+from exporter.evidence import RamUse
 from exporter.readings import (
     ContainerEvidence,
     DriverHealth,
@@ -36,6 +36,7 @@ from exporter.sources.drm import AMD, DrmGpus
 from exporter.sources.listener import Listener, Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup, clock, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp

@@ -16,9 +16,10 @@ from structlog.testing import LogCapture
 from deploy import parts
 from exporter import reference, scrape
 from exporter.collectors import COLLECTORS, jobs
-from exporter.evidence import NO_GPU, Thresholds
+from exporter.evidence import NO_GPU
 from exporter.patience import Patience
 from exporter.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings, WorkerSighting
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.statefile import LongStep
@@ -355,7 +356,7 @@ def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: floa
     place = build.evidence(**SPINS | {"gpu_pegged_s": 100.0})
     patience = Patience(stuck_floor_s=floor_s)
 
-    text = golden.scraped(build.snapshot(seen, containers=(place,), patience=patience))
+    text = golden.scraped(build.snapshot(seen, containers=(place,), thresholds=Thresholds(patience=patience)))
 
     assert values(text, "gpuwarden_gang_rank_stuck_after_seconds") == [floor_s]
     assert values(text, "gpuwarden_gang_rank_spinning_seconds") == [spinning_s]

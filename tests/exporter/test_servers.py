@@ -11,12 +11,12 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.servers
-from exporter.evidence import Thresholds
 from exporter.readings import Container, ServerEvidence, Unknown, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.servers import Servers
 from exporter.sources.listener import Listing
 from exporter.sources.probes import Prober
+from exporter.thresholds import Thresholds
 from tests.exporter import builders as build
 
 FAILING = build.health(passed=False, newest="2", failing_streak=1)

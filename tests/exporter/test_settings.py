@@ -1,12 +1,16 @@
 """The exporter's settings: figures that no rule could work with are refused at the start."""
 
 import re
+from dataclasses import fields
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from exporter.main import command
+from exporter.patience import Patience
 from exporter.settings import Settings, unknown_variables
+from exporter.thresholds import Thresholds
 from gpuwarden.settings import complaints, given
 
 
@@ -154,3 +158,19 @@ def test_help_prints_every_option_and_starts_no_exporter(capsys: pytest.CaptureF
     assert told.out.startswith("usage: gpuwarden exporter [-h]")
     assert "port to listen on; 0 takes a free one" in told.out
     assert told.err == ""
+
+
+def test_without_options_every_threshold_has_its_default() -> None:
+    assert Settings().thresholds() == Thresholds()
+
+
+def test_every_threshold_but_the_gap_between_samples_follows_a_setting() -> None:
+    numbers = {name: its for name, its in Settings.model_fields.items() if its.annotation in (int, float)}
+    other: dict[str, Any] = {name: its.default + 1 for name, its in numbers.items()}
+    other |= {"idle_ratio": 0.2, "pegged_ratio": 0.9, "xids_fatal": (1,)}
+    found = Settings(**other).thresholds()
+
+    same = [f.name for f in fields(Thresholds) if getattr(found, f.name) == getattr(Thresholds(), f.name)]
+    same_patience = [f.name for f in fields(Patience) if getattr(found.patience, f.name) == getattr(Patience(), f.name)]
+
+    assert (same, same_patience) == (["gap_max_s"], [])

@@ -15,11 +15,11 @@ import pytest
 from deploy.check import CHECKOUT
 from deploy.engine import Engine
 from deploy.image import worker_image
-from exporter.evidence import Thresholds
 from exporter.readings import GpuReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers import EngineContainers
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup
 from tests.exporter import builders as build
 from tests.exporter.test_sampler import Docker, sampler

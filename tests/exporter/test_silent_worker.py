@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter import testimony
-from exporter.evidence import Thresholds
 from exporter.readings import CpuUse, Snapshot, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup
 from gpuwarden.job import Phase
 from tests.exporter import builders as build

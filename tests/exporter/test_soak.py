@@ -13,10 +13,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.exporter import churn
-from exporter.evidence import Thresholds
 from exporter.readings import Container
 from exporter.rendering import Renderer
 from exporter.scrape import SnapshotCollector
+from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build

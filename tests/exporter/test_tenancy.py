@@ -7,7 +7,7 @@ import pytest
 
 from exporter import testimony
 from exporter.collectors.gpus import families
-from exporter.evidence import ContainerHistory, RamUse, Thresholds, gpu_use
+from exporter.evidence import ContainerHistory, RamUse, gpu_use
 from exporter.readings import Gpu, GpuReadings, GpuShare, MigInstance, Tenancy
 from exporter.tenancy import (
     BUDGET_LABEL,
@@ -19,6 +19,7 @@ from exporter.tenancy import (
     may_go,
     terms,
 )
+from exporter.thresholds import Thresholds
 from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts
 from remediator.actuators.docker import LABEL
 from remediator.remedies.recycle_container import choose, confirm
@@ -144,8 +145,7 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
     snapshot = build.snapshot(
         gpus=build.gpus(build.gpu(0, memory_free_bytes=7 * MIB)),
         containers=(place("a", holds(30 * MIB), tenancy=BUDGET), place("b", holds(5))),
-        vram_floor_bytes=9,
-        vram_tie_bytes=2,
+        thresholds=Thresholds(vram_floor_bytes=9, vram_tie_bytes=2),
         returning_bytes={"GPU-0": 3},
     )
 
@@ -305,7 +305,7 @@ def accused(gpu: Gpu, request: tuple[str, ...], had: tuple[str, ...] = ()) -> Se
     container = build.container(incarnation="worker-0@1", gpu_request=request, tenancy=BUDGET)
     use = gpu_use(container, frozenset({4001}), build.gpus(gpu), Thresholds(), had)
     seen = ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0)
-    snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(seen,), vram_floor_bytes=1)
+    snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(seen,), thresholds=Thresholds(vram_floor_bytes=1))
     told = testimony.about_server("worker-0", snapshot, now=build.ago(0))
     assert told is not None
     return told

@@ -7,6 +7,7 @@ import pytest
 from exporter import testimony
 from exporter.patience import Patience
 from exporter.readings import GpuShare, Snapshot, Unknown, WorkerReadings
+from exporter.thresholds import Thresholds
 from gpuwarden.job import Phase
 from gpuwarden.statefile import LongStep
 from tests.exporter import builders as build
@@ -41,7 +42,9 @@ def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
 ) -> None:
     seen = build.sighting(job=build.job_file(**changes))
 
-    found = testimony.about("w0", build.snapshot(seen, patience=Patience(eval_s=320.0)), now=build.ago(0))
+    found = testimony.about(
+        "w0", build.snapshot(seen, thresholds=Thresholds(patience=Patience(eval_s=320.0))), now=build.ago(0)
+    )
 
     assert found is not None
     assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, grace_s)

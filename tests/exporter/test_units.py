@@ -12,12 +12,12 @@ from pydantic_settings import CliApp
 
 from deploy import private_systemd as private
 from deploy.private_systemd import NoSystemd, private_systemd
-from exporter.evidence import Thresholds
 from exporter.readings import Container, GpuShare, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources import workers
 from exporter.sources.units import Units
+from exporter.thresholds import Thresholds
 from tests.exporter import builders as build
 from tests.exporter import test_cgroups
 from tests.waiting import eventually

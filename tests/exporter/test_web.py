@@ -24,9 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter import testimony, web
 from exporter.doorkeeper import Doorkeeper
-from exporter.evidence import Thresholds
 from exporter.readings import GpuFigures, Snapshot, SourceHealth, Unknown
 from exporter.scrape import SnapshotCollector
+from exporter.thresholds import Thresholds
 from gpuwarden import __version__, clock, facts
 from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.statefile import Stamp

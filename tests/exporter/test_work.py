@@ -13,13 +13,14 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter import testimony
-from exporter.evidence import ContainerHistory, GpuUse, RamUse, Thresholds, WorkUse
+from exporter.evidence import ContainerHistory, GpuUse, RamUse, WorkUse
 from exporter.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places
 from exporter.sources.listener import Listing
 from exporter.sources.work import FILES_WANTED, Work
+from exporter.thresholds import Thresholds
 from gpuwarden import cgroup, clock
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
