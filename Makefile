@@ -44,11 +44,11 @@ demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by
 
 test: .venv/.ready  ## the tests that a change needs first, through real Prometheus, Docker and PostgreSQL (under 10 min)
 	@$(BIN)/python -m deploy.parts
-	@$(PYTEST) -m "not slow and not nightly and not teeth" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow and not nightly" $(PYTEST_ARGS)
 
-teeth: .venv/.ready  ## plant hundreds of faults, and see that the tests catch each
+teeth: .venv/.ready  ## plant thousands of faults: which does no test catch? MUTATION_ARGS="--rules FILE" for one rule file
 	@$(BIN)/python -m deploy.parts
-	@$(BIN)/python -m pytest -m teeth --numprocesses 2 --dist loadscope $(PYTEST_ARGS)
+	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 
 check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/ruff format --check .
@@ -74,7 +74,7 @@ covered:
 
 tested:
 	@$(BIN)/python -m deploy.parts
-	@$(PYTEST) -m "not nightly and not teeth" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
+	@$(PYTEST) -m "not nightly" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
 
 # A test of what ships runs the rules' own tests: they are not run here before it.
 ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all but the nightly tests, no skip (under 15 min)
@@ -85,6 +85,7 @@ nightly: .venv/.ready  ## everything: the checks, every test, the planted faults
 	@$(MAKE) --no-print-directory check coverage
 	@$(BIN)/python -m deploy.parts
 	@$(PYTEST) --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
+	@$(BIN)/python -m tools.mutation
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench

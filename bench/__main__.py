@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx
 
-from bench import chain, corpus, exporter, mutation, queue, remediator, rules, scrape, step, versions, webhook
+from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, versions, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, progress, say, table
@@ -42,7 +42,6 @@ def main(argv: list[str] | None = None) -> int:
     parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
         "corpus": lambda _: corpus.measure(),
         "versions": lambda places: versions.measure(places[0]),
-        "mutation": lambda places: mutation.measure(places[-1]),
         "step": step.measure,
         "exporter": lambda places: scrape.measure(places[0]),
         "host": lambda places: exporter.measure(places[0]),

@@ -12,8 +12,8 @@ import yaml
 
 from deploy import parts
 from deploy.check import CHECKOUT
-from tests.alerts.judging import run
-from tests.alerts.mutants import ALERTS
+from tools.mutation.judging import run
+from tools.mutation.rules import ALERTS
 
 LIMIT_S: Final = 130
 """How long everything is allowed: at no interval that is looked at does a scrape fall on it, but at 1 s."""

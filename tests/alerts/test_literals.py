@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.check import CHECKOUT, METRICS_PAGES, RULES_GLOB
-from tests.alerts.generated import TOKEN
+from tools.mutation.generated import TOKEN
 
 PAGE = CHECKOUT / "docs" / "rules.md"
 SETTINGS_PAGES = ("settings-exporter.md", "settings-remediator.md")

@@ -4,8 +4,8 @@ import re
 from collections import Counter
 
 from deploy.check import CHECKOUT
-from tests.alerts.generated import TOKEN
 from tests.alerts.test_literals import rules
+from tools.mutation.generated import TOKEN
 
 PAGE = CHECKOUT / "docs" / "metrics.md"
 

@@ -1,4 +1,4 @@
-"""The alert rules through the real promtool, what their tests would catch, and what `deploy.check` refuses."""
+"""The alert rules through the real promtool, and what `deploy.check` refuses."""
 
 import re
 import shutil
@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import mutation
 from deploy import check, parts
-from tests.alerts import judging
-from tests.alerts.generated import planted
-from tests.alerts.judging import Breakage
-from tests.alerts.mutants import ALERTS, EQUIVALENT, FIRST, MUTANTS, RULES, STALL, Mutant
+from tools.mutation.rules import ALERTS
 
+STALL = "stall.rules.yaml"
 STALL_TEST = "stall.test.yaml"
 TESTS = check.CHECKOUT / check.TESTS
 
@@ -25,18 +22,6 @@ def promtool() -> Path:
         return parts.find("promtool")
     except parts.PartMissing as missing:
         pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="module")
-def verdicts(promtool: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What promtool says of every mutant that is caught, by its name."""
-    room = tmp_path_factory.mktemp("mutants")  # made here: pytest's own making of folders knows no threads
-    verdicts = {name: said for each in judging.judge_all(MUTANTS, promtool, room) for name, said in each.caught.items()}
-    written = list(room.glob("*/*/*/*.rules.yaml"))
-    assert len(written) >= len(verdicts)
-    parsed = judging.run(promtool, "check", "rules", *written)
-    assert parsed.returncode == 0, f"a rule that does not parse proves nothing:\n{parsed.stderr}"
-    return verdicts
 
 
 @pytest.fixture
@@ -79,82 +64,6 @@ def track(checkout: Path, name: str, text: str) -> None:
     (checkout / name).parent.mkdir(exist_ok=True)
     (checkout / name).write_text(text)
     subprocess.run(["git", "add", "--", name], cwd=checkout, check=True)
-
-
-@pytest.mark.parametrize("rules", sorted(RULES))
-def test_a_group_of_the_rules_tests_that_is_written_alone_says_what_it_says_among_the_others(rules: str) -> None:
-    test = judging.read_test(rules)
-
-    alone = [judging.parse(judging.dump({**test, "tests": [group]})) for group in test["tests"]]
-
-    assert [each.pop("tests") for each in alone] == [[group] for group in test["tests"]]
-    rest = {name: said for name, said in test.items() if name != "tests"}
-    assert alone == [rest] * len(alone)
-
-
-@pytest.mark.teeth
-@pytest.mark.needs_parts
-@pytest.mark.parametrize("rules", sorted(RULES))
-def test_the_rules_pass_each_group_of_their_tests_alone(rules: str, promtool: Path, tmp_path: Path) -> None:
-    (tmp_path / rules).write_text(RULES[rules])
-    test = judging.read_test(rules)
-    alone = [tmp_path / f"{number}.test.yaml" for number in range(len(test["tests"]))]
-    for file, group in zip(alone, test["tests"], strict=True):
-        file.write_text(judging.dump({**test, "tests": [group]}))
-
-    done = judging.run(promtool, "test", "rules", *alone)  # each file of them in a database of its own
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_no_two_mutants_go_by_one_sentence() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-
-
-def test_every_mutant_breaks_what_stands_in_its_rule_file() -> None:
-    """One whose text has moved on would be caught by nobody, and counted by nobody."""
-    assert [mutant.name for mutant in MUTANTS if not mutant.applies] == []
-
-
-def test_a_mutant_that_breaks_nothing_is_refused_where_the_mutants_are_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    moved_on = Mutant(rules=STALL, sentence="it has moved on", part="groups:", old="no such text", new="")
-    monkeypatch.setattr(mutation, "MUTANTS", [moved_on])
-
-    with pytest.raises(judging.UnsoundError, match="stall: it has moved on"):
-        mutation.mutants(tmp_path / "promtool", tmp_path / "room")
-
-
-def test_what_counts_as_no_breakage_is_one_word_of_a_rule_as_it_stands() -> None:
-    of_each_word = {each.name for rules in RULES for each in planted(ALERTS / rules)}
-
-    assert [name for name in EQUIVALENT if name not in of_each_word] == []
-
-
-def test_each_group_that_comes_first_is_one_of_its_files() -> None:
-    names = {rules: [group["name"] for group in judging.read_test(rules)["tests"]] for rules in RULES}
-
-    assert FIRST.keys() == names.keys()
-    asked = [(begins, names[rules]) for rules in FIRST for begins in FIRST[rules]]
-    assert [begins for begins, found in asked if sum(name.startswith(begins) for name in found) != 1] == []
-
-
-def test_every_rule_file_has_mutants() -> None:
-    files = sorted(ALERTS.glob("*.rules.yaml"))
-    assert {file.name for file in files} == RULES.keys()
-    assert [file.name for file in files if not planted(file)] == []
-
-
-@pytest.mark.teeth
-@pytest.mark.needs_parts
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_rules_tests_catch_it_when(mutant: Breakage, verdicts: dict[str, str]) -> None:
-    if isinstance(mutant, Mutant):
-        found = f"{mutant.rules} has moved on; {mutant.old!r} is not to be found once in it, within:\n{mutant.part}"
-        assert mutant.applies, found
-
-    assert mutant.name in verdicts, "every test passed on the broken rule"
 
 
 @pytest.mark.needs_parts

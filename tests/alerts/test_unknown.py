@@ -13,9 +13,9 @@ import yaml
 
 from deploy import parts
 from exporter import reference
-from tests.alerts.judging import run
-from tests.alerts.mutants import ALERTS, RULES
 from tests.alerts.test_intervals import JOB, LIMIT_S, TENANT, WEDGES
+from tools.mutation.judging import run
+from tools.mutation.rules import ALERTS, files
 
 NAN: Final = {name for name, when in reference.ABSENT.items() if "NaN" in when}
 """The series that are told as NaN while they are unknown."""
@@ -112,7 +112,9 @@ def test_what_became_unknown_while_prometheus_was_down_accuses_nobody_and_would_
 
 
 def test_of_all_that_acting_rules_ask_of_an_exporter_it_is_nan_while_unknown_or_known_why_not() -> None:
-    rules = [rule for text in RULES.values() for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+    rules = [
+        rule for file in files() for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]
+    ]
     records = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
     acting = [rule["expr"] for rule in rules if "remedy" in rule.get("labels", {}) or rule.get("alert") in WEDGES]
     for expr in acting:  # and what these ask of records, and those of others

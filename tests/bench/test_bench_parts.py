@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as bench
-from bench import corpus, mutation, versions
-from bench.figures import BenchError, Figure, Place, figure
+from bench import corpus, versions
+from bench.figures import BenchError, Figure, figure
 from deploy.parts import PartMissing
 from gpuwarden import logs
-from tests.alerts import judging
 
 
 @pytest.fixture(autouse=True)
@@ -76,15 +75,5 @@ def test_what_tells_of_the_rules_comes_first_and_all_but_the_long_ones_run_where
         bench.main(["--help"])
 
     asked = "".join(capsys.readouterr().out.partition("--only")[2].split())
-    assert "ofcorpus,versions,mutation,step," in asked
+    assert "ofcorpus,versions,step," in asked
     assert ";andchaos,soak" in asked
-
-
-def test_rules_that_fail_their_own_tests_have_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsound(*_: object) -> Iterator[judging.Judged]:
-        raise judging.UnsoundError("the tests of stall fail")
-
-    monkeypatch.setattr(mutation, "_measure", unsound)
-
-    with pytest.raises(BenchError, match="the tests of stall fail"):
-        list(mutation.measure(Place(name="disk", folder=tmp_path)))

@@ -24,7 +24,7 @@ from exporter import evidence
 from exporter.collectors import COLLECTORS
 from exporter.readings import ContainerEvidence
 from gpuwarden.job import Phase, Trip
-from tests.alerts.mutants import ALERTS, MUTANTS, RULES
+from tools.mutation.rules import ALERTS, files
 
 SCENARIOS: Final = scenario.read()
 LEAST: Final = 60
@@ -35,21 +35,43 @@ SHARED: Final = "GpuwardenSharedJobStalled"
 FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
 """By what an alert names the first attempt of worker w."""
 
-CAUGHT: Final = {
-    "shared: GpuwardenSharedJobStalled: <= -> >=": "hangs while another worker of its container takes",
-    "stall: quiet is not looked at": "takes twenty minutes for one step, its",
-    "health: quiet is not looked at": "takes twenty minutes for one step, its",
-    "stall: it waits a minute": "is alone on its host and wedges",
-    "worker: the CPU is not looked at": "holds Python's lock for ten minutes",
-    "gone: the death is not compared": "is killed, started again after 25 s",
-    "node: blind or not": "falls silent while Prometheus is down",
-    "node: what it repeats of others is seen": "was cut off for a minute just before Prometheus was down",
-    "vram: victim: nobody stays picked": "is level with another",
-    "stall: the attempt before is still named": "is on its next job, having been silent in the one before",
-    "server: one incarnation is as new as another": "was started anew while Prometheus was down",
-    "wrangling: one that is done clears nobody": "fails twenty items of a run and has finished one",
-}
-"""Broken rules, each with a scenario that tells; by how their names begin."""
+SLOT: Final = "(host, worker, container)"
+NOT_QUIET: Final = f"<= min by {SLOT} (gpuwarden_job_quiet_seconds)"
+NEWEST: Final = "(1, timestamp(gpuwarden_job_overdue_id))"
+BLIND_TOO: Final = (
+    "unless on () ( time() - gpuwarden:nobody_heard:timestamp_seconds < on () "
+    "(max(gpuwarden_remediator_node_lost_after_seconds) + 10) )"
+)
+BLIND_WHERE_REPEATED: Final = "or absent_over_time(gpuwarden_exporter_info[75s])"
+PICKED: Final = "and on (host, container, gpu) topk by (host, gpu) (1, gpuwarden:vram_named:timestamp_seconds)"
+NONE_DONE: Final = (
+    "and on (run, worker_host, worker) ( max by (run, worker_host, worker) (gpuwarden_queue_run_items_done) == 0 ),"
+)
+CAUGHT: Final = (
+    ("shared", "<= min by", ">= min by", "hangs while another worker of its container takes"),
+    ("stall", NOT_QUIET, "", "takes twenty minutes for one step, its"),
+    ("health", f"min by {SLOT} (gpuwarden_job_quiet_seconds) >=", "", "takes twenty minutes for one step, its"),
+    ("stall", "labels: severity", "for: 1m\n        labels:\n          severity", "is alone on its host and wedges"),
+    ("worker", f"<= min by {SLOT} (gpuwarden_worker_cpu_still_seconds)", "", "holds Python's lock for ten minutes"),
+    ("gone", ">= max by", ">= 0 * max by", "is killed, started again after 25 s"),
+    ("node", BLIND_TOO, "", "falls silent while Prometheus is down"),
+    ("node", BLIND_WHERE_REPEATED, "", "was cut off for a minute just before Prometheus was down"),
+    (
+        "vram",
+        PICKED,
+        "unless on (host, container, gpu) gpuwarden:vram_over_budget_while_short:bytes",
+        "is level with another",
+    ),
+    ("stall", NEWEST, f"{NEWEST[:4]}-{NEWEST[4:]}", "is on its next job, having been silent in the one before"),
+    (
+        "server",
+        "timestamp(gpuwarden_server_info)",
+        "gpuwarden_server_info",
+        "was started anew while Prometheus was down",
+    ),
+    ("wrangling", NONE_DONE, ",", "fails twenty items of a run and has finished one"),
+)
+"""Broken rules: the topic, what is replaced in it and by what, and how the name of the scenario begins that tells."""
 
 BLIND: Final = {
     "io_still_s": "evaluates for a quarter of an hour at 100 % without a word",
@@ -211,7 +233,9 @@ UNPLAYED: Final = {
 
 
 def test_every_series_that_a_rule_reads_is_in_some_scenario_or_not_for_a_reason() -> None:
-    rules = [rule for text in RULES.values() for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+    rules = [
+        rule for file in files() for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]
+    ]
     read = {name for rule in rules for name in re.findall(r"\bgpuwarden_[a-z0-9_]+", rule["expr"])}
     acting = [rule["expr"] for rule in rules if "remedy" in rule.get("labels", {}) or "record" in rule]
     telling = (
@@ -800,13 +824,17 @@ def test_ours_is_never_an_evaluation_late_and_misses_nothing_of_whatever_kind(pl
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", CAUGHT)
-def test_the_corpus_tells_when(mutant: str, played: Mapping[str, Played], tmp_path: Path) -> None:
-    (broken,) = [each for each in MUTANTS if each.name == mutant]
-    (tmp_path / broken.rules).write_text(broken.text())
-    one = named(CAUGHT[mutant])
+@pytest.mark.parametrize(("topic", "old", "new", "begins"), CAUGHT)
+def test_the_corpus_tells_of_a_broken_rule(
+    topic: str, old: str, new: str, begins: str, played: Mapping[str, Played], tmp_path: Path
+) -> None:
+    sound = (ALERTS / f"{topic}.rules.yaml").read_text()
+    broken = re.sub(r"\s+".join(map(re.escape, old.split())), lambda _: new, sound)
+    assert broken != sound
+    (tmp_path / "broken.rules.yaml").write_text(broken)
+    one = named(begins)
 
-    (found,) = judge.play([one], [tmp_path / broken.rules])
+    (found,) = judge.play([one], [tmp_path / "broken.rules.yaml"])
 
     assert played[one.name].wrong() == []
     assert found.wrong() != []

@@ -1,6 +1,6 @@
 """Whatever workers, hosts, people, trips and timers do, in any order: the queue answers as a plain model of it does.
 
-And the machine that says so has teeth: with any of the bugs in `queue_mutants` planted it fails.
+`tools.mutation` plants bugs in the queue, and this machine must find each.
 """
 
 from collections import Counter
@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 )
 
 from deploy.postgres import Postgres
-from gpuwarden.database import DatabaseError
 from gpuwarden.job import AVOID_S, FINAL, RECLAIMS_MAX, JobClass, JobId, Kind, Move, State, Trip
 from gpuwarden.queue import (
     DrainedError,
@@ -33,14 +32,8 @@ from gpuwarden.queue import (
     Slot,
     Submission,
     SubmissionError,
-    claims,
-    events,
-    runs,
-    statements,
-    sweeps,
 )
 from tests.gpuwarden.queue_model import HELD, Model, Place, Task, Told
-from tests.gpuwarden.queue_mutants import MUTANTS
 from tests.races import databases
 from tests.races.databases import Databases
 
@@ -639,21 +632,3 @@ def test_the_queue_agrees_with_its_model_on_postgresql(postgresql: Databases) ->
     wanted = ("claim in one statement", "claimed by model", "left to another worker", "ready", "back by a claim",
               "ingest reclaimed", "event: run_completed", "event: run_failed", "acknowledged again")  # fmt: skip
     assert [what for what in wanted if not happened[what]] == []
-
-
-def put_together_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept statements take no part in a mutation, and keep nothing of one when the test is over."""
-    for module in (claims, events, runs, statements, sweeps):
-        for kept in vars(module).values():
-            if isinstance(kept, statements.Kept):
-                monkeypatch.setattr(kept, "statements", {})
-
-
-@pytest.mark.teeth
-@pytest.mark.parametrize("bug", MUTANTS)
-def test_the_machine_catches(bug: str, sqlite: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_together_anew(monkeypatch)
-    MUTANTS[bug](monkeypatch)
-
-    with pytest.raises((AssertionError, DatabaseError)):
-        run(sqlite, rounds=ROUNDS)

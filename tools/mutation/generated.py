@@ -1,19 +1,20 @@
-"""Breakages of the alert rules that nobody has to think of: each word of each rule, changed by itself.
+"""Mutants of the alert rules that are made mechanically: each word of each rule, changed by itself.
 
-What is changed: every comparison, operation, set operator, aggregation, number and duration of an expression; each
-label that something is told apart, joined or selected by; each operand of `and` and `unless`, and each aggregation that
-something is compared with, left out; what vanished, believed; `for`, labels and annotations. One at a time, and named
-by the rule and the change.
+What is changed: each comparison, operation, set operator, aggregation, number and duration of an expression; each label
+that series are grouped, joined or selected by. What is left out: each operand of `and` and `unless`, each aggregation
+that something is compared with, each template of an annotation. And: a series that vanished is still believed; `for`,
+labels and the names of annotations are changed.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import yaml
+
+from tools.mutation.rules import Mutant, rules_of, topic
 
 SWAPPED: Final = {
     ">=": (">", "<="),
@@ -67,6 +68,7 @@ TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 """What an expression is made of."""
+_TEMPLATE: Final = re.compile(r"\{\{[^}]*\}\}")
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _OPPOSITE: Final = {"=": "!=", "!=": "=", "=~": "!~", "!~": "=~"}
 _METRIC: Final = re.compile(r"^(gpuwarden[_:]|prometheus_|up\b)")
@@ -76,45 +78,21 @@ _AGGREGATED: Final = re.compile(rf"{_JOINED}(?:min|max) by \([^()]*\) \(")
 _RANGED: Final = re.compile(r"\s*(\[|offset\b)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planted:
-    """A rule file with one change. `name` begins with the topic, as that of every mutant does."""
-
-    rules: str
-    name: str
-    broken: str
-    applies: bool = True
-
-    def text(self) -> str:
-        """The broken rule file."""
-        return self.broken
-
-
 _Change = tuple[int, int, str]
 """What is replaced, from and to which character, and by what."""
 
 
-def planted(file: Path) -> list[Planted]:
-    """Every breakage of one rule file, in the order of the file; some of them do not parse."""
+def generated(file: Path) -> list[Mutant]:
+    """Every mutant of one rule file, in the order of the file. Some do not parse."""
     text, found = file.read_text(), []
-    topic = file.name.partition(".")[0]
     seen: Counter[str] = Counter()
-    for group in _children(yaml.compose(text), "groups"):
-        for rule in _children(group, "rules"):
-            its = {key.value: value for key, value in rule.value}
-            for start, end, new in dict.fromkeys(_changes(text, its)):
-                name = f"{topic}: {(its.get('alert') or its['record']).value}: {_shown(text[start:end], new)}"
-                seen[name] += 1
-                again = f", at its place {seen[name]}" if seen[name] > 1 else ""
-                broken = text[:start] + new + text[end:]
-                found.append(Planted(rules=file.name, name=f"{name}{again}", broken=broken))
+    for rule in rules_of(text):
+        for start, end, new in dict.fromkeys(_changes(text, rule.nodes)):
+            name = f"{topic(file)}: {rule.name}: {_shown(text[start:end], new)}"
+            seen[name] += 1
+            again = f", at its place {seen[name]}" if seen[name] > 1 else ""
+            found.append(Mutant(rules=file.name, name=f"{name}{again}", text=text[:start] + new + text[end:]))
     return found
-
-
-def _children(node: yaml.Node | None, key: str) -> list[yaml.Node]:
-    (found,) = [value for name, value in node.value if name.value == key] if node else [yaml.SequenceNode("", [])]
-    children: list[yaml.Node] = found.value
-    return children
 
 
 def _changes(text: str, its: dict[str, yaml.Node]) -> Iterator[_Change]:
@@ -127,8 +105,10 @@ def _changes(text: str, its: dict[str, yaml.Node]) -> Iterator[_Change]:
     for key, value in its["labels"].value if "labels" in its else ():
         yield key.start_mark.index, value.end_mark.index, f"not_{key.value}: {value.value}"
         yield value.start_mark.index, value.end_mark.index, f"not_{value.value}"
-    for key, _ in its["annotations"].value if "annotations" in its else ():
+    for key, value in its["annotations"].value if "annotations" in its else ():
         yield key.start_mark.index, key.end_mark.index, f"not_{key.value}"
+        for template in _TEMPLATE.finditer(text, value.start_mark.index, value.end_mark.index):
+            yield *template.span(), ""
 
 
 def _of_expression(text: str, start: int, end: int) -> Iterator[_Change]:

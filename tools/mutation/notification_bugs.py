@@ -16,7 +16,7 @@ from remediator.ledger import Ledger
 from remediator.reconcile import Reconciler
 from remediator.schema import ALERTS
 from tests.races import judge, notifications
-from tests.races.mutants import Mutant, resolved_taken_for_recovery
+from tools.mutation.race_bugs import Mutant, resolved_taken_for_recovery
 
 
 def said_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The queue with one bug each, which the machine must find: functions that plant it with pytest's `monkeypatch`.
 
-They mend nothing and pretend nothing: apart from its bug a mutant is the real thing.
+Besides its bug a mutant is the real product.
 """
 
 from collections.abc import Callable, Sequence

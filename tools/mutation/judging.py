@@ -3,49 +3,36 @@
 import os
 import re
 import subprocess
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from deploy import check, parts
-from tests.alerts import narrowed
-from tests.alerts.mutants import FIRST, RULES
+from tools.mutation import narrowed
+from tools.mutation.rules import ALERTS, Mutant
 
 PROMTOOL_TIMEOUT_S = 300
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - for thousands of short-lived small files
 AT_ONCE = 200
 """So many files are given to one call of promtool that checks them."""
 TESTED_AT_ONCE = 20
 """So many to one that tests them: on a machine that is busy more of them may take longer than a call may."""
 
 _VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)
+_CATCHES: Counter[tuple[str, str]] = Counter()
+"""How many mutants each group of tests caught, by its rule file and its name."""
+
 _CHECKED = re.compile(r"^Checking (\S+)\n(.*?)(?=^Checking|\Z)", re.MULTILINE | re.DOTALL)
 
 
-class Breakage(Protocol):
-    """A broken rule file."""
-
-    @property
-    def rules(self) -> str:
-        """The name of the file."""
-
-    @property
-    def name(self) -> str:
-        """What was broken, in words."""
-
-    @property
-    def applies(self) -> bool:
-        """Whether the file still holds what is broken."""
-
-    def text(self) -> str:
-        """The whole of it."""
-
-
 class UnsoundError(Exception):
-    """That tests fail on broken rules says nothing: they fail on the rules as they are, or a mutant breaks nothing."""
+    """The tests fail on the rules as they are: that they fail on a mutant proves nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +44,7 @@ class Judged:
     survived: list[str]
 
 
-def judge_all(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Iterator[Judged]:
+def judge_all(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Iterator[Judged]:
     """A few of a rule file's at a time, as they are done; several times at once. `room` is an empty folder.
 
     Raises:
@@ -78,7 +65,7 @@ def judge_all(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Iterat
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def judge(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Judged:
+def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
     """What promtool says of mutants of one file: one group of its tests after another, on all that are left.
 
     Many in one process for each group: to start promtool takes longer than most groups. After those that catch the most
@@ -89,15 +76,13 @@ def judge(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Judged:
         UnsoundError: a group fails on the rules as they are.
     """
     rules = mutants[0].rules
-    sound = narrowed.read(RULES[rules])
-    broken = {
-        str(room / str(number)): narrowed.read(each.text()) for number, each in enumerate(mutants) if each.applies
-    }
-    left = {str(room / str(number)): each.name for number, each in enumerate(mutants) if each.applies}
+    sound = narrowed.read((ALERTS / rules).read_text())
+    broken = {str(room / str(number)): narrowed.read(each.text) for number, each in enumerate(mutants)}
+    left = {str(room / str(number)): each.name for number, each in enumerate(mutants)}
     touched = {folder: frozenset(narrowed.touched(sound, document)) for folder, document in broken.items()}
     caught: dict[str, str] = {}
     test = read_test(rules)
-    for group in in_order(rules, test["tests"]):
+    for group in _in_order(rules, test["tests"]):
         asked = {each: narrowed.group_for(each, group, sound) for each in {touched[folder] for folder in left}}
         tests = [
             _write(Path(folder), rules, {**test, "tests": [its]}, narrowed.rules_for(its, broken[folder], sound))
@@ -116,15 +101,18 @@ def judge(mutants: Sequence[Breakage], promtool: Path, room: Path) -> Judged:
             if "FAILED" in verdict and file in controls:
                 raise UnsoundError(f"{rules}: {group['name']!r} fails on the rules as they are:\n{verdict}")
             if "FAILED" in verdict:
+                _CATCHES[rules, group["name"]] += 1
                 caught[left.pop(str(Path(file).parent))] = verdict
     return Judged(rules=rules, caught=caught, survived=list(left.values()))
 
 
-def in_order(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups of a file's tests, in the order in which they are shown the mutants."""
-    first = [group for begins in FIRST[rules] for group in groups if group["name"].startswith(begins)]
-    rest = [group for group in groups if group not in first]
-    return [*first, *sorted(rest, key=lambda group: len(group.get("input_series", [])), reverse=True)]
+def _in_order(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups that caught the most mutants so far first, then those with the most series. For speed alone."""
+    return sorted(
+        groups,
+        key=lambda group: (_CATCHES[rules, group["name"]], len(group.get("input_series", []))),
+        reverse=True,
+    )
 
 
 def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
@@ -135,12 +123,12 @@ def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
     return str(file)
 
 
-def parsing(mutants: Sequence[Breakage], promtool: Path, room: Path) -> list[Breakage]:
+def parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> list[Mutant]:
     """Those of the mutants that parse: one that does not proves nothing. `room` is an empty folder."""
-    written: dict[str, Breakage] = {}
+    written: dict[str, Mutant] = {}
     for number, mutant in enumerate(mutants):
         file = room / f"{number}.rules.yaml"
-        file.write_text(mutant.text())
+        file.write_text(mutant.text)
         written[str(file)] = mutant
     fail: set[str] = set()
     names = list(written)
@@ -180,7 +168,7 @@ def run(promtool: Path, *arguments: str | Path, stderr: int = subprocess.PIPE) -
             **parts.env_for_parts(),
             "GOGC": "400",
             "GOMAXPROCS": "1",
-            "TMPDIR": "/dev/shm" if Path("/dev/shm").is_dir() else "/tmp",  # noqa: S108
+            "TMPDIR": MEMORY or tempfile.gettempdir(),
         },
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -1,4 +1,4 @@
-"""What a breakage is judged by: the rules and assertions that it can make a difference to, and no fewer."""
+"""A mutant is judged by the rules and assertions that it can change, and the lists of mutants fit the rules."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,14 @@ import pytest
 import yaml
 
 from deploy import parts
-from tests.alerts import judging, narrowed
-from tests.alerts.mutants import CHAIN, FAULTS, RULES, VRAM, Mutant
+from tools.mutation import __main__ as mutation
+from tools.mutation import judging, narrowed, product, rules
+from tools.mutation.equivalent import EQUIVALENT
+from tools.mutation.generated import generated
+from tools.mutation.rules import ALERTS, Mutant
+
+FILES = rules.files()
+FAULTS = "faults.rules.yaml"
 
 SOUND = narrowed.read("""\
 groups:
@@ -115,14 +121,16 @@ def promtool() -> Path:
         pytest.skip(str(missing))
 
 
-def planted(rules: str, old: str, new: str) -> Mutant:
-    return Mutant(rules=rules, sentence=f"{old} -> {new}", part=RULES[rules], old=old, new=new)
+def planted(file: str, old: str, new: str) -> Mutant:
+    text = (ALERTS / file).read_text()
+    assert old in text
+    return Mutant(rules=file, name=f"{old} -> {new}", text=text.replace(old, new))
 
 
 @pytest.mark.needs_parts
-def test_a_breakage_is_caught_and_what_breaks_nothing_survives(promtool: Path, tmp_path: Path) -> None:
-    loud = planted(CHAIN, "severity: none", "severity: critical")
-    idle = planted(CHAIN, "expr: vector(1)", "expr: vector(2)")
+def test_a_mutant_is_caught_and_one_that_changes_nothing_survives(promtool: Path, tmp_path: Path) -> None:
+    loud = planted("chain.rules.yaml", "severity: none", "severity: critical")
+    idle = planted("chain.rules.yaml", "expr: vector(1)", "expr: vector(2)")
 
     judged = judging.judge([loud, idle], promtool, tmp_path)
 
@@ -132,7 +140,8 @@ def test_a_breakage_is_caught_and_what_breaks_nothing_survives(promtool: Path, t
 
 @pytest.mark.needs_parts
 def test_a_broken_record_is_caught_by_the_alert_that_names_it(promtool: Path, tmp_path: Path) -> None:
-    mutant = planted(VRAM, "record: gpuwarden:vram_victim:bytes", "record: gpuwarden:vram_victims:bytes")
+    record = "gpuwarden:exporter_target:info"
+    mutant = planted("telemetry.rules.yaml", f"record: {record}", "record: gpuwarden:exporter_targets:info")
 
     assert list(judging.judge([mutant], promtool, tmp_path).caught) == [mutant.name]
 
@@ -143,7 +152,78 @@ def test_nothing_is_caught_by_tests_that_fail_on_the_rules_as_they_are(
 ) -> None:
     mutant = planted(FAULTS, "gpuwarden_gpu_row_remap_failed) == 1", "gpuwarden_gpu_row_remap_failed) == 2")
     assert list(judging.judge([mutant], promtool, tmp_path / "sound").caught) == [mutant.name]
-    monkeypatch.setitem(RULES, FAULTS, mutant.text())
+    (tmp_path / FAULTS).write_text(mutant.text)
+    monkeypatch.setattr(judging, "ALERTS", tmp_path)
 
+    other = planted(FAULTS, "gpuwarden_gpu_row_remap_failed) == 1", "gpuwarden_gpu_row_remap_failed) == 3")
     with pytest.raises(judging.UnsoundError, match=r"^faults\.rules\.yaml: .* fails on the rules as they are"):
-        judging.judge([planted(FAULTS, "== 2", "== 3")], promtool, tmp_path / "unsound")
+        judging.judge([other], promtool, tmp_path / "unsound")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_group_of_rule_tests_that_is_written_alone_is_read_back_unchanged(file: Path) -> None:
+    test = judging.read_test(file.name)
+
+    alone = [judging.parse(judging.dump({**test, "tests": [group]})) for group in test["tests"]]
+
+    assert alone == [{**test, "tests": [group]} for group in test["tests"]]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_rule_file_has_mutants_and_no_two_have_one_name(file: Path) -> None:
+    names = [each.name for each in (*generated(file), *rules.by_hand(file))]
+
+    assert names
+    assert len(set(names)) == len(names)
+
+
+def test_the_listed_faults_are_of_rules_that_exist() -> None:
+    assert rules.unknown_rules() == set()
+
+
+def test_what_counts_as_equivalent_is_a_generated_mutant_of_the_rules_as_they_are() -> None:
+    assert EQUIVALENT.keys() - {each.name for file in FILES for each in generated(file)} == set()
+
+
+def test_a_listed_fault_that_changes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tmp_path / "by_hand.yaml"
+    listed.write_text(f"{rules.EVERY_RULE}: {{}}\nGpuwardenWatchdog: {{it moved: [no such text, '']}}\n")
+    monkeypatch.setattr(rules, "BY_HAND", listed)
+
+    with pytest.raises(rules.StaleError, match="GpuwardenWatchdog: 'it moved' changes nothing"):
+        rules.by_hand(ALERTS / "chain.rules.yaml")
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("promtool")
+def test_one_rule_file_is_judged_alone_and_a_survivor_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mutation.main(["--rules", "alerts/chain.rules.yaml"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("chain.rules.yaml ")
+    assert line.endswith(" caught")
+
+    monkeypatch.setattr(mutation, "EQUIVALENT", {})
+
+    assert mutation.main(["--rules", "chain.rules.yaml"]) == 1
+    assert "  survived: chain: GpuwardenWatchdog: 1 -> 2\n" in capsys.readouterr().out
+
+
+def test_an_unknown_rule_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        mutation.main(["--rules", "alerts/stal.rules.yaml"])
+
+    assert (
+        "no rule file is called alerts/stal.rules.yaml; there are attribution.rules.yaml, " in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_bug_of_the_product_that_survives_is_named(
+    caught: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "MACHINES", {"queue": lambda: iter([("lock_ignored", caught)])})
+
+    assert mutation.main(["--product", "queue"]) == (0 if caught else 1)
+    assert ("survived: lock_ignored" in capsys.readouterr().out) is not caught

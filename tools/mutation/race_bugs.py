@@ -1,7 +1,7 @@
 """The product with one bug each: what the machine must find, and by which rule.
 
-Each is a function that plants its bug with pytest's `monkeypatch`. They mend nothing and pretend nothing: apart from
-its bug a mutant is the real thing.
+Each is a function that plants its bug with pytest's `monkeypatch`. Besides its
+bug a mutant is the real product.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,0 +1,90 @@
+"""`python -m tools.mutation`: plant every fault, and list those that no test catches."""
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy import parts
+from deploy.parts import PartMissing
+from tools.mutation import judging, product
+from tools.mutation.equivalent import EQUIVALENT
+from tools.mutation.generated import generated
+from tools.mutation.judging import UnsoundError
+from tools.mutation.rules import Mutant, StaleError, by_hand, files
+
+EPILOG = """\
+Without arguments everything runs, in about an hour on two cores. The exit status is 1 when a fault survives,
+and 2 when the faults cannot be judged: the tests fail on the rules as they are, or promtool is missing.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge what the arguments choose, and print a line per rule file or machine, and the survivors by name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutation", description=(__doc__ or "").partition(": ")[2], epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    known = {file.name: file for file in files()}
+    parser.add_argument("--rules", metavar="FILE", action="append", default=[], help="judge one rule file, such as "
+                        "alerts/stall.rules.yaml; may be repeated")  # fmt: skip
+    parser.add_argument("--product", choices=product.MACHINES, action="append", default=[],
+                        help="judge the bugs of one state machine; may be repeated")  # fmt: skip
+    chosen = parser.parse_args(argv)
+    if unknown := [name for name in chosen.rules if Path(name).name not in known]:
+        parser.error(f"no rule file is called {unknown[0]}; there are {', '.join(known)}")
+    everything = not (chosen.rules or chosen.product)
+    rules = list(known.values()) if everything else [known[Path(name).name] for name in chosen.rules]
+    survived = 0
+    try:
+        if rules:
+            survived += _judge_rules(rules)
+    except (PartMissing, StaleError, UnsoundError) as error:
+        print(f"cannot judge the rules: {error}", file=sys.stderr)
+        return 2
+    for name in product.MACHINES if everything else chosen.product:
+        survived += _judge_product(name)
+    return 1 if survived else 0
+
+
+def mutants(rules: Sequence[Path], promtool: Path, room: Path) -> list[Mutant]:
+    """The mutants of these files that parse and that a test can tell from the rule. `room` is an empty folder."""
+    found: dict[str, Mutant] = {}
+    for file in rules:
+        found |= {each.text: each for each in (*by_hand(file), *generated(file)) if each.name not in EQUIVALENT}
+    return judging.parsing(list(found.values()), promtool, room)
+
+
+def _judge_rules(rules: Sequence[Path]) -> int:
+    promtool = parts.find("promtool")
+    with tempfile.TemporaryDirectory(dir=judging.MEMORY) as folder:
+        parse = Path(folder, "parse")
+        parse.mkdir()
+        broken = mutants(rules, promtool, parse)
+        left = Counter(each.rules for each in broken)
+        total, survived = left.copy(), {file.name: list[str]() for file in rules}
+        for judged in judging.judge_all(broken, promtool, Path(folder)):
+            survived[judged.rules] += judged.survived
+            left[judged.rules] -= len(judged.caught) + len(judged.survived)
+            if not left[judged.rules]:
+                _report(judged.rules, total[judged.rules], survived[judged.rules])
+    return sum(map(len, survived.values()))
+
+
+def _judge_product(name: str) -> int:
+    found = dict(product.MACHINES[name]())
+    survived = [bug for bug, caught in found.items() if not caught]
+    _report(name, len(found), survived)
+    return len(survived)
+
+
+def _report(what: str, total: int, survived: Sequence[str]) -> None:
+    print(f"{what:26}{total - len(survived):5} of {total:4} caught", flush=True)
+    for name in sorted(survived):
+        print(f"  survived: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Bugs in the queue, the executor and the webhook, each judged by the state machine that must find it."""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gpuwarden.database import DatabaseError
+from gpuwarden.queue import claims, events, runs, statements, sweeps
+from tests.gpuwarden import test_queue_machine
+from tests.races import databases, test_notifications, test_races
+from tests.races.judge import BrokenError
+from tests.races.notifications import TOKEN
+from tools.mutation import notification_bugs, queue_bugs, race_bugs
+
+
+def queue() -> Iterator[tuple[str, bool]]:
+    """Each bug of the queue by name, and whether its model catches it."""
+    with databases.sqlite() as found:
+        for name, plant in queue_bugs.MUTANTS.items():
+            with _planted(plant):
+                try:
+                    test_queue_machine.run(found, rounds=test_queue_machine.ROUNDS)
+                except (AssertionError, DatabaseError):
+                    yield name, True
+                else:
+                    yield name, False
+
+
+def races() -> Iterator[tuple[str, bool]]:
+    """Each bug of queue and executor, and whether the races catch it by the rule that it breaks."""
+    with databases.sqlite() as found:
+        for name, bug in race_bugs.MUTANTS.items():
+            yield name, _breaks(bug, lambda ends: test_races.run(test_races.machine_on(found, ends=ends), examples=200))
+
+
+def notifications() -> Iterator[tuple[str, bool]]:
+    """Each bug of the way of an alert, and whether the notifications catch it by the rule that it breaks."""
+    with databases.sqlite() as found, tempfile.TemporaryDirectory() as folder:
+        token = Path(folder, "token")
+        token.write_text(TOKEN)
+
+        def played(ends: bool) -> None:
+            test_races.run(test_notifications.machine_on(found, token, ends=ends), examples=60)
+
+        for name, bug in notification_bugs.MUTANTS.items():
+            yield name, _breaks(bug, played)
+
+
+MACHINES: Final[Mapping[str, Callable[[], Iterator[tuple[str, bool]]]]] = {
+    "queue": queue,
+    "races": races,
+    "notifications": notifications,
+}
+
+
+def _breaks(bug: race_bugs.Mutant, play: Callable[[bool], None]) -> bool:
+    with _planted(bug.plant):
+        try:
+            play(bug.ends)
+        except BrokenError as error:
+            return error.rule in bug.rules
+    return False
+
+
+@contextlib.contextmanager
+def _planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
+    """One bug in the product. The programs log nothing meanwhile, and hypothesis prints nothing."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        for name in ("execute", "app", "inbox", "reconcile"):
+            patch.setattr(f"remediator.{name}.log", test_races.Silent())
+        for module in (claims, events, runs, statements, sweeps):  # a statement kept from before has no bug
+            for kept in vars(module).values():
+                if isinstance(kept, statements.Kept):
+                    patch.setattr(kept, "statements", {})
+        plant(patch)
+        yield
