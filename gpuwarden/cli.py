@@ -42,7 +42,7 @@ _HELP: Final[Mapping[str, str]] = {
     "job": "put jobs in the queue, see what becomes of them, wait for, end, hold or repeat them",
     "run": "submit jobs that wait for one another, from a file; list, show, end runs",
     "wrangle": "is it the worker that is faulty, or the job? what failed items tell of both",
-    "queue": "what there is in each queue, what is set for it, its tables' version",
+    "queue": "what there is in each queue, and what is set for it",
     "events": "print what has ended, once for each consumer",
     "worker": "claim jobs and run them; or list, lock, unlock, drain workers",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",

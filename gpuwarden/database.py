@@ -4,7 +4,7 @@ On SQLite a transaction that reads and then writes fails at once when another ha
 timeout; so every transaction of `writing` opens with BEGIN IMMEDIATE and waits its turn. On PostgreSQL writers run side
 by side, and each change is one statement that compares before it sets. Commits are synced to disk on both.
 
-Tables are made and changed by Alembic, one history a schema, when a program opens the database.
+Tables are made and upgraded by Alembic when a program opens the database.
 """
 
 import fcntl
@@ -14,13 +14,12 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any, Final, Protocol
 
 from sqlalchemy import (
@@ -81,25 +80,27 @@ class NewerTablesError(DatabaseError):
     """The tables are of a newer gpuwarden: they may mean what this one does not know."""
 
 
+class OlderTablesError(DatabaseError):
+    """The tables are of an older gpuwarden, and no revision leads from them to this version's."""
+
+
 class LockHeldElsewhereError(GpuwardenError):
     """Another process does what only one may do at a time; the message says which, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """One program's tables in a database: their names' family, what they are, and the history that makes them.
+    """One program's tables in a database: their names' family, what they are, and the revisions that make them.
 
     Args:
         name: `queue` or `ledger`; also names the version table and the channel on which changes are told.
         tables: the tables as they are now.
         migrations: Alembic's script location, as `package:folder`.
-        first: the table by which a database older than its history is known; there are such only on SQLite.
     """
 
     name: str
     tables: MetaData
     migrations: str
-    first: str
 
     @property
     def channel(self) -> str:
@@ -110,13 +111,6 @@ class Schema:
     def version_table(self) -> str:
         """Where Alembic keeps how far the tables have come."""
         return f"gpuwarden_{self.name}_version"
-
-
-NOTHING: Final = "none"
-"""How a person calls the revision before the first: no tables."""
-
-Agree = Callable[[Connection, Sequence[ModuleType]], None]
-"""Asked before tables go down, with the revisions that are undone, newest first; raises where they must not."""
 
 
 def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
@@ -660,21 +654,15 @@ def _begin(connection: Connection) -> None:
 
 
 def _bring_up_to_date(engine: Engine, schema: Schema, *, migrate: bool) -> None:
-    newest = newest_revision(schema)
     with reading(engine) as connection:
         found = revision_of(connection, schema)
-    if found == newest:
+    if found == newest_revision(schema):
         return
-    if migrate:
-        from gpuwarden.revisions import migrate_to  # noqa: PLC0415 - Alembic is slow to import, and needed once a version
+    if not migrate or found not in {None, *revisions(schema)}:
+        raise refusal(engine, schema, found)
+    from gpuwarden.revisions import upgrade  # noqa: PLC0415 - Alembic is slow to import, and needed once a version
 
-        migrate_to(engine, schema)
-        return
-    what = f"tables of another version (revision {found}; this one knows {newest})" if found else "no tables"
-    raise DatabaseError(
-        f"{engine.url.render_as_string(hide_password=True)} has {what}: start this version's programs first, which "
-        f"bring the {schema.name} up to date, or ask with the `gpuwarden` of the version that runs"
-    )
+    upgrade(engine, schema)
 
 
 def refuse_other_revisions(connection: Connection, schema: Schema) -> None:
@@ -686,34 +674,46 @@ def refuse_other_revisions(connection: Connection, schema: Schema) -> None:
     """
     version = table(schema.version_table, column("version_num"))
     found = connection.scalar(select(version.c.version_num))
-    if found == newest_revision(schema):
-        return
-    if found is not None and found > newest_revision(schema):
-        raise newer_tables(connection.engine, schema, found)
-    raise DatabaseError(
-        f"{connection.engine.url.render_as_string(hide_password=True)}: the {schema.name} went back to revision "
-        f"{found}; this program goes on once it is of {newest_revision(schema)} again"
+    if found != newest_revision(schema):
+        raise refusal(connection.engine, schema, found)
+
+
+def refusal(engine: Engine, schema: Schema, found: str | None) -> DatabaseError:
+    """The error for tables that are not of this version's newest revision. It names the database without a password."""
+    known = revisions(schema)
+    url, newest = engine.url.render_as_string(hide_password=True), known[-1]
+    if found is None or found in known:
+        what = f"tables of another version (revision {found}; this one knows {newest})" if found else "no tables"
+        return DatabaseError(
+            f"{url} has {what}: start this version's programs first, which bring the {schema.name} up to date, or ask "
+            "with the `gpuwarden` of the version that runs"
+        )
+    if found > newest:
+        return NewerTablesError(
+            f"{url}: its {schema.name} tables are of a newer gpuwarden (revision {found}; this one knows {newest}): "
+            "upgrade this program, or give it a new database"
+        )
+    return OlderTablesError(
+        f"{url}: its {schema.name} tables are of an older gpuwarden (revision {found}; this one upgrades from "
+        f"{known[0]} on): give this program a new database"
     )
 
 
-def newer_tables(engine: Engine, schema: Schema, found: str | None) -> NewerTablesError:
-    """What is to be said of tables that are of a newer gpuwarden."""
-    return NewerTablesError(
-        f"{engine.url.render_as_string(hide_password=True)}: its {schema.name} tables are of a newer gpuwarden "
-        f"(revision {found}; this one knows {newest_revision(schema)}): upgrade this program"
-    )
+def newest_revision(schema: Schema) -> str:
+    """The revision that this version makes and knows."""
+    return revisions(schema)[-1]
 
 
 @cache
-def newest_revision(schema: Schema) -> str:
-    """The revision that this version makes and knows, by the names of the history's files."""
+def revisions(schema: Schema) -> tuple[str, ...]:
+    """The revisions that this version knows, oldest first, by the names of their files."""
     package, _, folder = schema.migrations.partition(":")
     names = [each.name for each in (files(package) / folder / "versions").iterdir()]
-    return max(name[1:].partition("_")[0] for name in names if name.startswith("r") and name.endswith(".py"))
+    return tuple(sorted(name[1:].partition("_")[0] for name in names if name.startswith("r") and name.endswith(".py")))
 
 
 def revision_of(connection: Connection, schema: Schema) -> str | None:
-    """The revision that the tables are of; `None` where there are none, or none with a history."""
+    """The revision that the tables are of; `None` where there is no version table."""
     if not inspect(connection).has_table(schema.version_table):
         return None
     found: str | None = connection.scalar(select(column("version_num")).select_from(table(schema.version_table)))

@@ -1,4 +1,4 @@
-"""`gpuwarden queue`: what there is in each queue, what its owner has set for it, and the queue's tables."""
+"""`gpuwarden queue`: what there is in each queue, and what its owner has set for it."""
 
 import argparse
 import json
@@ -7,11 +7,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gpuwarden import history
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
-from gpuwarden.schema import QUEUE
 from gpuwarden.stores import add_store, current, existing
 from gpuwarden.text import ago, plain, when, who
 
@@ -117,10 +115,6 @@ def _unset(arguments: argparse.Namespace) -> int:
     raise GpuwardenError(f"nothing is set for queue {arguments.queue!r}: see `gpuwarden queue list`")
 
 
-def _migrate(arguments: argparse.Namespace) -> int:
-    return history.command(arguments.store, QUEUE, arguments)
-
-
 _SETTINGS: Final = ("job_class", "budget_s", "lost_hold_s")
 
 
@@ -149,9 +143,6 @@ def _parser() -> argparse.ArgumentParser:
 
     unsetting = _act(acts, "unset", _unset, "forget all that is set for a queue")
     unsetting.add_argument("queue", metavar="QUEUE")
-
-    migrate = _act(acts, "migrate", _migrate, "bring the queue's tables to another version, up or down")
-    history.add_migrate(migrate)
     return parser
 
 

@@ -281,4 +281,4 @@ BARRED = Table(
     Column("because", String, nullable=False),
 )
 
-QUEUE = Schema(name="queue", tables=METADATA, migrations="gpuwarden:migrations", first="jobs")
+QUEUE = Schema(name="queue", tables=METADATA, migrations="gpuwarden:migrations")

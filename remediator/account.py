@@ -7,25 +7,19 @@ import time
 from dataclasses import asdict
 from typing import Final
 
-from gpuwarden import history
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.text import duration_s, plain, when
 from remediator import evidence, summary
 from remediator.export import add_export, export
 from remediator.ledger import Entry, Ledger, Story
-from remediator.schema import LEDGER
-from remediator.whereabouts import add_ledger, check_there, existing
+from remediator.whereabouts import add_ledger, existing
 
 _EXPORT: Final = "every episode with all that the ledger holds of it"
-_MIGRATE: Final = "bring the ledger's tables to another version, up or down"
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden ledger`."""
     arguments = _parser().parse_args(argv)
-    if arguments.what == "migrate":
-        check_there(arguments.ledger)
-        return history.command(arguments.ledger, LEDGER, arguments)
     ledger = existing(arguments.ledger)
     try:
         return _ACTS[arguments.what](ledger, arguments)
@@ -154,9 +148,7 @@ _ACTS: Final = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
     add_ledger(parser)
-    what = parser.add_subparsers(
-        dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|export|migrate"
-    )
+    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|export")
     for name, help_text in (
         ("list", "the newest episodes"),
         ("show", "one episode"),
@@ -178,6 +170,4 @@ def _parser() -> argparse.ArgumentParser:
         if name == "summary":
             each.add_argument("--host", help="this host's episodes only")
     add_export(what.add_parser("export", help=_EXPORT, description=_EXPORT))
-    migrate = what.add_parser("migrate", help=_MIGRATE, description=_MIGRATE)
-    history.add_migrate(migrate)
     return parser

@@ -184,4 +184,4 @@ COUNTS = Table(
     Column("sum_s", Float, nullable=False),
 )
 
-LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations", first="episodes")
+LEDGER = Schema(name="ledger", tables=METADATA, migrations="remediator:migrations")

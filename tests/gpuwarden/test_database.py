@@ -14,10 +14,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
 from sqlalchemy import (
     Column,
     Engine,
@@ -28,9 +24,7 @@ from sqlalchemy import (
     create_engine,
     func,
     insert,
-    inspect,
     select,
-    text,
     update,
 )
 
@@ -671,172 +665,7 @@ def test_a_lost_connection_loses_the_lock(postgres_engine: Engine, postgres: Pos
     lock.close()
 
 
-# --- the history of the tables
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
-def empty_url(request: pytest.FixtureRequest, database: Path) -> Iterator[str]:
-    """A database in which nothing is."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{database}"
-        return
-    postgres: Postgres = request.getfixturevalue("postgres")
-    postgres.create("empty")
-    yield postgres.url("empty")
-    postgres.drop("empty")
-
-
-def differences(engine: Engine) -> list[Any]:
-    with engine.connect() as connection:
-        options = {"version_table": QUEUE.version_table, "compare_server_default": True}
-        found = compare_metadata(MigrationContext.configure(connection, opts=options), QUEUE.tables)
-    return list(found)
-
-
-def first_version(url: str) -> None:
-    """The tables of the first version, and a job that runs. It knew SQLite alone, and kept no history there."""
-    engine = create_engine(url)
-    config = Config()
-    config.set_main_option("script_location", QUEUE.migrations)
-    with engine.begin() as connection:
-        config.attributes.update(connection=connection, version_table=QUEUE.version_table)
-        command.upgrade(config, "0001")
-        if engine.dialect.name == "sqlite":
-            connection.execute(text(f"DROP TABLE {QUEUE.version_table}"))
-        connection.execute(
-            text(
-                "INSERT INTO jobs (job_id, queue, job_class, payload, budget_s, stall_timeout_s, state, priority,"
-                " attempt, watchdog_retries, reclaims, submitted_at, claimed_by, host, worker, lease_expires_at)"
-                " VALUES (7, 'gpu', 'gpu', '{\"a\": 1}', 60, 0, 'running', 100, 2, 1, 0, 5, 'i1', 'box1', 'w1', 600)"
-            )
-        )
-        connection.execute(
-            text(
-                "INSERT INTO workers (host, worker, queue, incarnation, current_model, last_seen_at)"
-                " VALUES ('box1', 'w1', 'gpu', 'i1', 'm', 5)"
-            )
-        )
-    engine.dispose()
-
-
-def test_a_new_database_has_the_tables_that_the_code_has(empty_url: str) -> None:
-    engine = open_database(empty_url, QUEUE)
-
-    assert differences(engine) == []
-    engine.dispose()
-
-
-def test_a_database_of_the_first_version_is_brought_up_and_keeps_its_rows(empty_url: str) -> None:
-    first_version(empty_url)
-
-    store = JobStore.open(empty_url)
-
-    assert differences(store._engine) == []
-    job = store.job(7)
-    assert (job.state, job.attempt, job.attempts_max, job.payload) == ("running", 2, 20, {"a": 1})
-    assert store.renew(7, attempt=2, incarnation="i1", now=5)
-    assert store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=6)
-    assert store.register("gpu", host="box1", worker="w1", incarnation="i2", now=7) == [7]
-    store.close()
-
-
-def test_the_check_of_the_tables_sees_a_difference(empty_url: str) -> None:
-    engine = open_database(empty_url, QUEUE)
-    with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE workers DROP COLUMN retired"))
-        connection.execute(text("DROP INDEX jobs_by_lease"))
-
-    assert {each[0] for each in differences(engine)} == {"add_column", "add_index"}
-    engine.dispose()
-
-
-def test_a_database_of_a_newer_version_is_refused_and_left_alone(empty_url: str) -> None:
-    engine = open_database(empty_url, QUEUE)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE gpuwarden_queue_version SET version_num = '9999'"))
-
-    with pytest.raises(DatabaseError, match=r"its queue tables are of a newer gpuwarden \(revision 9999; .*upgrade"):
-        open_database(empty_url, QUEUE)
-
-    assert differences(engine) == []
-    engine.dispose()
-
-
-@pytest.mark.needs_postgres
-@pytest.mark.parametrize("table", ["jobs", "avoided"], ids=["of the first version", "of a later one"])
-def test_another_programs_table_on_postgresql_is_named_and_left_alone(postgres: Postgres, table: str) -> None:
-    postgres.create("theirs")
-    theirs = create_engine(postgres.url("theirs"))
-    with theirs.begin() as connection:
-        connection.execute(text(f"CREATE TABLE {table} (id integer)"))
-
-    with pytest.raises(
-        DatabaseError, match=f"a table '{table}' is there that is not gpuwarden's .*: give gpuwarden a database of its"
-    ):
-        open_database(postgres.url("theirs"), QUEUE)
-
-    assert inspect(theirs).get_table_names() == [table]
-    theirs.dispose()
-    postgres.drop("theirs")
-
-
-def test_a_migration_that_breaks_off_leaves_the_tables_as_they_were(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first_version(empty_url)
-    with monkeypatch.context() as patch:
-        patch.setattr("alembic.op.create_index", broken)
-        with pytest.raises(RuntimeError, match="power cut"):
-            open_database(empty_url, QUEUE)
-    engine = create_engine(empty_url)
-    assert "attempts_max" not in {column["name"] for column in inspect(engine).get_columns("jobs")}
-    engine.dispose()
-
-    again = open_database(empty_url, QUEUE)
-
-    assert differences(again) == []
-    again.dispose()
-
-
-def broken(*_: Any, **__: Any) -> None:
-    raise RuntimeError("power cut")
-
-
-def test_who_only_asks_changes_no_tables(empty_url: str) -> None:
-    with pytest.raises(DatabaseError, match="has no tables: start this version's programs first"):
-        open_database(empty_url, QUEUE, migrate=False)
-    first_version(empty_url)
-    with pytest.raises(DatabaseError, match=r"has (no tables|tables of another version)"):
-        open_database(empty_url, QUEUE, migrate=False)
-    open_database(empty_url, QUEUE).dispose()
-
-    open_database(empty_url, QUEUE, migrate=False).dispose()
-
-
-OPENER = """
-import sys, time
-from pathlib import Path
-from gpuwarden.queue import JobStore
-url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-(folder / f"{name}.ready").touch()
-while not (folder / "go").exists():
-    time.sleep(0.001)
-print(len(JobStore.open(url).jobs()))
-"""
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["empty", "of the first version"])
-def test_processes_that_open_a_database_together_all_succeed(
-    empty_url: str, tmp_path: Path, spawn: Spawn, *, old: bool
-) -> None:
-    if old:
-        first_version(empty_url)
-    openers = [spawn("-c", OPENER, empty_url, str(n), str(tmp_path)) for n in range(3)]
-    eventually(lambda: len(list(tmp_path.glob("*.ready"))) == 3, "every process is ready", within_s=40)
-
-    (tmp_path / "go").touch()
-
-    assert [opener.communicate()[0] for opener in openers] == [f"{int(old)}\n"] * 3
+# --- opening
 
 
 @pytest.mark.needs_postgres

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpuwarden import history
 from gpuwarden.cli import main
+from gpuwarden.database import OlderTablesError, writing
 from gpuwarden.job import JobClass, JobId, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.reporter import Reporter
 from gpuwarden.runs import parse
-from gpuwarden.schema import QUEUE
 from tests.conftest import Cli
 from tests.waiting import eventually
 
@@ -61,15 +60,18 @@ ASKS = (
 
 
 @pytest.mark.parametrize("asks", ASKS, ids=" ".join)
-def test_who_only_asks_changes_no_older_tables(store: JobStore, cli: Cli, url: str, asks: list[str]) -> None:
-    history.migrate(url, QUEUE, to="0004", losing=True)
+def test_a_command_that_only_asks_refuses_older_tables_and_leaves_them(
+    store: JobStore, cli: Cli, url: str, asks: list[str]
+) -> None:
+    with writing(store._engine) as connection:
+        connection.exec_driver_sql("UPDATE gpuwarden_queue_version SET version_num = '0001'")
 
     code, out, err = cli(*asks)
 
     assert (code, out) == (1, "")
-    assert "has tables of another version (revision 0004; this one knows 0006)" in err
-    assert history.migrate(url, QUEUE, to="0004", losing=False) == "the queue is of revision 0004: nothing to do"
-    assert store
+    assert "queue tables are of an older gpuwarden (revision 0001; " in err
+    with pytest.raises(OlderTablesError):
+        JobStore.open(url)
 
 
 CHANGES = (

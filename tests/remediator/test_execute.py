@@ -1396,9 +1396,7 @@ def looping(works: Executor) -> Iterator[threading.Thread]:
         assert not thread.is_alive()
 
 
-def test_tables_of_a_newer_version_end_it_and_those_that_went_back_are_waited_for(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
     ((ours,),) = sql(ledger, "SELECT version_num FROM gpuwarden_ledger_version")

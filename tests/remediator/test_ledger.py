@@ -17,7 +17,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
 
 from gpuwarden import cgroup
 from gpuwarden.database import DatabaseError, connect, writing
@@ -881,83 +880,9 @@ def test_what_no_database_takes_is_written_so_that_it_can_be_read(ledger: Ledger
 # --- its tables
 
 
-FIRST_VERSION = (
-    """INSERT INTO episodes (remedy, trip, host, worker, incarnation, job_id, attempt, opened_at, would_act) VALUES
-    ('restart_worker', 'stall', 'box1', 'w1', 'i1', 7, 1, 1.0, false)""",
-    """INSERT INTO intents (episode_id, kind, key, host, stage, created_at, entered_at, data) VALUES
-    (1, 'free', 'k', 'box1', 'stopping', 1.0, 2.0, '{"kind": "docker", "handle": "h"}'),
-    (1, 'settle', '7/1', 'box1', 'fenced', 1.0, 2.0, '{"incarnation": "i1"}')""",
-    """INSERT INTO journal (at, episode_id, act, step, because) VALUES (1.0, 1, 'did', 'fence', 'b')""",
-    """INSERT INTO alerts (received_at, fingerprint, firing, labels, annotations, starts_at, state, episode_id) VALUES
-    (1.0, 'f', true, '{"host": "box1", "trip": "stall"}', '{}', '', 'linked', 1),
-    (1.0, 'g', true, '{"host": "box9"}', '{}', '', 'refused', NULL),
-    (1.0, 'n', true, '{"host": "box1", "worker": "w2", "remedy": "restart_worker", "trip": "stall"}', '{}', '', 'new',
-    NULL)""",
-)
-
-
-def at_revision_1(url: str) -> None:
-    """A ledger as its first version left it: with an open episode, its intents and alerts."""
-    # The database's own door makes the newest tables; what came later is taken back.
-    Ledger.open(url, host=HOST).close()
-    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        for index in ("intents_by_stage", "intents_by_episode", "intents_by_time", "episodes_by_close"):
-            connection.exec_driver_sql(f"DROP INDEX {index}")
-        for table in ("captures", "counts", "spent"):
-            connection.exec_driver_sql(f"DROP TABLE {table}")
-        connection.exec_driver_sql("DROP TABLE standing_orders")
-        connection.exec_driver_sql("DROP INDEX one_open_episode_per_subject")
-        connection.exec_driver_sql(
-            "CREATE UNIQUE INDEX one_open_episode_per_worker ON episodes (host, worker) WHERE closed_at IS NULL"
-        )
-        for table, column in (
-            ("intents", "holder"),
-            ("intents", "held_until"),
-            ("journal", "host"),
-            ("alerts", "host"),
-            ("executors", "workers"),
-            ("executors", "summed_up_on"),
-            ("episodes", "subject"),
-            ("episodes", "asked"),
-            ("episodes", "alerted_at"),
-        ):
-            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
-        if engine.dialect.name == "sqlite":  # only there was there a version without a history
-            connection.exec_driver_sql("DROP TABLE gpuwarden_ledger_version")
-        else:
-            connection.exec_driver_sql("UPDATE gpuwarden_ledger_version SET version_num = '0001'")
-        for statement in FIRST_VERSION:
-            connection.exec_driver_sql(statement)
-    engine.dispose()
-
-
-def test_a_ledger_of_the_first_version_is_opened_with_all_that_it_owes(ledger_url: str) -> None:
-    at_revision_1(ledger_url)
-
-    ledger = Ledger.open(ledger_url, host=HOST)
-
-    (episode,) = ledger.open_episodes(HOST)
-    assert (episode.worker, episode.firing, episode.trips) == ("w1", True, frozenset({Trip.STALL}))
-    assert episode.subject is Subject.WORKER
-    assert episode.free is not None
-    assert episode.settle is not None
-    assert (episode.free.stage, episode.settle.stage) == (Stage.STOPPING, Stage.FENCED)
-    assert advance(ledger, episode.settle, Stage.DONE)
-    assert ledger.take_new(HOST, now=NOW) == 1, "what was accepted and not taken up yet"
-    assert [entry.host for entry in story(ledger).entries] == [None, HOST]
-    assert ledger.totals(HOST).steps == {("did", "fence"): 1, ("did", "s"): 1}
-    assert rows(ledger, "SELECT fingerprint, host FROM alerts ORDER BY fingerprint") == [
-        ("f", HOST),
-        ("g", None),
-        ("n", HOST),
-    ]
-    ledger.close()
-
-
-def test_the_history_makes_the_very_tables_that_the_code_speaks_of(ledger: Ledger) -> None:
+def test_the_first_revision_makes_the_tables_of_the_schema(ledger: Ledger) -> None:
     with ledger._engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         differences = [
             each
             for each in compare_metadata(context, METADATA)
