@@ -5,10 +5,19 @@ content or the new one, never a part. Nothing reaches the disk before a crash un
 """
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from gpuwarden.errors import GpuwardenError
+
+READS_MAX: Final = 3
+"""Files that name others are read so often at most, when the others change meanwhile."""
+
+T = TypeVar("T")
 
 
 def atomic_write(
@@ -57,3 +66,63 @@ def atomic_open(
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+class ReloadingFile(Generic[T]):
+    """A value that is read from files, and read again once one of them changes. Safe to share between threads.
+
+    Files are compared by inode, size and times, not by content. Replace them by rename: half a file may be valid.
+
+    Args:
+        files: the files that the value comes from.
+        read: reads them.
+        named: the further files that a value names, and that it comes from too.
+
+    Raises:
+        Exception: what `read` raises.
+    """
+
+    def __init__(
+        self, files: Iterable[Path], read: Callable[[], T], *, named: Callable[[T], Iterable[Path]] = lambda _: ()
+    ) -> None:
+        self._files = tuple(files)
+        self._read, self._named = read, named
+        self._lock = threading.Lock()
+        self.value, self._stamps = self._read_stamped(self._files)
+
+    def reload(self) -> bool:
+        """Read again if a file has changed; whether the value is a new one.
+
+        Raises:
+            Exception: what `read` raises. The value is as it was, and the next call tries again.
+        """
+        with self._lock:
+            if _stamps(self._stamps) == self._stamps:
+                return False
+            self.value, self._stamps = self._read_stamped(self._stamps)
+            return True
+
+    def _read_stamped(self, known: Iterable[Path]) -> tuple[T, dict[Path, "_Stamp | None"]]:
+        """Read, and the state of each file right before: what changes meanwhile is read again."""
+        for _ in range(READS_MAX):
+            stamps = _stamps(known)
+            value = self._read()
+            known = dict.fromkeys((*self._files, *self._named(value)))
+            if all(path in stamps for path in known):
+                return value, {path: stamps[path] for path in known}
+        raise GpuwardenError(f"{', '.join(map(str, self._files))}: changes faster than it can be read")
+
+
+_Stamp = tuple[int, ...]
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, _Stamp | None]:
+    return {path: _stamp(path) for path in paths}
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -19,7 +19,6 @@ where it has changed; one that cannot be used then leaves everything as it was, 
 to be replaced whole, by rename: what is half written may be valid, and mean something else.
 """
 
-import os
 import threading
 import time
 import tomllib
@@ -31,6 +30,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import ReloadingFile
 from remediator.plan import Unconfirmed
 
 log: Final = structlog.get_logger("executor")
@@ -94,7 +94,7 @@ class PolicyFile:
         self._path = path
         self._lock = threading.Lock()
         self._next_look_s = self._next_word_s = 0.0
-        self._stamp, self._policies = self._read()
+        self._policies = ReloadingFile([path], self._read)
 
     def now(self) -> Policies:
         """What it says now."""
@@ -103,35 +103,31 @@ class PolicyFile:
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S
                 self._look_again(now_s)
-            return self._policies
+            return self._policies.value
 
     def _look_again(self, now_s: float) -> None:
         try:
-            if _stamp(os.stat(self._path)) == self._stamp:  # noqa: PTH116 - what fstat gives too
+            if not self._policies.reload():
                 return
-            self._stamp, self._policies = self._read()
-        except (OSError, GpuwardenError) as error:
+        except GpuwardenError as error:
             if now_s >= self._next_word_s:
                 self._next_word_s = now_s + SAY_S
                 log.error("policy kept as it was", because=str(error))  # noqa: TRY400 - no defect of ours
         else:
             self._next_word_s = 0.0
-            log.warning("policy read anew", file=str(self._path), policy=self._policies.model_dump_json())
+            log.warning("policy read anew", file=str(self._path), policy=self._policies.value.model_dump_json())
 
-    def _read(self) -> tuple[_Stamp, Policies]:
-        """What it says, and its state before: what is changed meanwhile is read again."""
+    def _read(self) -> Policies:
         try:
             with self._path.open("rb") as file:
-                stamp = _stamp(os.fstat(file.fileno()))
                 found = file.read(FILE_MAX_BYTES + 1)
             if len(found) > FILE_MAX_BYTES:
                 raise GpuwardenError(f"the policy file {self._path} is larger than {FILE_MAX_BYTES} bytes")
-            policies = Policies.model_validate(tomllib.loads(found.decode()))
+            return Policies.model_validate(tomllib.loads(found.decode()))
         except ValidationError as error:
             raise GpuwardenError(f"the policy file {self._path} {_complaint(error)}") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise GpuwardenError(f"the policy file {self._path} cannot be read: {error}") from None
-        return stamp, policies
 
 
 def _complaint(error: ValidationError) -> str:
@@ -150,7 +146,3 @@ def _fields(model: Any, table: Sequence[str]) -> Sequence[str]:
     for name in table:
         model = model.model_fields[name].annotation
     return list(model.model_fields)
-
-
-def _stamp(found: os.stat_result) -> _Stamp:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwarden import facts
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ServerFacts, WorkerFacts
+from gpuwarden.files import ReloadingFile
 
 log: Final = structlog.get_logger("remediator")
 
@@ -73,14 +75,14 @@ class Witness:
         self._url = exporter_url.rstrip("/")
         self._access = access or Access()
         self._renewing = threading.Lock()
-        self._stamps = _stamps(self._access)
-        self._client = client(self._access, timeout_s=TIMEOUT_S)
+        files = (self._access.ca_file, self._access.cert_file, self._access.key_file)
+        self._client = ReloadingFile(filter(None, files), partial(client, self._access, timeout_s=TIMEOUT_S))
         self._before: httpx.Client | None = None
         self._refused = ""
 
     def close(self) -> None:
         """Let go of the connections."""
-        for each in (self._client, self._before):
+        for each in (self._client.value, self._before):
             if each is not None:
                 each.close()
 
@@ -144,22 +146,21 @@ class Witness:
     def _renewed(self) -> httpx.Client:
         """A client with the certificates as they are in the files now, or as they were when they last would do."""
         with self._renewing:
-            stamps = _stamps(self._access)
-            if stamps == self._stamps:
-                return self._client
+            before = self._client.value
             try:
-                renewed = client(self._access, timeout_s=TIMEOUT_S)
+                if not self._client.reload():
+                    return before
             except GpuwardenError as error:
                 if str(error) != self._refused:
                     log.warning("renewed certificates are not taken; those before stay", because=str(error))
                 self._refused = str(error)
-                return self._client
+                return before
             if self._before is not None:
                 self._before.close()
             # Not closed before the next renewal: another thread may be asking by it.
-            self._before, self._client, self._stamps, self._refused = self._client, renewed, stamps, ""
+            self._before, self._refused = before, ""
             log.info("renewed certificates are in force", exporter=self._url)
-            return self._client
+            return self._client.value
 
     def _read(self, answer: httpx.Response, parse: Callable[[str], _Facts]) -> _Facts:
         if answer.status_code != httpx.codes.OK:
@@ -210,19 +211,6 @@ class _BasicAuth(httpx.Auth):
         if not (user and colon and password) or "\n" in line:
             raise WitnessError(f"the exporter's basic auth file {self._path} wants one line `user:password`")
         return user, password
-
-
-def _stamps(access: Access) -> tuple[tuple[int, int, int] | None, ...]:
-    """What tells whether one of the files that TLS comes from has changed."""
-    return tuple(None if each is None else _stamp(each) for each in (access.ca_file, access.cert_file, access.key_file))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _tls(access: Access) -> ssl.SSLContext:

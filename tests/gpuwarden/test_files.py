@@ -1,4 +1,4 @@
-"""Files that are replaced whole: old content or new, never a part."""
+"""Files that are replaced whole, and values that are read again when their files change."""
 
 import os
 import stat
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.files import atomic_open, atomic_write
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import ReloadingFile, atomic_open, atomic_write
 
 
 @pytest.mark.parametrize("content", ["größer\r\n", b"\x00\xff\n"], ids=["text", "bytes"])
@@ -91,6 +92,81 @@ def test_the_mode_is_the_files_from_its_first_byte(tmp_path: Path) -> None:
         during = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
 
     assert (during, stat.S_IMODE(path.stat().st_mode)) == (0o600, 0o600)
+
+
+# --- a value that is read again when its file changes
+
+
+def number_in(path: Path) -> ReloadingFile[int]:
+    return ReloadingFile([path], lambda: int(path.read_text()))
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    path.write_text("1")
+    number = number_in(path)
+
+    assert (number.reload(), number.value) == (False, 1)
+
+
+def test_a_changed_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    path.write_text("1")
+    number = number_in(path)
+
+    atomic_write(path, "2")
+
+    assert (number.reload(), number.value, number.reload()) == (True, 2, False)
+
+
+@pytest.mark.parametrize("bad", ["x", None], ids=["no number", "missing"])
+def test_a_file_that_cannot_be_used_leaves_the_value_and_is_tried_each_time(bad: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    path.write_text("1")
+    number = number_in(path)
+
+    path.unlink() if bad is None else atomic_write(path, bad)
+
+    for _ in range(2):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            number.reload()
+    assert number.value == 1
+    atomic_write(path, "2")
+    assert (number.reload(), number.value) == (True, 2)
+
+
+def test_a_file_that_cannot_be_read_at_first_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        number_in(tmp_path / "missing")
+
+
+def test_a_change_of_a_file_that_the_value_names_is_noticed(tmp_path: Path) -> None:
+    path, one, two = (tmp_path / name for name in ("config", "one", "two"))
+    path.write_text("one")
+    one.write_text("1")
+    two.write_text("2")
+    config = ReloadingFile(
+        [path],
+        lambda: (path.read_text(), (tmp_path / path.read_text()).read_text()),
+        named=lambda value: [tmp_path / value[0]],
+    )
+
+    atomic_write(two, "not named yet")
+    unnamed = config.reload()
+    atomic_write(one, "11")
+    named = config.reload()
+    atomic_write(path, "two")
+    config.reload()
+    atomic_write(one, "not named any more")
+
+    assert (unnamed, named, config.value, config.reload()) == (False, True, ("two", "not named yet"), False)
+
+
+def test_files_that_change_during_each_read_are_an_error(tmp_path: Path) -> None:
+    reads = iter(range(100))
+
+    with pytest.raises(GpuwardenError, match="changes faster than it can be read"):
+        ReloadingFile([tmp_path], lambda: next(reads), named=lambda value: [tmp_path / str(value)])
 
 
 def names(folder: Path) -> list[str]:
