@@ -15,7 +15,7 @@ PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gp
 
 # Processes that share a run. Most tests wait, so that two cores serve more than two.
 PROCESSES ?= 5
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
 .PHONY: help demo test teeth check collected coverage covered tested ci nightly bench up setup lock fmt clean
 .DEFAULT_GOAL := help

@@ -1,9 +1,8 @@
-"""What all tests share: PostgreSQL, commands, the order of modules, and `--no-skips`: a skip is a failure, as in CI."""
+"""What all tests share: PostgreSQL, commands, groups of tests, and `--no-skips`: a skip is a failure, as in CI."""
 
 import gc
 import signal
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -17,25 +16,6 @@ hypothesis.settings.register_profile("gpuwarden", deadline=None, print_blob=True
 hypothesis.settings.load_profile("gpuwarden")
 
 Cli = Callable[..., tuple[int, str, str]]
-
-TESTS = Path(__file__).parent
-LONGEST = (
-    *("e2e/test_up_faults", "remediator/test_execute", "e2e/test_vram", "races/test_races"),
-    *("e2e/test_conditions", "gpuwarden/test_queue_machine", "e2e/test_up", "bench/test_corpus"),
-    *("e2e/test_lost_node", "gpuwarden/test_queue", "e2e/test_killed_executor", "exporter/test_driver_parent"),
-    *("e2e/test_queue_chaos", "alerts/test_rules", "e2e/test_held", "remediator/test_docker_actuator"),
-    *("e2e/test_races", "remediator/test_ledger_away", "e2e/test_arming", "exporter/test_nvml_program"),
-    *("e2e/test_rolling_upgrade", "gpuwarden/test_worker", "e2e/test_servers", "exporter/test_containers_source"),
-    *("races/test_notifications", "exporter/test_cgroups", "e2e/test_bad_input", "remediator/test_wrangling"),
-)
-"""Modules that start before the others: each runs in one process, and whichever comes last is waited for by all.
-
-By turns one of those that mostly wait and one that computes: processes that all wait leave the processors idle, and
-later those that all compute wait for these.
-"""
-
-SPREAD = 0.8
-"""Over how much of the rest of a run the end-to-end tests are spread that are none of those."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what the tests start would inherit it, and no test could interrupt it.
@@ -65,15 +45,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    longest = {TESTS / f"{name}.py": place for place, name in enumerate(LONGEST)}
-    others = sorted({item.path for item in items} - longest.keys())
-    waiting = [path for path in others if path.parent.name == "e2e"]
-    rest = [path for path in others if path.parent.name != "e2e"]
-    # Those that wait are spread among the others, but for the end: they take longer.
-    place = {path: number / len(waiting) * SPREAD for number, path in enumerate(waiting)}
-    place |= {path: number / len(rest) for number, path in enumerate(rest)}
-    items.sort(key=lambda item: (longest.get(item.path, len(longest)), place.get(item.path, 0.0), str(item.path)))
+    """Share out single tests among the processes; what a module's tests have in common keeps these in one process.
+
+    That is a fixture of the module, which is set up once, and the names of containers on one Docker engine.
+    """
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if item.get_closest_marker("needs_docker") or any(each[-1].scope == "module" for each in fixtures):
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
 class _NoSkips:

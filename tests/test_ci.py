@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from deploy import check
-from tests.conftest import LONGEST, TESTS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -135,7 +134,3 @@ def test_set_up_says_that_the_lock_file_is_not_whole(pinned: Path) -> None:
     assert done.returncode != 0
     assert "stem 1 requires leaf, which is not installed" in done.stderr
     assert "make lock" in done.stderr
-
-
-def test_whatever_is_to_start_before_the_others_is_there() -> None:
-    assert [name for name in LONGEST if not (TESTS / f"{name}.py").is_file()] == []
