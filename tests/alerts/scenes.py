@@ -1,22 +1,15 @@
-"""The rules at every scrape interval: a wedge is found at the first scrape that shows it, and let go likewise."""
+"""One scene per acting alert: the series of a wedge, from which the general tests of the rules are made.
+
+A new acting rule needs one entry here. `test_rules_in_general` finds the rules and says which of them has none.
+"""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
-
-import pytest
-import yaml
-
-from deploy import parts
-from deploy.check import CHECKOUT
-from tools.mutation.judging import run
-from tools.mutation.rules import ALERTS
+from typing import Final
 
 LIMIT_S: Final = 130
-"""How long everything is allowed: at no interval that is looked at does a scrape fall on it, but at 1 s."""
+"""How long everything is allowed: only with a scrape each second does a scrape fall on it."""
 MENDED_S: Final = 247
 END_S: Final = 300
 
@@ -27,7 +20,10 @@ JOB: Final = ("gpuwarden_job_overdue_id", SLOT + ', attempt="1", incarnation="i"
 
 @dataclass(frozen=True, kw_only=True)
 class Wedge:
-    """Durations that grow from the start until it is mended, and what stays as it is; each a name, labels, a value."""
+    """An alert that compares durations: those that grow from the start until it ends, and series that stay the same.
+
+    Each is a name and labels; one that stays has a value too.
+    """
 
     grow: tuple[tuple[str, str], ...]
     stay: tuple[tuple[str, str, float], ...] = field(default=())
@@ -114,24 +110,11 @@ WEDGES: Final[Mapping[str, Wedge]] = {
 }
 
 
-def history(wedge: Wedge, *, scrape_s: int) -> list[dict[str, str]]:
-    """The series as a Prometheus that scrapes so often has them."""
-    at = range(0, END_S + 1, scrape_s)
-    grown = " ".join(str(each if each < MENDED_S else each - MENDED_S) for each in at)
-    return [
-        *({"series": f"{name}{{{labels}}}", "values": grown} for name, labels in wedge.grow),
-        *(
-            {"series": f"{name}{{{labels}}}", "values": f"{value:g}x{len(at) - 1}"}
-            for name, labels, value in wedge.stay
-        ),
-    ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What acts and compares no duration of a job: series, each a name, labels and its value at a second of the scene.
+    """An alert that compares no duration of a job: series, each with a name, labels and its value at each second.
 
-    `None` is where nothing is told of it, as when a scrape fails. `seen` says who is accused, by which second of it.
+    `None` is a missing sample. `seen` lists, for a scrape interval, the value of label `by` that fires at which second.
     """
 
     by: str
@@ -235,138 +218,10 @@ SCENES: Final[Mapping[str, Scene]] = {
 }
 
 
-def played(scene: Scene, *, scrape_s: int) -> list[dict[str, str]]:
-    """The series as a Prometheus that scrapes so often has them."""
-    return [
-        {
-            "series": f"{name}{{{labels}}}",
-            "values": " ".join(
-                "stale" if value is None else f"{value:g}"
-                for value in map(value_at, range(0, scene.lasts_s + 1, scrape_s))
-            ),
-        }
-        for name, labels, value_at in scene.series
-    ]
-
-
-@pytest.mark.needs_parts
-@pytest.mark.parametrize("scrape_s", [1, 15, 30, 60])
-@pytest.mark.parametrize("alert", SCENES)
-def test_what_acts_by_no_duration_of_a_job_accuses_as_due_at_every_scrape_interval(
-    alert: str, scrape_s: int, tmp_path: Path
-) -> None:
-    try:
-        promtool = parts.find("promtool")
-    except parts.PartMissing as missing:
-        pytest.skip(str(missing))
-    scene = SCENES[alert]
-    asked = [
-        {
-            "expr": f'count by ({scene.by}) (ALERTS{{alertname="{alert}", alertstate="firing"}})',
-            "eval_time": f"{at_s}s",
-            "exp_samples": [{"labels": f'{{{scene.by}="{who}"}}', "value": 1}] if who else [],
-        }
-        for at_s, who in scene.seen(scrape_s)
-    ]
-    test = {
-        "name": alert,
-        "interval": f"{scrape_s}s",
-        "input_series": played(scene, scrape_s=scrape_s),
-        "promql_expr_test": asked,
-    }
-    (rules,) = (file for file in ALERTS.glob("*.rules.yaml") if f"alert: {alert}\n" in file.read_text())
-    file = tmp_path / "scene.test.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1s", "tests": [test]}))
-
-    done = run(promtool, "test", "rules", file)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.needs_parts
-@pytest.mark.parametrize("scrape_s", [1, 15, 30, 60])
-def test_each_wedge_is_found_at_the_first_scrape_that_shows_it_and_let_go_at_the_first_after(
-    scrape_s: int, tmp_path: Path
-) -> None:
-    try:
-        promtool = parts.find("promtool")
-    except parts.PartMissing as missing:
-        pytest.skip(str(missing))
-    found_s, let_go_s = (math.ceil(moment / scrape_s) * scrape_s for moment in (LIMIT_S, MENDED_S))
-    files = []
-    for alert, wedge in WEDGES.items():
-        asked = [
-            {
-                "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
-                "eval_time": f"{at_s}s",
-                "exp_samples": [{"value": 1}] if fires else [],
-            }
-            for at_s, fires in ((found_s - 1, False), (found_s, True), (let_go_s - 1, True), (let_go_s, False))
-        ]
-        series = history(wedge, scrape_s=scrape_s)
-        test = {"name": alert, "interval": f"{scrape_s}s", "input_series": series, "promql_expr_test": asked}
-        (rules,) = (file for file in ALERTS.glob("*.rules.yaml") if f"alert: {alert}\n" in file.read_text())
-        files.append(tmp_path / f"{alert}.test.yaml")
-        files[-1].write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1s", "tests": [test]}))
-
-    done = run(promtool, "test", "rules", *files)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def groups() -> list[dict[str, Any]]:
-    return [group for file in ALERTS.glob("*.rules.yaml") for group in yaml.safe_load(file.read_text())["groups"]]
-
-
-def test_a_group_with_an_interval_of_its_own_only_tells_people_and_is_no_slower_than_a_minute() -> None:
-    own = [group for group in groups() if "interval" in group]
-
-    assert {group["interval"] for group in own} == {"1m"}, (
-        "after 5 minutes a query finds nothing of an alert that fires"
-    )
-    acting = [rule["alert"] for group in own for rule in group["rules"] if "remedy" in rule.get("labels", {})]
-    assert acting == []
-
-
-def test_nothing_that_acts_asks_what_is_recorded_at_an_interval_of_its_own() -> None:
-    recorded = [
-        rule["record"] for group in groups() if "interval" in group for rule in group["rules"] if "record" in rule
-    ]
-    asking = [
-        (rule, name) for group in groups() for rule in group["rules"] for name in recorded if name in rule["expr"]
-    ]
-
-    # Nor does another record, for what acts may ask that one.
-    assert {rule["alert"] for rule, name in asking if rule.get("record") != name} == {
-        "GpuwardenExporterDown",
-        "GpuwardenRemediatorDown",
-    }
-    assert [rule["alert"] for rule, name in asking if "remedy" in rule.get("labels", {})] == []
-
-
-def test_every_condition_that_compares_durations_is_among_them() -> None:
-    comparing = {
-        rule["alert"]
-        for group in groups()
-        for rule in group["rules"]
-        if rule.get("labels", {}).get("remedy") in {"restart_worker", "restart_container"}
-        or "gpuwarden_job_stall_timeout_seconds" in rule["expr"]
-    }
-
-    assert comparing == WEDGES.keys()
-
-
-def test_every_condition_that_acts_is_looked_at_by_every_scrape_interval() -> None:
-    acting = {rule["alert"] for group in groups() for rule in group["rules"] if "remedy" in rule.get("labels", {})}
-
-    assert len(acting) > 1
-    assert acting - WEDGES.keys() == SCENES.keys()
-
-
-def test_the_page_of_the_rules_lists_what_is_asked_once_a_minute() -> None:
-    _, _, section = (CHECKOUT / "docs" / "rules.md").read_text().partition("## What is asked once a minute")
-    listed = re.findall(r"`(Gpuwarden\w+|gpuwarden:[\w:]+)`", section)
-
-    assert sorted(listed) == sorted(
-        rule.get("alert") or rule["record"] for group in groups() if "interval" in group for rule in group["rules"]
-    )
+def wedged(alert: str) -> list[tuple[str, str, float]]:
+    """The series of an alert's scene while it fires, each with its labels and value."""
+    if alert in WEDGES:
+        wedge = WEDGES[alert]
+        return [*((name, labels, float(4 * LIMIT_S)) for name, labels in wedge.grow), *wedge.stay]
+    told = ((name, labels, value_at(LIMIT_S)) for name, labels, value_at in SCENES[alert].series)
+    return [(name, labels, value) for name, labels, value in told if value is not None]
