@@ -16,7 +16,6 @@ from functools import lru_cache
 from operator import is_not
 from typing import Final, NamedTuple
 
-from exporter.evictions import Evictions
 from exporter.patience import Patience
 from exporter.readings import (
     ALL_NODES,
@@ -628,7 +627,6 @@ class ContainerHistory:
         self._ram = _StillWindow(thresholds.ram_delta_bytes)
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
-        self._evictions = Evictions()
         self._lost_s: tuple[float, float] | None = None
         self._frozen_s: float | None = None
         self._pauses = deque(pauses, maxlen=PAUSES_MAX)
@@ -734,7 +732,6 @@ class ContainerHistory:
             cpu_still_s=cpu_still_s,
             work_unknown=work_unknown or unknown,
             peak_bytes=self._peak_bytes,
-            evicted_s=self._evictions.observe(gpu.shares),
             oom_kills=ram.oom_kills,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),
             gpu_lost_s=self._lost(container, gpu, lost, now_s),
@@ -747,7 +744,7 @@ class ContainerHistory:
         What was told of the looks before is another dictionary, but where nothing has changed since.
         """
         busy_s, peak_bytes = self._busy_s, self._peak_bytes
-        for gpu, ratio, size, _, _, _ in shares:
+        for gpu, ratio, size, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
             if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
                 if busy_s is self._busy_s:
@@ -848,7 +845,7 @@ class ContainerHistory:
         known: list[str] = []
         full_ones: list[str] = []
         in_part = False
-        for uuid, ratio, _, _, _, busiest in gpu.shares:
+        for uuid, ratio, _, _, busiest in gpu.shares:
             if busiest is not None:
                 ratio = busiest  # noqa: PLW2901 - by which it is idle or not
             if ratio is not None:
@@ -893,7 +890,7 @@ class ContainerHistory:
             self._seen_busy_s = self._outage_s = None
             return None
         idle_ratio, since_s, busy = self._thresholds.idle_ratio, self._seen_busy_s, False
-        for _, ratio, _, _, _, busiest in gpu.shares:
+        for _, ratio, _, _, busiest in gpu.shares:
             if (busiest if busiest is not None else ratio or 0.0) > idle_ratio:
                 self._seen_busy_s, since_s, busy = None, None, True
         if gpu.left_out or (gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares):
@@ -1241,10 +1238,7 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
         hidden = _may_work(gpu, thresholds) if told else reason is not None and reason.reason == UNATTRIBUTED
         if not size and hidden and _may_be_held(gpu, thresholds):
             size = None  # who does that work holds memory, and is on no list
-    evicted_s = None
-    if gpu.evictions_told and gpu.processes is not None:
-        evicted_s = {pid: each.evicted_s for pid in pids for each in gpu.by_pid.get(pid, ())}
-    return GpuShare(gpu.uuid, ratio, size, attributed, evicted_s, None if busiest == ratio else busiest), reason
+    return GpuShare(gpu.uuid, ratio, size, attributed, None if busiest == ratio else busiest), reason
 
 
 def _may_work(gpu: Gpu, thresholds: Thresholds) -> bool:
@@ -1277,7 +1271,7 @@ def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None, f
     size: int | None = 0
     by_pid = gpu.by_pid
     for pid in pids:
-        for _, used, held, _, most in by_pid.get(pid, ()):
+        for _, used, held, most in by_pid.get(pid, ()):
             ratio = None if ratio is None or used is None else ratio + used
             if most is not None:
                 beyond += most - (used or 0.0)

@@ -33,8 +33,6 @@ class GpuProcess(NamedTuple):
     pid: int
     utilization_ratio: float | None
     memory_bytes: int | None
-    evicted_s: float | None = None
-    """For how long the kernel has kept its queues off the GPU since it began, seconds; AMD's alone tells."""
     busiest_ratio: float | None = None
     """The most that any engine did for it, copies and video too, where that is more: it decides whether it is idle."""
 
@@ -140,8 +138,6 @@ class Gpu:
     figures: GpuFigures = field(default_factory=GpuFigures)
     xids_watched: bool = False
     """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
-    evictions_told: bool = False
-    """Whether its driver tells for how long it keeps processes off it: with none on it that is a measured nothing."""
     mig: MigInstance | None = None
     cut_by: str | None = None
     """What of `GpuReadings.cuts` tells whether it is made, of one that is a part of a GPU, or a GPU that can be cut."""
@@ -224,7 +220,7 @@ class Gpu:
         """
         if (beyond := self.unattributed_ratio) is None:
             return None
-        more = [each for each in self.processes or () if each[4] is not None]  # of hundreds each second mostly nobody
+        more = [each for each in self.processes or () if each[3] is not None]  # of hundreds each second mostly nobody
         others = ((each.busiest_ratio or 0.0) - (each.utilization_ratio or 0.0) for each in more)
         return round(beyond - sum(others), RATIO_DIGITS) if more else beyond
 
@@ -497,15 +493,13 @@ class GpuShare(NamedTuple):
     `None` where that is its `utilization_ratio`. It stays, be it 0, where that is not told because what the GPU does
     cannot be told apart: nothing is known of it there but what is listed.
     `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
-    not known that the GPU does anything, though its driver can tell. `evicted_s` is for how long the kernel has kept
-    each of its processes there off the GPU since that process began, seconds, by pid.
+    not known that the GPU does anything, though its driver can tell.
     """
 
     gpu: str
     utilization_ratio: float | None
     memory_bytes: int | None
     attributed: bool | None = None
-    evicted_s: Mapping[int, float | None] | None = None
     busiest_ratio: float | None = None
 
 
@@ -539,8 +533,6 @@ class ContainerEvidence(NamedTuple):
     """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
     peak_bytes: Mapping[str, int] = _NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
-    evicted_s: Mapping[str, float] = _NOTHING_YET
-    """For how long the kernel has kept its processes off each GPU since it was first seen, seconds."""
     oom_kills: int | None = None
     """How many of its processes the kernel has killed for want of memory, in this incarnation."""
     lost_gpus: tuple[str, ...] = ()

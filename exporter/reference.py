@@ -133,8 +133,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_recyclable": NO_BUDGET,
     "gpuwarden_container_gpu_memory_budget_invalid": "its budget can be read, or it has none",
     "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",
-    "gpuwarden_container_gpu_evicted_seconds_total": "it was never on the list of a GPU of AMD's that computes, or the "
-    "kernel does not tell of a process of it there, as older ones",
     "gpuwarden_container_oom_kills_total": "no memory controller accounts for it, or the kernel does not count them",
     "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, its engine does not answer, or "
     "systemd does not tell",

@@ -127,14 +127,6 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="`gpuwarden_container_gpu_utilization_ratio`, integrated look by look",
     )
     yield counter(
-        "gpuwarden_container_gpu_evicted_seconds",
-        "Time for which the kernel kept queues of the container's processes off an AMD GPU since it was first seen, "
-        "summed over its processes; an eviction is counted once it is over.",
-        _ON_GPU,
-        (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.evicted_s.items()),
-        source="of the pids in its cgroup, `stats_GPUID/evicted_ms` in `/sys/class/kfd/kfd/proc/PID`",
-    )
-    yield counter(
         "gpuwarden_unknown_samples",
         "Samples in which something of a container was unknown, by what and why.",
         ("container", "what", "reason"),

@@ -218,7 +218,7 @@ class DrmGpus:
         raise FileNotFoundError
 
     def _amd(self, seen: _Seen, computing: Mapping[int, Compute] | None, holders: Holders) -> Gpu:
-        device, node = seen.device, seen.compute_node
+        device = seen.device
         ratio = used = size = None
         figures = GpuFigures()
         if seen.whole:
@@ -240,7 +240,6 @@ class DrmGpus:
                     pid=pid,
                     utilization_ratio=self._amd_ratio(seen, ratio, pid, computing.get(pid, NO_PART), held, holders),
                     memory_bytes=_amd_bytes(computing.get(pid), held.get(pid)),
-                    evicted_s=None if node is None else self._kfd.evicted_s(pid, node.gpu_id),
                 )
                 for pid in sorted(computing.keys() | held.keys())
             )
@@ -266,7 +265,6 @@ class DrmGpus:
             cut_by=cut_by,
             cut_as=cut_as,
             attribution=_attribution(seen),
-            evictions_told=node is not None and computing is not None,
             figures=figures,
         )
 

@@ -8,11 +8,9 @@
     proc/PID/vram_GPUID                 memory of that GPU that the process holds, bytes; of every GPU that it may use
     proc/PID/queues/Q/gpuid             of which GPU a queue is that the process submits its work to
     proc/PID/stats_GPUID/cu_occupancy   how many compute units run a wave of it at this very moment; only some chips
-    proc/PID/stats_GPUID/evicted_ms     how long the kernel kept its queues off that GPU, in all; milliseconds
 
 Sources: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c (kfd_procfs_show, kfd_procfs_queue_show,
-kfd_procfs_stats_show, kfd_get_cu_occupancy) of the kernel. evicted_ms grows when an eviction is over, by all of it at
-once (restore_process_queues_cpsch in kfd_device_queue_manager.c).
+kfd_procfs_stats_show, kfd_get_cu_occupancy) of the kernel.
 
 A process submits its work to its queues past the kernel, so nobody counts how long it runs: there is no utilisation
 here. cu_occupancy is none either. It is one moment, and asking for it stops at every queue of the GPU.
@@ -63,7 +61,6 @@ class Compute:
     queues: int | None
 
 
-MS_PER_S: Final = 1000
 RELIST_LOOKS: Final = 5
 READ_BYTES: Final = 4096
 """A page: no file of sysfs is longer, and hardly one of fdinfo."""
@@ -191,17 +188,6 @@ class Kfd:
     def occupied_units(self, pid: int, gpu_id: int) -> int | None:
         """How many compute units run a wave of a process right now; `None` where the chip does not tell."""
         return number_in(f"{self._root}/proc/{pid}/stats_{gpu_id}/cu_occupancy")
-
-    def evicted_s(self, pid: int, gpu_id: int) -> float | None:
-        """For how long the kernel kept a process's queues off a GPU since it began, seconds; `None` where unknown.
-
-        The compute driver has a folder of each process that ever opened it: one without had no queue to be kept off.
-        """
-        folder = f"{self._root}/proc/{pid}"
-        evicted_ms = number_in(f"{folder}/stats_{gpu_id}/evicted_ms")
-        if evicted_ms is None:
-            return None if Path(folder).exists() else 0.0
-        return evicted_ms / MS_PER_S if evicted_ms >= 0 else None
 
 
 def content(file: str) -> bytes:

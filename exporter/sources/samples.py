@@ -127,4 +127,4 @@ def _process(entry: Listed, sampled: bool, done: tuple[int, int] | None, cursor:
         return GpuProcess(entry.pid, None, entry.memory_bytes)
     own, busiest = done
     beyond = busiest / PERCENT_MAX if busiest > own else None
-    return GpuProcess(entry.pid, own / PERCENT_MAX, entry.memory_bytes, None, beyond)
+    return GpuProcess(entry.pid, own / PERCENT_MAX, entry.memory_bytes, beyond)

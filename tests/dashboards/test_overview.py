@@ -107,7 +107,7 @@ def a_snapshot() -> Snapshot:
         gpu_idle_s=1.0, gpu_lost_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
         ram_working_set_bytes=2, ram_still_s=1000.0, ram_unknown=None, io_still_s=1000.0, fault_still_s=1000.0,
         cpu_still_s=1.0, gpu_pegged_s=1000.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11},
-        evicted_s={"GPU-0": 1.0}, oom_kills=1,
+        oom_kills=1,
     )  # fmt: skip
     sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
     silent = replace(now, boottime_s=now.boottime_s - 1000)

@@ -155,7 +155,6 @@ SNAPSHOT = build.snapshot(
             lost_gpus=("GPU-1",),
             gpu_lost_s=42.0,
             busy_s={"GPU-0": 0.0},
-            evicted_s={"GPU-amd": 2.25},
             ram_still_s=0.0,
         ),
         build.evidence(

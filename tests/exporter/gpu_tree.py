@@ -220,16 +220,11 @@ class Tree:
         vram: dict[int, int],
         queues: dict[int, int],
         occupied: dict[int, int] | None = None,
-        evicted_ms: int = 0,
     ) -> Path:
-        """A process of AMD's compute driver: bytes by GPU, the GPU of each queue, units that are occupied by GPU.
-
-        `evicted_ms` is for how long its queues were kept off each GPU.
-        """
+        """A process of AMD's compute driver: bytes by GPU, the GPU of each queue, units that are occupied by GPU."""
         folder = self.sys / "class/kfd/kfd/proc" / str(pid)
         for gpu_id, size in vram.items():
             self.write(folder / f"vram_{gpu_id}", size)
-            self.write(folder / f"stats_{gpu_id}/evicted_ms", evicted_ms)
         for gpu_id, units in (occupied or {}).items():
             self.write(folder / f"stats_{gpu_id}/cu_occupancy", units)
         (folder / "queues").mkdir(exist_ok=True)

@@ -31,7 +31,7 @@ WHOLE = GpuReadings(
             memory_used_bytes=41 * GIB,
             memory_size_bytes=140 * GIB,
             memory_free_bytes=99 * GIB,
-            processes=(GpuProcess(pid=7, utilization_ratio=None, memory_bytes=40 * GIB, evicted_s=1.25),),
+            processes=(GpuProcess(pid=7, utilization_ratio=None, memory_bytes=40 * GIB),),
             figures=GpuFigures(temperature_celsius=61.0, throttled=["hw_slowdown"], unknown={"power_watts": "timeout"}),
         ),
         Gpu(
@@ -45,7 +45,6 @@ WHOLE = GpuReadings(
             unknown="GPU is lost",
             cut_by="0000:03:00.0/current_compute_partition",
             cut_as="CPX",
-            evictions_told=True,
             mig=MigInstance(parent="GPU-0", number=0, gpu_instance=3, compute_instance=0, shares_memory=True),
         ),
     ),
@@ -74,12 +73,12 @@ def test_what_is_told_arrives_as_it_was_in_one_line(told: Told) -> None:
 
 
 def test_of_a_field_that_no_process_has_a_line_says_nothing_of_each() -> None:
-    processes = [(7, None, 40 * GIB, None, None), (8, None, GIB, None, None)]
+    processes = [(7, None, 40 * GIB, None), (8, None, GIB, None)]
     gpu = replace(WHOLE.gpus[0], processes=tuple(map(GpuProcess._make, processes)))
 
     line = driver_wire.line(replace(WHOLE, gpus=(gpu,)))
 
-    assert json.loads(line)["gpus"]["gpus"][0]["processes"] == [[7, 8], None, [40 * GIB, GIB], None, None]
+    assert json.loads(line)["gpus"]["gpus"][0]["processes"] == [[7, 8], None, [40 * GIB, GIB], None]
     assert driver_wire.parse(line) == replace(WHOLE, gpus=(gpu,))
 
 
@@ -102,7 +101,7 @@ def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool)
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
     """GPUs with so many processes each, of which every figure is as long as it comes."""
     processes = tuple(
-        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB, evicted_s=123456.789)
+        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB)
         for number in range(count)
     )
     gpu = Gpu(uuid="GPU-0", index=0, name="", utilization_ratio=0.5, memory_used_bytes=1, memory_size_bytes=2,

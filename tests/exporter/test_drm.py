@@ -85,7 +85,7 @@ def test_an_amd_gpu_is_known_by_the_number_of_its_chip(host: Host) -> None:
     assert gpu == Gpu(
         uuid="GPU-18b70c33a1b2c3d4", index=0, name="navi31", utilization_ratio=0.37, memory_used_bytes=3 * MIB,
         memory_size_bytes=16 * MIB, memory_free_bytes=13 * MIB, processes=(), source="amdgpu", node="renderD128",
-        also=(CARD, "card0"), attribution="device", evictions_told=True,
+        also=(CARD, "card0"), attribution="device",
         figures=GpuFigures(temperature_celsius=61.0, power_watts=310.25, power_limit_watts=355.0),
     )  # fmt: skip
 
@@ -267,46 +267,6 @@ def test_each_process_is_on_the_gpus_where_it_has_memory_or_a_queue(host: Host) 
 
     assert on(found["renderD128"]) == {1: (None, MIB)}
     assert on(found["renderD129"]) == {2: (None, 0), 3: (0.0, 5)}
-
-
-@pytest.mark.parametrize(
-    ("file", "told_s"),
-    [("1250", 1.25), ("0", 0.0), ("?", None), ("-1", None), (None, None)],
-    ids=["kept off", "never", "no figure", "a figure that none can be", "an older kernel"],
-)
-def test_it_is_told_for_how_long_a_process_was_kept_off_its_gpu(
-    file: str | None, told_s: float | None, host: Host
-) -> None:
-    amd(host)
-    evicted = computes(host) / f"stats_{CARD_ID}/evicted_ms"
-    evicted.unlink()
-    if file is not None:
-        host.tree.write(evicted, file)
-
-    gpu = host.look()["renderD128"]
-
-    assert gpu.evictions_told
-    assert [(each.pid, each.evicted_s) for each in gpu.processes or ()] == [(4001, told_s)]
-
-
-def test_who_never_opened_the_compute_driver_was_never_kept_off_by_it(host: Host) -> None:
-    amd(host)
-    renders(host, 4001, gpu_tree.amdgpu(CARD))
-
-    assert [each.evicted_s for each in host.look()["renderD128"].processes or ()] == [0.0]
-
-
-def test_of_a_gpu_that_does_not_compute_and_of_intels_nobody_tells_who_was_kept_off(host: Host) -> None:
-    host.tree.gpu(128, CARD, "amdgpu", busy_percent=0)
-    host.tree.gpu(129, ARC, "i915")
-    renders(host, 4001, gpu_tree.amdgpu(CARD))
-    renders(host, 4002, gpu_tree.i915(ARC), node="renderD129")
-
-    found = host.look().values()
-
-    assert [(gpu.evictions_told, *(each.evicted_s for each in gpu.processes or ())) for gpu in found] == [
-        (False, None)
-    ] * 2
 
 
 def test_a_queue_that_ended_counts_no_more_and_a_new_one_of_its_number_is_read_anew(host: Host) -> None:

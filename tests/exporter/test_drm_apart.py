@@ -159,9 +159,6 @@ OF_THE_CARD = {
     "whether it answers on the bus": lambda tree: busy(tree).with_name("config"),
     "memory of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/vram_{CARD_ID}",
     "what a process runs on it": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/cu_occupancy",
-    "for how long a process was kept off": lambda tree: (
-        tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/evicted_ms"
-    ),
     "an open file": lambda tree: tree.proc / f"{PID}/fdinfo/6",
 }
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -157,32 +156,6 @@ def test_a_gpu_that_is_cut_otherwise_loses_nobody_a_gpu_and_one_that_falls_off_i
     assert lost not in cut
     assert whole in gone
     assert parts not in gone
-
-
-def test_time_for_which_a_process_was_kept_off_its_gpu_stays_counted_when_it_ends(
-    house: Path, tree: Tree, start_worker: StartWorker
-) -> None:
-    worker = start_worker("w0")
-    tree.node(1, gpu_id=CARD_ID, minor=128)
-    tree.gpu(128, CARD, "amdgpu", busy_percent=0)
-    folder = tree.computes(worker.pid, vram={CARD_ID: 4096}, queues={0: CARD_ID}, evicted_ms=60_000)
-    place = f'{{container="w0",gpu="pci-{CARD}"}}'
-    evicted, held = (f"gpuwarden_container_gpu_{what}{place}" for what in ("evicted_seconds_total", "memory_bytes"))
-
-    def seen(port: int, value: str) -> bool:
-        return f"{evicted} {value}\n" in scrape(port)
-
-    with running(house, tree) as (port, _):
-        eventually(lambda: seen(port, "0.0"))
-        tree.write(folder / f"stats_{CARD_ID}/evicted_ms", 61_500)
-        eventually(lambda: seen(port, "1.5"))
-        shutil.rmtree(folder)
-        ended = eventually(lambda: text if f"{held} 0.0\n" in (text := scrape(port)) else None)
-        # Another that the kernel gives that pid.
-        tree.computes(worker.pid, vram={CARD_ID: 4096}, queues={0: CARD_ID}, evicted_ms=250)
-        eventually(lambda: seen(port, "1.75"))
-
-    assert f"{evicted} 1.5\n" in ended
 
 
 @pytest.mark.parametrize(

@@ -266,20 +266,6 @@ def test_a_busy_counter_never_falls_and_never_outruns_the_clock(samples: list[Sa
         before = busy_s
 
 
-def test_what_a_container_was_kept_off_is_told_of_its_own_processes_and_of_a_gpu_that_tells_it() -> None:
-    own, other = (build.process(pid)._replace(evicted_s=1.5) for pid in (1, 2))
-    told = build.gpu(0, own, other, evictions_told=True)
-    untold = build.gpu(1, build.process(1))
-    unlisted = build.gpu(2, processes=None, evictions_told=True)
-    readings = build.gpus(told, untold, unlisted)
-
-    found = gpu_use(build.container(), frozenset({1}), readings, THRESHOLDS)
-    seen = ContainerHistory(THRESHOLDS).observe(build.container(), found, ram(1), now_s=0.0)
-
-    assert [share.evicted_s for share in found.shares] == [{1: 1.5}, None, None]
-    assert seen.evicted_s == {"GPU-0": 0.0}
-
-
 # Attribution
 
 
