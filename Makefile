@@ -84,7 +84,7 @@ ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all
 nightly: .venv/.ready  ## everything: the checks, every test, the planted faults (under 90 min)
 	@$(MAKE) --no-print-directory check coverage
 	@$(BIN)/python -m deploy.parts
-	@$(PYTEST) --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
+	@$(PYTEST) --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
 	@$(BIN)/python -m tools.mutation
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run

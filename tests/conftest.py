@@ -12,8 +12,9 @@ from deploy.postgres import postgres as postgres_server
 from gpuwarden.cli import main
 
 # A slow machine fails no test: times are measured in bench/, never asserted.
-hypothesis.settings.register_profile("gpuwarden", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("gpuwarden")
+hypothesis.settings.register_profile("day", deadline=None, print_blob=True, max_examples=25)
+hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("day"), max_examples=200)
+hypothesis.settings.load_profile("day")
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuwarden.facts import WorkerFacts
@@ -51,6 +51,7 @@ from tests.remediator.builders import (
     settle,
     stopped,
 )
+
 
 FENCED_JOB = job(state=State.FENCING)
 
@@ -2231,10 +2232,6 @@ def confirmed(known: Facts) -> bool:
     )
 
 
-ANY = settings(max_examples=150, deadline=None)
-
-
-@ANY
 @given(any_facts())
 def test_nothing_is_stopped_without_fresh_confirming_evidence_unless_its_stop_has_begun(known: Facts) -> None:
     step = decide(known)
@@ -2248,7 +2245,6 @@ def test_nothing_is_stopped_without_fresh_confirming_evidence_unless_its_stop_ha
         assert promised.stage is Stage.STOPPING or (promised.stage is Stage.PLANNED and confirmed(known))
 
 
-@ANY
 @given(any_facts())
 def test_nothing_is_fenced_that_lives_and_is_not_confirmed(known: Facts) -> None:
     step = decide(known)
@@ -2262,7 +2258,6 @@ def test_nothing_is_fenced_that_lives_and_is_not_confirmed(known: Facts) -> None
         assert known.job.state is State.FENCING or (known.armed and held and (ended or confirmed(known)))
 
 
-@ANY
 @given(any_facts())
 def test_nothing_is_requeued_or_failed_before_it_is_dead_or_the_bound_has_passed(known: Facts) -> None:
     step = decide(known)
@@ -2280,7 +2275,6 @@ def test_nothing_is_requeued_or_failed_before_it_is_dead_or_the_bound_has_passed
         assert isinstance(step, Fail) or not capped
 
 
-@ANY
 @given(any_facts())
 def test_for_another_host_nothing_but_its_fenced_job_is_touched_and_only_after_the_bound(known: Facts) -> None:
     step = adopt(known)
@@ -2295,7 +2289,6 @@ def test_for_another_host_nothing_but_its_fenced_job_is_touched_and_only_after_t
         assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
 
 
-@ANY
 @given(any_facts())
 def test_gpus_are_taken_out_of_use_once_and_only_for_what_outlived_a_stop_or_its_container(known: Facts) -> None:
     step = decide(known)
@@ -2311,7 +2304,6 @@ def test_gpus_are_taken_out_of_use_once_and_only_for_what_outlived_a_stop_or_its
         assert known.container_known
 
 
-@ANY
 @given(any_facts())
 def test_while_it_is_not_armed_and_nothing_was_begun_it_only_waits_closes_or_records(known: Facts) -> None:
     assume(known.episode.free is None)
@@ -2322,7 +2314,6 @@ def test_while_it_is_not_armed_and_nothing_was_begun_it_only_waits_closes_or_rec
     assert not isinstance(step, WouldAct) or not known.episode.would_act
 
 
-@ANY
 @given(any_facts())
 def test_nothing_begins_but_on_confirmed_evidence_about_a_container_that_opted_in(known: Facts) -> None:
     step = decide(known)
@@ -2335,7 +2326,6 @@ def test_nothing_begins_but_on_confirmed_evidence_about_a_container_that_opted_i
         assert known.episode.free is None
 
 
-@ANY
 @given(any_facts())
 def test_nothing_starts_before_its_job_is_settled(known: Facts) -> None:
     step = decide(known)
@@ -2346,7 +2336,6 @@ def test_nothing_starts_before_its_job_is_settled(known: Facts) -> None:
         assert not known.container.running
 
 
-@ANY
 @given(any_facts())
 def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> None:
     step = decide(known)
@@ -2355,7 +2344,6 @@ def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> N
         assert all(intent is None or intent.over for intent in (known.episode.free, known.episode.settle))
 
 
-@ANY
 @given(any_facts())
 def test_every_step_says_why(known: Facts) -> None:
     assert decide(known).because

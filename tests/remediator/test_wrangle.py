@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.job import Trip
@@ -38,6 +38,7 @@ from remediator.remedies.wrangle import (
     stands,
 )
 from tests.remediator.builders import run_facts
+
 
 RULES = Rules()
 
@@ -277,7 +278,6 @@ RUNS = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
 @given(RUNS)
 def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(counts: RunTally) -> None:
     verdict = judge(counts, RULES)
@@ -299,7 +299,6 @@ def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(c
         assert not counts.unsettled
 
 
-@settings(max_examples=300, deadline=None)
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_in_which_the_workers_are_told_decides_nothing(counts: RunTally, random: Any) -> None:
     shuffled = random.sample(counts.workers, len(counts.workers))
@@ -351,7 +350,6 @@ class Farm:
         self.running.pop(verdict.worker, None)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from(["good", "bad", "bad", "slow"]), min_size=1, max_size=7),
     st.integers(1, 4),
