@@ -7,12 +7,6 @@ BIN := .venv/bin
 # What is imported is compiled once, and not by each of the hundreds of programs that the tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Modules that decide and compute without any I/O: every branch of them is tested.
-PURE := gpuwarden/facts.py,gpuwarden/job.py,gpuwarden/pace.py,gpuwarden/statefile.py,gpuwarden/tally.py,exporter/answering.py,exporter/apart.py,exporter/evidence.py,exporter/lost.py,exporter/patience.py,exporter/readings.py,exporter/returning.py,exporter/sources/fdinfo.py,exporter/sources/driver_wire.py,exporter/sources/samples.py,exporter/tenancy.py,exporter/testimony.py,exporter/thresholds.py,exporter/unwatched.py,remediator/alert.py,remediator/curves.py,remediator/freeing.py,remediator/jobless.py,remediator/plan.py,remediator/remedies/*,remediator/safety.py
-
-# The tests that do so, which need no other part: they are run once more with coverage, which slows what it follows.
-PURE_TESTS := tests/gpuwarden/test_facts.py tests/gpuwarden/test_job.py tests/gpuwarden/test_pace.py tests/gpuwarden/test_statefile.py tests/exporter/test_answering.py tests/exporter/test_apart.py tests/exporter/test_evidence.py tests/exporter/test_fdinfo.py tests/exporter/test_driver_wire.py tests/exporter/test_lost.py tests/exporter/test_patience.py tests/exporter/test_returning.py tests/exporter/test_samples.py tests/exporter/test_tenancy.py tests/exporter/test_testimony.py tests/exporter/test_unwatched.py tests/exporter/test_work.py tests/remediator/test_alert.py tests/remediator/test_curves.py tests/remediator/test_lose_node.py tests/remediator/test_recycle_container.py tests/remediator/test_restart_container.py tests/remediator/test_restart_worker.py tests/remediator/test_safety.py tests/remediator/test_wrangle.py
-
 # Processes that share a run. Most tests wait, so that two cores serve more than two.
 PROCESSES ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup
@@ -60,21 +54,22 @@ check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/python -m remediator.reference --check
 	@$(BIN)/python -m deploy.check $(CHECK_ARGS)
 
-coverage: .venv/.ready  ## every branch of the pure modules is tested by their own tests
-	@$(BIN)/python -m pytest --quiet --cov --cov-report= $(PURE_TESTS)
-	@$(BIN)/python -m coverage report --include='$(PURE)' --fail-under=100 --precision=1
+# The import contract names the pure modules, a mark their tests.
+coverage: .venv/.ready  ## the pure modules' tests, which test every branch of these
+	@$(BIN)/python -m pytest -m pure --quiet --cov --cov-report= --no-skips $(COVERAGE_ARGS)
+	@$(BIN)/python -m coverage report --include="$$($(BIN)/python -m tools.pure)" --fail-under=100 --precision=1
 
 # Each process of a run collects every test: who finds them compiled does so in a third of the time.
 collected: .venv/.ready
 	@said=$$($(BIN)/python -m pytest --collect-only -qq 2>&1) || { echo "$$said"; exit 1; }
 
-# Beside the tests, for most of those wait: by what they leave of the processors. What it says comes when it is done.
+# Beside the other tests, most of which wait: by what they leave of the processors. What it says comes when it is done.
 covered:
 	@nice -n 19 $(MAKE) --no-print-directory --output-sync=target coverage
 
 tested:
 	@$(BIN)/python -m deploy.parts
-	@$(PYTEST) -m "not nightly" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
+	@$(PYTEST) -m "not nightly and not pure" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
 
 # A test of what ships runs the rules' own tests: they are not run here before it.
 ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all but the nightly tests, no skip (under 15 min)
@@ -82,9 +77,9 @@ ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all
 	@$(MAKE) --no-print-directory --jobs 2 covered tested
 
 nightly: .venv/.ready  ## everything: the checks, every test, the planted faults (under 90 min)
-	@$(MAKE) --no-print-directory check coverage
+	@$(MAKE) --no-print-directory check coverage COVERAGE_ARGS="--hypothesis-profile=nightly"
 	@$(BIN)/python -m deploy.parts
-	@$(PYTEST) --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
+	@$(PYTEST) -m "not pure" --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
 	@$(BIN)/python -m tools.mutation
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run

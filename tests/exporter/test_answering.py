@@ -10,6 +10,8 @@ from exporter.answering import PROBE_LABEL, TIMEOUT_LABEL, Asking, HealthWatch, 
 from exporter.readings import Probe, Unknown
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 GAP_S = 10.0
 
 

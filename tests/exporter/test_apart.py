@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from exporter import apart
 from exporter.apart import Born
 
+pytestmark = pytest.mark.pure
+
 INIT, W, V = 10, 20, 30
 WORKERS = {"w": W, "v": V}
 

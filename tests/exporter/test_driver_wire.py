@@ -18,6 +18,8 @@ from exporter.sources.driver_wire import (
     Xid,
 )
 
+pytestmark = pytest.mark.pure
+
 GIB = 2**30
 
 WHOLE = GpuReadings(

@@ -49,6 +49,8 @@ from gpuwarden.job import Phase
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
 OWN = frozenset({4001, 4002})
 OTHER_PID = 9999

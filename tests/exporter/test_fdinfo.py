@@ -6,6 +6,8 @@ from exporter.sources import fdinfo
 from exporter.sources.fdinfo import Engine, Meter
 from tests.exporter import gpu_tree as tree
 
+pytestmark = pytest.mark.pure
+
 PCI = "0000:03:00.0"
 S = 10**9
 

@@ -12,6 +12,8 @@ from exporter.readings import WITH_NODES, ContainerEvidence, Gpu, GpuReadings, M
 from exporter.thresholds import Thresholds
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 THRESHOLDS = Thresholds()
 FIRST, SECOND = build.gpu(0, build.process(1)), build.gpu(1, build.process(2))
 NO_FIGURE: dict[str, Any] = {

@@ -12,6 +12,8 @@ from gpuwarden.pace import Pace
 from gpuwarden.statefile import LongStep
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 PATIENCE = Patience(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0)
 
 

@@ -12,6 +12,8 @@ from exporter.readings import Gpu, GpuReadings, MigInstance
 from exporter.returning import ReturnHistory
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 BOUND_S: Final = 10.0
 PARTED: Final = MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0, shares_memory=True)
 

@@ -6,6 +6,8 @@ from exporter.readings import GpuProcess
 from exporter.sources import samples
 from exporter.sources.samples import Cursor, Listed, Sample
 
+pytestmark = pytest.mark.pure
+
 READ = Cursor(seen_us=1000)
 """A cursor that has had its first answer."""
 

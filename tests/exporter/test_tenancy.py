@@ -25,6 +25,8 @@ from remediator.actuators.docker import LABEL
 from remediator.remedies.recycle_container import choose, confirm
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 MIB = build.MIB
 OTHER_ID = "cd" * 32
 

@@ -12,6 +12,8 @@ from gpuwarden.job import Phase
 from gpuwarden.statefile import LongStep
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
 
 

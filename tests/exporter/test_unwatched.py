@@ -10,6 +10,8 @@ from exporter.readings import Gpu, GpuFigures, GpuReadings
 from exporter.unwatched import OVER_S, Unwatched, UnwatchedHistory
 from tests.exporter import builders as build
 
+pytestmark = pytest.mark.pure
+
 Look = tuple[Gpu, ...] | GpuReadings | None
 
 

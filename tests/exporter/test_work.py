@@ -27,6 +27,8 @@ from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.pure
+
 IO = "rchar: 100\nwchar: 20\nsyscr: 9\nsyscw: 9\nread_bytes: 3\nwrite_bytes: 4\ncancelled_write_bytes: 1000\n"
 TICKS = processes.TICKS_PER_S
 

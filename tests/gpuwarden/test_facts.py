@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from gpuwarden.facts import CardFacts, FactsError, ServerFacts, WorkerFacts, parse, parse_server, render
 
+pytestmark = pytest.mark.pure
+
 _FIGURES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=30),
     bool: st.booleans(),

@@ -16,6 +16,8 @@ from gpuwarden.job import (
     stall_timeout_s,
 )
 
+pytestmark = pytest.mark.pure
+
 # Every move that is legal, by the state it starts from. What is not here must be refused.
 LEGAL: dict[str, dict[str, str]] = {
     "waiting": {"ready": "queued", "block": "blocked", "cancel": "cancelled"},

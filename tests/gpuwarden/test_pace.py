@@ -1,7 +1,11 @@
 """How long the steps of an attempt take, and its stays in other phases: what counts as one."""
 
+import pytest
+
 from gpuwarden.job import Phase
 from gpuwarden.pace import EARLY, KEPT, Pace, Stays
+
+pytestmark = pytest.mark.pure
 
 
 def stepping(pace: Pace, *, from_s: float, every_s: float, count: int) -> float:

@@ -29,6 +29,8 @@ from gpuwarden.statefile import (
     render,
 )
 
+pytestmark = pytest.mark.pure
+
 THEN = Stamp(boottime_s=100.5, boot_id="boot-a", unix_s=1_700_000_000.25)
 
 WORKER = WorkerFile(worker="w1", incarnation="i1", queue="gpu", pid=42, started=THEN, heartbeat=THEN, loop=THEN)

@@ -38,6 +38,8 @@ from tests.remediator.builders import (
     tenant_alert,
 )
 
+pytestmark = pytest.mark.pure
+
 ONE = {"restart_worker": REMEDIES["restart_worker"]}
 HOSTILE = {
     "a shell's substitution": "$(touch /tmp/owned) `id` ; rm -rf /",

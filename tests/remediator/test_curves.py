@@ -29,6 +29,8 @@ from tests.exporter import golden
 from tests.remediator import builders as build
 from tests.remediator.builders import NOW
 
+pytestmark = pytest.mark.pure
+
 BEAT = "gpuwarden_job_beat_age_seconds"
 HEARTBEAT = "gpuwarden_worker_heartbeat_age_seconds"
 UNANSWERED = "gpuwarden_server_unanswered_seconds"

@@ -12,6 +12,8 @@ from remediator.remedies import REMEDIES
 from remediator.remedies.lose_node import TRIPS, adopt, decide
 from tests.remediator.builders import LIMITS, held_job, host, host_facts
 
+pytestmark = pytest.mark.pure
+
 RUNS = held_job()
 LOST = held_job(state=State.NODE_LOST)
 HEARD = held_job(job_id=8, heard_s_ago=9.0)

@@ -42,6 +42,8 @@ from tests.remediator.builders import (
     tenant_facts,
 )
 
+pytestmark = pytest.mark.pure
+
 PLANNED = free(Stage.PLANNED)
 STOPPING = free(Stage.STOPPING, tries=1)
 

@@ -39,6 +39,8 @@ from tests.remediator.builders import (
     stopped,
 )
 
+pytestmark = pytest.mark.pure
+
 PLANNED = free(Stage.PLANNED)
 STOPPING = free(Stage.STOPPING, tries=1)
 DEAD = free(Stage.DEAD, tries=1)

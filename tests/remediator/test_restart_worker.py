@@ -52,6 +52,8 @@ from tests.remediator.builders import (
     stopped,
 )
 
+pytestmark = pytest.mark.pure
+
 
 FENCED_JOB = job(state=State.FENCING)
 

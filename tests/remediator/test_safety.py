@@ -30,6 +30,8 @@ from remediator.safety import Act, Latch, Order, Orders, Recent, Safeguards, Sil
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
 
+pytestmark = pytest.mark.pure
+
 REMEDY = "restart_worker"
 SAFEGUARDS = Safeguards()
 BEGIN = Begin(

@@ -39,6 +39,8 @@ from remediator.remedies.wrangle import (
 )
 from tests.remediator.builders import run_facts
 
+pytestmark = pytest.mark.pure
+
 
 RULES = Rules()
 
