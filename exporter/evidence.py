@@ -43,9 +43,6 @@ from gpuwarden.statefile import JobFile, Stamp
 NO_GPU: Final = "no_gpu"
 """The reason of a container that was given no GPU: nothing to know rather than something unknown."""
 
-RECYCLED: Final = "recycled_pid"
-"""The reason of one with a process whose pid a GPU's driver lists for another, which has ended."""
-
 HUNG: Final = "hung"
 """The reason of one on a GPU that its driver hangs about: it is left out, and nobody looks at it."""
 
@@ -373,10 +370,9 @@ def _uninvited(
 def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
     """The part of all the processes on a GPU's list that are in no container, where `placed` are those that are in one.
 
-    What a process had that has ended is nobody's, whoever has its pid by now. With it, what the containers have and
-    what no listed process has, a GPU adds up.
+    With it, what the containers have and what no listed process has, a GPU adds up.
     """
-    ratio, size, _ = _sums(gpu, (gpu.by_pid.keys() - placed).union(gpu.recycled))
+    ratio, size, _ = _sums(gpu, gpu.by_pid.keys() - placed)
     return GpuShare(gpu=gpu.uuid, utilization_ratio=ratio, memory_bytes=size)
 
 
@@ -1229,9 +1225,8 @@ def _part(gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, told: bool)
     Of a GPU of which nobody has `told` what is done on it, nothing can be told apart. Where that is so, what is
     measured is told and a 0 is not.
     """
-    others = pids.intersection(gpu.recycled) if gpu.recycled else ()
-    ratio, size, busiest = (None, None, None) if others else _sums(gpu, pids)
-    reason = _why_recycled(gpu, others) if others else _why_unknown(gpu, ratio, thresholds)
+    ratio, size, busiest = _sums(gpu, pids)
+    reason = _why_unknown(gpu, ratio, thresholds)
     attributed = False if not told else None if gpu.utilization_ratio is None else reason is None
     if attributed is not True:  # a 0 would say that it does nothing, which is what nobody knows
         ratio = ratio or None
@@ -1280,11 +1275,6 @@ def _sums(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None, f
         return None, size, None
     ratio = round(ratio, RATIO_DIGITS)
     return ratio, size, min(1.0, round(ratio + beyond, RATIO_DIGITS) if beyond else ratio)
-
-
-def _why_recycled(gpu: Gpu, pids: Collection[int]) -> Unknown:
-    because = f"{gpu.uuid}: its driver lists pid {min(pids)} still for a process that has ended"
-    return Unknown(reason=RECYCLED, because=because)
 
 
 def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:

@@ -145,8 +145,6 @@ class Gpu:
     """The word there without which it is not made; `None` where that is not known just now."""
     lost: bool | None = False
     """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
-    recycled: tuple[int, ...] = ()
-    """Pids on its list by which processes were listed that have ended, and that others have by now."""
 
     @property
     def number(self) -> str:

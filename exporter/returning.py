@@ -137,8 +137,8 @@ class _Card:
 def _held(gpu: Gpu, ended: AbstractSet[int]) -> dict[int, int | None]:
     """What each process on its list holds that has not ended; `None` is unknown."""
     listed: Sequence[GpuProcess] = gpu.processes or ()
-    if gone := ended | set(gpu.recycled) if gpu.recycled else ended:
-        listed = [process for process in listed if process[0] not in gone]
+    if ended:
+        listed = [process for process in listed if process[0] not in ended]
     found = {process[0]: process[2] for process in listed}
     if len(found) == len(listed):
         return found

@@ -40,7 +40,6 @@ from exporter.sources import processes, workers
 from exporter.sources.cgroups import Places, Unlisted
 from exporter.sources.listener import Listing, NoListingError
 from exporter.sources.nvidia_host import NvidiaHost
-from exporter.sources.recycled import Recycled
 from exporter.sources.tasks import Tasks
 from exporter.sources.units import Units
 from exporter.sources.work import Work
@@ -122,7 +121,6 @@ class Sampler:
         self._units = units or Units(())
         self._places = Places()
         self._unlisted = Unlisted(workers.own_container())
-        self._recycled = Recycled()
         self._attributed: set[int] = set()
         self._all_placed = False
         self._servers = servers
@@ -224,9 +222,8 @@ class Sampler:
         self._places.keep(running)
         self._told_apart = set()
         sharing = _sharing(found_workers)
-        # All of them before any is charged: what a driver lists may be of a process that has ended.
         looks = {each: self._places.look(container) for each, container in running.items()}
-        found_gpus = self._recycled.mark(found_gpus, self._placed(looks))
+        self._note_placed(looks)
         looked = [
             self._look_at(container, looks[each], found_gpus, now, sharing.get(container.id, ()))
             for each, container in running.items()
@@ -453,12 +450,11 @@ class Sampler:
         for key in [key for key in self._unknown if key[0] not in names]:
             del self._unknown[key]
 
-    def _placed(self, looks: Mapping[str, tuple[frozenset[int] | None, RamUse]]) -> dict[str, frozenset[int] | None]:
-        """Note who is in a container, and whether that is known of all; returns who is in each, by incarnation."""
-        within = {each: pids for each, (pids, _) in looks.items()}
-        self._attributed = set().union(*filter(None, within.values()))
-        self._all_placed = self._all_placed and None not in within.values()
-        return within
+    def _note_placed(self, looks: Mapping[str, tuple[frozenset[int] | None, RamUse]]) -> None:
+        """Note which processes are in a container, and whether that is known of all containers."""
+        within = [pids for pids, _ in looks.values()]
+        self._attributed = set().union(*filter(None, within))
+        self._all_placed = self._all_placed and None not in within
 
     def _new_history(self, container: Container, pauses: Sequence[tuple[float, float]] = ()) -> ContainerHistory:
         found = container.kind not in self._listed
@@ -493,7 +489,7 @@ class Sampler:
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=self._losses.named, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
-            self._count_unknown(found, _is_taken(pids, gpus))
+            self._count_unknown(found)
         if not members:
             return found, _NONE_APART
         own = {
@@ -507,12 +503,10 @@ class Sampler:
                 self._unknown[container.name, "worker_ram", told.ram_unknown.reason] += 1
         return found, own
 
-    def _count_unknown(self, found: ContainerEvidence, taken: bool) -> None:
+    def _count_unknown(self, found: ContainerEvidence) -> None:
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
             if unknown is not None and unknown.reason != evidence.NO_GPU:
                 self._unknown[found.container.name, what, unknown.reason] += 1
-        if taken and found.gpu_unknown is not None and found.gpu_unknown.reason == evidence.NO_GPU:
-            self._unknown[found.container.name, "gpu", evidence.RECYCLED] += 1
 
     def _members(
         self,
@@ -771,12 +765,6 @@ class _Member:
 
 
 _NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
-
-
-def _is_taken(pids: frozenset[int] | None, gpus: GpuReadings | None) -> bool:
-    """Whether a GPU lists one of these pids for a process that has ended."""
-    every = () if gpus is None else gpus.gpus
-    return any(not (pids or frozenset()).isdisjoint(gpu.recycled) for gpu in every if gpu.recycled)
 
 
 def _sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:

@@ -181,13 +181,11 @@ def _gpu(
     figures: dict[str, Any],
     mig: dict[str, Any] | None,
     also: list[str],
-    recycled: list[int],
     **rest: Any,
 ) -> Gpu:
     return Gpu(
         **rest,
         also=tuple(also),
-        recycled=tuple(recycled),
         mig=None if mig is None else MigInstance(**mig),
         processes=_processes(processes),
         figures=GpuFigures(**figures),

@@ -886,32 +886,6 @@ def test_what_processes_in_no_container_have_of_a_gpu(
     assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
 
 
-@pytest.mark.parametrize(
-    ("pids", "shares"),
-    [
-        pytest.param({4001, 4002}, (None, None, False), id="who has the pid now, whatever its other processes hold"),
-        pytest.param({4002}, (0.25, 7, True), id="not who has the others"),
-    ],
-)
-@pytest.mark.parametrize("request_", [("0",), None], ids=["on its own GPU", "on one that it was not given"])
-def test_what_a_process_had_that_has_ended_is_unknown_of_who_has_its_pid(
-    request_: tuple[str, ...] | None, pids: set[int], shares: tuple[float | None, int | None, bool]
-) -> None:
-    gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
-
-    use = gpu_use(build.container(gpu_request=request_), frozenset(pids), build.gpus(gpu), THRESHOLDS)
-
-    assert use.shares == (GpuShare("GPU-0", *shares),)
-    reason = "recycled_pid" if None in shares else None
-    assert (use.unknown and use.unknown.reason) == (reason if request_ else "no_gpu")
-
-
-def test_what_a_process_had_that_has_ended_is_in_no_container() -> None:
-    gpu = build.gpu(0, build.process(4001, 0.5, 9), build.process(4002, 0.25, 7), recycled=(4001,))
-
-    assert evidence.unplaced(gpu, OWN) == GpuShare("GPU-0", 0.5, 9)
-
-
 def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own_time() -> None:
     decodes = GpuProcess(pid=4001, utilization_ratio=0.02, memory_bytes=9, busiest_ratio=0.9)
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))

@@ -1,7 +1,7 @@
 """GPU memory that is on its way back: what of it counts, for how long, and when nobody can tell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
@@ -114,13 +114,6 @@ def test_one_that_is_listed_still_and_has_ended_has_left() -> None:
     assert looks.at(TWO, ended=[1]) == 800
     assert looks.at(holding(1007, (2, 200)), ended=[1]) == 800
     assert looks.at(holding(207, (2, 200))) == 0
-
-
-def test_one_that_is_listed_still_and_whose_pid_another_has_by_now_has_left() -> None:
-    looks = settled(TWO)
-
-    assert looks.at(TWO, ended=[1]) == 800
-    assert looks.at(replace(TWO, recycled=(1,))) == 800
 
 
 def test_one_that_is_on_two_lists_of_a_driver_holds_both() -> None:

@@ -581,25 +581,6 @@ def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted
     assert (found and found.kind) == placed
 
 
-@pytest.mark.parametrize("request_", [("0",), None], ids=["a GPU of its own", "no GPU"])
-def test_who_has_the_pid_of_an_entry_whose_process_ended_is_counted_as_unknown(
-    request_: tuple[str, ...] | None, house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cgroup.procs").write_text("1\n")
-    docker = Docker(build.container(gpu_request=request_, group=str(tmp_path)))
-    readings = build.gpus(build.gpu(0, build.process(os.getpid(), 0.5, 9)))
-    look = sampler(house, containers={"docker": docker}, gpus=lambda: readings)
-    with monkeypatch.context() as before:
-        before.setattr(cgroup, "start_ticks", lambda *_, **__: 1)
-        look.sample()
-
-    (tmp_path / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
-    found = look.sample()
-
-    assert found.unknown["worker-0", "gpu", "recycled_pid"] == 1
-    assert found.unplaced == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=9),)
-
-
 def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path) -> None:
     budgeted = Tenancy(recyclable=True, budget_bytes=2**30)
     one, other = (

@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.engine import Engine
 from deploy.image import worker_image
-from exporter.sources import processes
 from exporter.tenancy import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
 from gpuwarden import cgroup
 from tests.exporter.conftest import StartWorker
@@ -32,9 +31,6 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker]
 
 GIB: Final = 2**30
-LAST_PID: Final = Path("/proc/sys/kernel/ns_last_pid")
-"""The pid before the next one that the kernel gives (Documentation/admin-guide/sysctl/kernel.rst)."""
-
 RETURNING: Final = "gpu_memory_returning_bytes"
 SLEEPS: Final = 3
 """Processes in each container: a shell and two that sleep."""
@@ -189,62 +185,6 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
             rest = of_gpu(page, "unplaced_memory_bytes", gpu) + of_gpu(page, "unattributed_memory_bytes", gpu)
             assert containers + rest == of_gpu(page, "memory_used_bytes", gpu)
     assert held(by_cgroup)[ids["not-ours"], "GPU-0"] == 3 * GIB + 34
-
-
-@contextmanager
-def sleeping(pid: int | None = None) -> Iterator[int]:
-    """A process, of that very pid where one is given: whoever had it is gone."""
-
-    def start() -> subprocess.Popen[bytes] | None:
-        if pid is not None:
-            LAST_PID.write_text(str(pid - 1))
-        found = subprocess.Popen(["sleep", "600"])
-        if pid in (None, found.pid):
-            return found
-        found.kill()  # somebody else was given it in between
-        found.wait()
-        return None
-
-    process = eventually(start, f"the kernel gives out pid {pid}")
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.behaviour("C8")
-def test_who_has_the_pid_of_a_process_that_ended_is_not_charged_with_what_the_driver_lists_for_it_still(
-    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient
-) -> None:
-    with (
-        tenants(client) as there,
-        running(house, "--docker", engine.base_url, "--nvml", "on", env=driver.environment) as exporter,
-    ):
-        alpha, (full_id, (first, second, _)) = "gpuwarden-c8-budget", there["budget"]
-        group = cgroup.directory(first, full_id)
-        assert group is not None
-        with sleeping() as dead:
-            stale = Card(used_bytes=7 * GIB + 5, compute={dead: 5 * GIB + 3, second: GIB})
-            driver.answer(stale)
-            before = exporter.until(lambda at: held(at, "gpu_unplaced_memory_bytes").get(("GPU-0",)) == 5 * GIB + 3)
-        ended_s = time.monotonic()
-        eventually(lambda: time.monotonic() - ended_s > 2 / processes.TICKS_PER_S, "the next starts at another tick")
-        with sleeping(dead):
-            (group / "cgroup.procs").write_text(str(dead))
-            after = exporter.until(lambda at: bool(at("unknown_samples_total", container=alpha, reason="recycled_pid")))
-            own = (alpha, "GPU-0")
-            driver.answer(replace(stale, compute={second: GIB}))
-            gone = exporter.until(lambda at: held(at, "gpu_unplaced_memory_bytes").get(("GPU-0",)) == 0)
-            driver.answer(stale)
-            anew = exporter.until(lambda at: held(at).get(own) == 6 * GIB + 3)
-
-    assert (held(before)[own], own in held(after), held(gone)[own]) == (GIB, False, GIB)
-    assert of_gpu(after, "unplaced_memory_bytes", "GPU-0") == 5 * GIB + 3
-    assert of_gpu(after, "unattributed_memory_bytes", "GPU-0") == GIB + 2
-    assert after("container_gpu_attribution_missing", container=alpha, gpu="GPU-0") == 1
-    assert after("container_gpu_idle_seconds", container=alpha) is None
-    assert of_gpu(anew, "unplaced_memory_bytes", "GPU-0") == 0
 
 
 def test_of_a_container_without_a_gpu_it_is_told_that_it_is_on_none_while_that_is_known(
