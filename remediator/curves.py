@@ -1,13 +1,15 @@
-"""The curves of a target around its trip, as Prometheus has them: what it is asked, and what its answers show. Pure.
+"""The curves of a target around its trip, as Prometheus has them.
 
-Unknown is a gap, never a zero and never the figure before it: a sample that is older than allowed is none. What is
-asked is narrowed to the one target, by its names as this host's own exporter tells them. They are the words of whoever
-named a worker or a container, so they stand in an expression as quoted strings and as nothing else.
+Each server is asked one question, about the one target by the names that this host's own exporter gives it. A name
+stands in the question as a quoted string and as nothing else. An unknown value is a gap, never a zero.
 """
 
+import asyncio
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,16 +17,20 @@ from pydantic import BaseModel, Field, ValidationError
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts
+from remediator import answers
 from remediator.plan import Episode, Subject
 
 POINTS_MAX: Final = 121
 """Points of one curve."""
 
-FRESH_S: Final = 130.0
-"""Older samples are left out, seconds: two scrape intervals of a minute, and a margin."""
-
 DIGITS: Final = 6
-"""Digits of a figure that are kept."""
+"""Digits of a value that are kept."""
+
+ANSWER_S: Final = 5.0
+"""How long one server may take, seconds."""
+
+ANSWER_MAX_BYTES: Final = 2 * 2**20
+"""The largest answer that is read; of 64 GPUs it has about 400 KiB."""
 
 NAMES: Final[Mapping[str, str]] = {
     "gpuwarden_job_beat_age_seconds": "beat age",
@@ -34,18 +40,16 @@ NAMES: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_memory_bytes": "GPU memory",
     "gpuwarden_container_memory_bytes": "RAM",
 }
-"""What the series of a curve are, in words."""
+"""The series that are asked for, in words."""
 
 _OF_ITS_OWN: Final[Mapping[Subject, Sequence[str]]] = {
     Subject.WORKER: ("gpuwarden_job_beat_age_seconds", "gpuwarden_worker_heartbeat_age_seconds"),
     Subject.SERVER: ("gpuwarden_server_unanswered_seconds",),
 }
-_ON_EACH_GPU: Final = ("gpuwarden_container_gpu_utilization_ratio", "gpuwarden_container_gpu_memory_bytes")
-_OF_ITS_CONTAINER: Final = ("gpuwarden_container_memory_bytes",)
 
 
 class CurvesError(GpuwardenError):
-    """There is nothing to ask for, or an answer cannot be used; the message says why."""
+    """An answer cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,38 +67,11 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """One kind of curve of a target, on each of `gpus`; `None` is what is no GPU's own."""
-
-    metric: str
-    selector: str
-    gpus: Sequence[str | None]
-
-    @property
-    def expression(self) -> str:
-        """What Prometheus is asked: the greatest, where it scrapes a host twice; nothing that is older.
-
-        Of itself it repeats a sample for minutes after it stopped looking.
-        """
-        return f"max by (gpu) ({self.selector} unless time() - timestamp({self.selector}) > {FRESH_S:g})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sought:
-    """All that is asked for of one target."""
-
-    window: Window
-    wanted: Sequence[Wanted]
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Each of the curves in words."""
-        return [named(each.metric, gpu) for each in self.wanted for gpu in each.gpus]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One figure over time, of one Prometheus; a value that is `None` was unknown then."""
+    """One series over time. `gpu` is `None` for what is no GPU's own, and a value is `None` where it was unknown.
+
+    `source` is the address of the Prometheus that has it, without its password.
+    """
 
     metric: str
     gpu: str | None
@@ -103,41 +80,63 @@ class Curve:
     step_s: int
     values: Sequence[float | None]
 
-    @property
-    def known(self) -> int:
-        """How many of its values are."""
-        return sum(value is not None for value in self.values)
+
+Found = tuple[Sequence[Curve], Sequence[str]]
+"""Curves, and a sentence each about what is missing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What one Prometheus had, and by metric why it did not tell."""
+class Curves:
+    """A client of one Prometheus, or of several that scrape the same hosts. Safe to share between threads.
 
-    source: str
-    curves: Sequence[Curve]
-    why: Mapping[str, str]
-
-
-def seek(episode: Episode, place: ContainerFacts | None, *, now: float, around_s: float) -> Sought:
-    """What to ask for of an episode's target: its own figures, its container's, and those on each of its GPUs.
-
-    Raises:
-        CurvesError: its exporter does not tell by which names its series go.
+    Args:
+        urls: where they answer.
+        around_s: how long before and after the trip a curve reaches, seconds.
     """
-    if place is None or not place.container:
-        raise CurvesError("the host's exporter does not tell which container it is")
-    names = {"host": place.host, "container": place.container}
-    of_its_own = names | ({"worker": episode.worker} if episode.subject is Subject.WORKER else {})
-    wanted = [
-        *(_wanted(metric, of_its_own) for metric in _OF_ITS_OWN.get(episode.subject, ())),
-        *(_wanted(metric, names, sorted(place.gpus)) for metric in _ON_EACH_GPU if place.gpus),
-        *(_wanted(metric, names) for metric in _OF_ITS_CONTAINER),
-    ]
-    return Sought(window=window(episode.opened_at, now=now, around_s=around_s), wanted=wanted)
+
+    def __init__(self, urls: Sequence[str], *, around_s: float) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._around_s = around_s
+        self._loop = answers.Loop("curves")
+
+    def close(self) -> None:
+        """End its thread."""
+        self._loop.close()
+
+    def begin(self, episode: Episode, place: ContainerFacts | None, *, now: float, within_s: float) -> Future[Found]:
+        """Begin to ask for a target's curves; they may be waited for later."""
+        over = window(episode.opened_at, now=now, around_s=self._around_s)
+        return self._loop.start(self._of_all(episode, place, over, within_s=min(within_s, ANSWER_S)))
+
+    async def _of_all(self, episode: Episode, place: ContainerFacts | None, over: Window, *, within_s: float) -> Found:
+        if place is None or not place.container:
+            return [], ["no curves: the host's exporter does not publish which container it is"]
+        wanted = metrics(episode.subject)
+        query = expression(wanted, host=place.host, container=place.container, episode=episode)
+        said = await asyncio.gather(*(_of(url, query, over, within_s=within_s) for url in self._urls))
+        best = max((found for found, _ in said), key=_known)
+        lacking = [NAMES[each] for each in wanted if each not in {curve.metric for curve in best}]
+        why = "; ".join(each for _, each in said)
+        return best, [f"no curve of {', '.join(lacking)}: {why}"] if lacking else []
+
+
+def metrics(subject: Subject) -> Sequence[str]:
+    """The series that are asked for of a target."""
+    of_its_container = [metric for metric in NAMES if metric.startswith("gpuwarden_container_")]
+    return [*_OF_ITS_OWN.get(subject, ()), *of_its_container]
+
+
+def expression(wanted: Sequence[str], *, host: str, container: str, episode: Episode) -> str:
+    """What a server is asked: the greatest value, in case that it scrapes a host twice.
+
+    A container's own series have no label `worker`.
+    """
+    worker = f"{re.escape(episode.worker)}|" if episode.subject is Subject.WORKER else ""
+    its = f"__name__=~{quoted('|'.join(wanted))},host={quoted(host)},container={quoted(container)}"
+    return f"max by (__name__, gpu) ({{{its},worker=~{quoted(worker)}}})"
 
 
 def window(trip_at: float, *, now: float, around_s: float) -> Window:
-    """From so long before the trip until now, and until as long after it at most: what was held for hours tripped then.
+    """From `around_s` before the trip until now, or until as long after it where that is earlier.
 
     A clock that was set back since then makes the trip no later than now.
     """
@@ -148,17 +147,30 @@ def window(trip_at: float, *, now: float, around_s: float) -> Window:
     return Window(at=math.floor(until) - (points - 1) * step_s, step_s=step_s, points=points)
 
 
-def _wanted(metric: str, names: Mapping[str, str], gpus: Sequence[str | None] = (None,)) -> Wanted:
-    matchers = ",".join(f"{name}={quoted(value)}" for name, value in names.items())
-    return Wanted(metric=metric, selector=f"{metric}{{{matchers}}}", gpus=gpus)
-
-
 def quoted(text: str) -> str:
     """A text as a string of PromQL, which escapes as Go does (https://prometheus.io/docs/prometheus/latest/querying/basics/).
 
     Half a surrogate pair, which no label of Prometheus can have, is spelt out.
     """
     return json.dumps(text.encode("utf-8", "backslashreplace").decode(), ensure_ascii=False)
+
+
+async def _of(url: str, query: str, over: Window, *, within_s: float) -> tuple[Sequence[Curve], str]:
+    """What one server has, and what it says of the rest."""
+    source = answers.shown(url)
+    asked = {
+        "query": query,
+        "start": str(over.at),
+        "end": str(over.until),
+        "step": str(over.step_s),
+        "timeout": f"{within_s:g}s",
+    }
+    try:
+        async with answers.asking(within_s=within_s, max_bytes=ANSWER_MAX_BYTES) as asking:
+            found = read(await asking.post(f"{url}/api/v1/query_range", asked), over, source=source)
+    except GpuwardenError as error:
+        return [], f"{source} does not answer: {error}"
+    return found, f"{source} has no sample of it"
 
 
 class _Line(BaseModel):
@@ -177,8 +189,8 @@ class _Lines(BaseModel):
     data: _Matrix
 
 
-def read(answer: bytes, wanted: Wanted, over: Window, *, source: str) -> Iterator[Curve]:
-    """The curves in an answer of `/api/v1/query_range` that were asked for and have a value.
+def read(answer: bytes, over: Window, *, source: str) -> Sequence[Curve]:
+    """The curves in an answer of `/api/v1/query_range` that have a value.
 
     Raises:
         CurvesError: it cannot be read, or may not be whole.
@@ -191,11 +203,20 @@ def read(answer: bytes, wanted: Wanted, over: Window, *, source: str) -> Iterato
         raise CurvesError(f"its answer cannot be read: {where or 'it'}: {first['msg'][:200]}") from None
     if found.warnings:  # one of several stores behind it may not have answered
         raise CurvesError(f"it warns that its answer may not be whole: {found.warnings[0][:200]}")
-    for line in found.data.result:
-        gpu = line.metric.get("gpu")
-        values = _on_grid(line.values, over)
-        if gpu in wanted.gpus and any(value is not None for value in values):
-            yield Curve(metric=wanted.metric, gpu=gpu, source=source, at=over.at, step_s=over.step_s, values=values)
+    named = ((line.metric.get("__name__", ""), line.metric.get("gpu"), line.values) for line in found.data.result)
+    order = list(NAMES)
+    curves = [
+        Curve(metric=metric, gpu=gpu, source=source, at=over.at, step_s=over.step_s, values=_on_grid(values, over))
+        for metric, gpu, values in named
+        if metric in NAMES
+    ]
+    return sorted(
+        (each for each in curves if _known([each])), key=lambda each: (order.index(each.metric), each.gpu or "")
+    )
+
+
+def _known(curves: Sequence[Curve]) -> int:
+    return sum(value is not None for each in curves for value in each.values)
 
 
 def _on_grid(found: Sequence[tuple[float, float]], over: Window) -> Sequence[float | None]:
@@ -205,34 +226,6 @@ def _on_grid(found: Sequence[tuple[float, float]], over: Window) -> Sequence[flo
         if 0 <= place < over.points and math.isfinite(value):
             values[place] = float(f"{value:.{DIGITS}g}")
     return values
-
-
-def choose(sought: Sought, said: Sequence[Said]) -> tuple[Sequence[Curve], Sequence[str]]:
-    """Of each curve the one that knows most, and a sentence for those that nobody has, with what each said of it."""
-    kept: list[Curve] = []
-    missing: dict[str, list[str]] = {}
-    for wanted in sought.wanted:
-        for gpu in wanted.gpus:
-            found = [each for of in said for each in of.curves if (each.metric, each.gpu) == (wanted.metric, gpu)]
-            if found:
-                kept.append(max(found, key=lambda each: each.known))
-            else:
-                missing.setdefault(_why(wanted.metric, said), []).append(named(wanted.metric, gpu))
-    return kept, [lacking(names, because) for because, names in missing.items()]
-
-
-def _why(metric: str, said: Sequence[Said]) -> str:
-    return "; ".join(
-        f"{each.source} does not tell: {each.why[metric]}"
-        if metric in each.why
-        else f"{each.source} has no sample of it then"
-        for each in said
-    )
-
-
-def lacking(names: Sequence[str], because: str) -> str:
-    """Which curves there are none of, and why, as a sentence."""
-    return f"no curve of {', '.join(names)}: {because}"
 
 
 def named(metric: str, gpu: str | None = None) -> str:

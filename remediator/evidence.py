@@ -1,20 +1,19 @@
-"""What was captured before a stop, as text for people: in short beside an episode's account, and in full.
+"""Render what was captured before a stop, as text for people: in short beside an episode's account, and in full.
 
-Names, frames and lines are the target's own words: nothing of them reaches a terminal but what can be printed.
+Names, frames and lines are the target's own words: only printable characters of them reach a terminal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpuwarden.text import plain, when
-from remediator import curves
+from remediator.curves import POINTS_MAX, named
 from remediator.ledger import Kept
 
 THREADS_SHOWN: Final = 16
-"""Threads told of in short."""
-
 FRAMES_SHOWN: Final = 3
-"""Innermost frames of each thread told of in short."""
+CURVE_COLUMNS: Final = 60
+"""How much is shown in short: threads, innermost frames of each, and columns of a curve."""
 
 STATES: Final = {
     "R": "running", "S": "sleeping", "D": "in a wait that cannot be interrupted", "T": "stopped", "t": "traced",
@@ -22,33 +21,24 @@ STATES: Final = {
 }  # fmt: skip
 """proc_pid_stat(5)."""
 
-_FIGURES: Final = (
-    ("alive", "alive", ""), ("phase", "phase", ""), ("step", "step", ""), ("beat_age_s", "last beat", " s ago"),
-    ("heartbeat_age_s", "heartbeat", " s ago"), ("unanswered_s", "unanswered for", " s"),
-    ("gpu_idle_s", "GPU idle for", " s"), ("ram_still_s", "RAM still for", " s"), ("io_still_s", "I/O still for", " s"),
-    ("container_cpu_still_s", "CPU still for", " s"), ("cpu_still_s", "its process without CPU for", " s"),
-)  # fmt: skip
-"""Which of the exporter's facts are told, and how."""
-
-CURVE_COLUMNS: Final = 60
-"""Columns of a curve told of in short; in full it has one for each of its points."""
-
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 _Fields = Mapping[str, Any]
 
 
 def in_short(kept: Kept, *, since: float) -> Iterator[str]:
-    """Who was in which wait, the innermost Python frames of each thread, and the curves, a line each."""
+    """Each thread with its wait and its innermost Python frames, and each curve, a line each."""
     document = kept.document
     yield f"  {kept.at - since:+7.1f} s  captured {_aim(document)}:"
     threads = [(process, thread) for process in document["processes"] for thread in process["seen"]]
     for process, thread in threads[:THREADS_SHOWN]:
-        yield f"    {process['pid']} {plain(process['name'])}: {_thread(thread)}{_innermost(thread)}"
+        frames = thread.get("python", {}).get("frames", [])[:FRAMES_SHOWN]
+        within = " < ".join(_frame(frame | {"file": frame["file"].rpartition("/")[2]}) for frame in frames)
+        yield f"    {process['pid']} {plain(process['name'])}: {_thread(thread)}" + (within and f": {within}")
     if len(threads) > THREADS_SHOWN:
         yield f"    and {len(threads) - THREADS_SHOWN} threads more: `gpuwarden ledger evidence` has them"
-    yield from (f"    {line}" for line in _drawn(document, since=since, columns=CURVE_COLUMNS))
-    yield from (f"    {plain(each)}" for each in _what_lacks(document))
+    yield from (f"    {line}" for line in _curves(document["curves"], since=since, columns=CURVE_COLUMNS))
+    yield from (f"    {line}" for line in _missing(document))
 
 
 def in_full(kept: Kept) -> Iterator[str]:
@@ -56,19 +46,23 @@ def in_full(kept: Kept) -> Iterator[str]:
     document = kept.document
     on = "" if kept.host is None else f" on {plain(kept.host)}"
     yield f"captured {_aim(document)} at {when(kept.at)}{on}, in {document['took_s']:.1f} s"
-    yield from (f"  {plain(each)}" for each in _what_lacks(document))
-    if document["facts"] is not None:
-        yield f"  the exporter: {', '.join(_figures(document['facts']))}"
-    yield from (f"  {line}" for line in _drawn(document, since=None, columns=curves.POINTS_MAX))
+    yield from (f"  {line}" for line in _missing(document))
+    facts = [f"{name} {value}" for name, value in (document["facts"] or {}).items() if value is not None]
+    yield f"  the exporter: {plain(', '.join(facts)) or 'nothing'}"
+    yield from (f"  {line}" for line in _curves(document["curves"], since=None, columns=POINTS_MAX))
     for process in document["processes"]:
         state = STATES.get(process["state"], process["state"])
         yield f"  process {process['pid']} {plain(process['name'])}, {state}, {process['threads']} threads"
         for thread in process["seen"]:
             yield f"    {_thread(thread)}"
-            yield from _details(thread)
+            if thread["stack"]:
+                yield f"      kernel: {plain(' < '.join(thread['stack']))}"
+            python = thread.get("python", {"frames": [], "frames_cut": 0})
+            yield from (f"      {_frame(frame)}" for frame in python["frames"])
+            if python["frames_cut"]:
+                yield f"      and {python['frames_cut']} frames more"
     for log in document["logs"]:
-        cut = f", after {log['cut_bytes']} bytes more" if log["cut_bytes"] else ""
-        yield f"  the last lines of {plain(log['source'])}{cut}:"
+        yield f"  the last lines of {plain(log['source'])}:"
         yield from (f"    {plain(line)}" for line in log["lines"])
 
 
@@ -76,102 +70,58 @@ def _aim(document: _Fields) -> str:
     return "before the stop" if document["armed"] else "in dry run, where no stop followed"
 
 
-def _what_lacks(document: _Fields) -> Iterator[str]:
-    if document["cut_short"]:
-        yield document["cut_short"]
-    yield from document["notes"]
+def _missing(document: _Fields) -> Iterator[str]:
+    yield from (plain(each) for each in (document["cut_short"], *document["notes"]) if each)
     if document["left_out_bytes"]:
         yield f"{document['left_out_bytes']} bytes more were seen than are kept (--capture-max-bytes)"
 
 
-def _figures(facts: _Fields) -> Iterator[str]:
-    for name, words, unit in _FIGURES:
-        if name in facts:
-            yield f"{words} {plain(_figure(facts[name], unit))}"
-
-
-def _figure(value: object, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.1f}{unit}" if isinstance(value, float) else f"{value}{unit}"
-
-
-def _drawn(document: _Fields, *, since: float | None, columns: int) -> Iterator[str]:
-    """The curves, a line each, after one that tells from when to when: since the episode opened, or as local times."""
-    found = document.get("curves", [])  # what an older version kept has none
-    if not found:
-        return
-    at, step_s = found[0]["at"], found[0]["step_s"]
-    until = at + (len(found[0]["values"]) - 1) * step_s
-    told = [when(each) if since is None else f"{each - since:+.0f} s" for each in (at, until)]
-    yield f"{told[0]} to {told[1]}, {step_s} s from point to point:"
-    names = [plain(curves.named(each["metric"], each["gpu"])) for each in found]
-    for name, curve in zip(names, found, strict=True):
-        yield f"  {name:{max(map(len, names))}} |{_bars(curve, columns)}| {_range(curve)}"
-
-
-def _bars(curve: _Fields, columns: int) -> str:
-    """The greatest of the points in each column, from zero up; a blank where none of them is known."""
-    values, is_share = curve["values"], curve["metric"].endswith("_ratio")
-    top = 1.0 if is_share else max(value for value in values if value is not None)
-    columns = min(columns, len(values))
-    bars = ""
-    for column in range(columns):
-        among = values[column * len(values) // columns : (column + 1) * len(values) // columns]
-        highest = max((value for value in among if value is not None), default=None)
-        share = 0.0 if highest is None or top <= 0.0 else highest / top
-        bars += " " if highest is None else _BARS[min(len(_BARS) - 1, max(0, int(share * len(_BARS))))]
-    return bars
-
-
-def _range(curve: _Fields) -> str:
-    metric, known = curve["metric"], [value for value in curve["values"] if value is not None]
-    last = curve["values"][-1]
-    told = "unknown" if last is None else _amount(metric, last)
-    return f"{_amount(metric, min(known))} to {_amount(metric, max(known))}, at last {told}"
-
-
-def _amount(metric: str, value: float) -> str:
-    if metric.endswith("_bytes"):
-        return f"{value / 2**20:.0f} MiB"
-    return f"{value:.0%}" if metric.endswith("_ratio") else f"{value:.1f} s"
-
-
 def _thread(thread: _Fields) -> str:
-    """One thread in a line: who it is, where it waits, whether it holds Python's lock."""
-    stack = thread.get("python") or thread.get("native") or {}
-    if thread["tid"] is None:
-        return f"a thread whose number is not known, {plain(stack['name'] or 'without a name')}"
+    """One thread in a line: its name, where it waits, and whether it holds Python's lock."""
+    python = thread.get("python", {})
+    state = STATES.get(thread["state"], thread["state"] or "unknown")
     waits = f"in {plain(thread['wchan'])}" if thread["wchan"] else "in no wait (or none that may be read)"
-    state = STATES.get(thread["state"], thread["state"])
-    told = f"thread {thread['tid']} {plain(stack.get('name') or thread['name'])}, {state}, {waits}"
-    holds = ", holds Python's lock" if stack.get("owns_gil") else ""
-    return f"{told}, {thread['cpu_ticks']} ticks of CPU{holds}"
-
-
-def _innermost(thread: _Fields) -> str:
-    frames = (thread.get("python") or {}).get("frames", [])[:FRAMES_SHOWN]
-    return "".join(f"{' < ' if number else ': '}{_frame(frame)}" for number, frame in enumerate(frames))
+    holds = ", holds Python's lock" if python.get("owns_gil") else ""
+    name = plain(python.get("name") or thread["name"])
+    return f"thread {thread['tid']} {name}, {state}, {waits}, {thread['cpu_ticks']} ticks of CPU{holds}"
 
 
 def _frame(frame: _Fields) -> str:
     line = f":{frame['line']}" if frame["line"] else ""
-    return plain(f"{frame['function']} ({frame['file'].rpartition('/')[2]}{line})")
+    return plain(f"{frame['function']} ({frame['file']}{line})")
 
 
-def _details(thread: _Fields) -> Iterator[str]:
-    """Its stacks, innermost first; the Python ones once more with native code among them, where that was had."""
-    if thread.get("syscall"):
-        yield f"      system call: {plain(thread['syscall'])}"
-    if thread.get("stack"):
-        yield f"      kernel: {plain(' < '.join(thread['stack']))}"
-    for kind in ("python", "native"):
-        if kind in thread:
-            yield f"      {'Python' if kind == 'python' else 'Python and native code'}:"
-            for frame in thread[kind]["frames"]:
-                line = f":{frame['line']}" if frame["line"] else ""
-                yield f"        {plain(frame['function'])} ({plain(frame['file'])}{line})"
-            if thread[kind]["frames_cut"]:
-                yield f"        and {thread[kind]['frames_cut']} frames more"
+def _curves(curves: Sequence[_Fields], *, since: float | None, columns: int) -> Iterator[str]:
+    """A line each, after one with the first and the last time: seconds after `since`, or local times."""
+    if not curves:
+        return
+    at, step_s = curves[0]["at"], curves[0]["step_s"]
+    until = at + (len(curves[0]["values"]) - 1) * step_s
+    first, last = (when(each) if since is None else f"{each - since:+.0f} s" for each in (at, until))
+    yield f"{first} to {last}, {step_s} s from point to point:"
+    names = [plain(named(each["metric"], each["gpu"])) for each in curves]
+    for name, curve in zip(names, curves, strict=True):
+        metric, values = curve["metric"], curve["values"]
+        known = [value for value in values if value is not None]
+        least, most, last = (_amount(metric, each) for each in (min(known), max(known), values[-1]))
+        bars = _bars(values, 1.0 if metric.endswith("_ratio") else max(known), min(columns, len(values)))
+        yield f"  {name:{max(map(len, names))}} |{bars}| {least} to {most}, at last {last}"
+
+
+def _bars(values: Sequence[float | None], top: float, columns: int) -> str:
+    """The greatest of the points in each column, from zero up; a blank where none of them is known."""
+    bars = ""
+    for column in range(columns):
+        among = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+        known = [value for value in among if value is not None]
+        share = max(known) / top if known and top > 0.0 else 0.0
+        bars += _BARS[min(len(_BARS) - 1, max(0, int(share * len(_BARS))))] if known else " "
+    return bars
+
+
+def _amount(metric: str, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if metric.endswith("_bytes"):
+        return f"{value / 2**20:.0f} MiB"
+    return f"{value:.0%}" if metric.endswith("_ratio") else f"{value:.1f} s"

@@ -15,11 +15,11 @@ from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
 from remediator.actuators.systemd import SystemdActuator
 from remediator.capture import Captor, find_py_spy
+from remediator.curves import Curves
 from remediator.execute import Executor, ExecutorLock, Hands, Pace
 from remediator.ledger import Ledger
 from remediator.plan import Limits
 from remediator.policy import PolicyFile
-from remediator.prometheus import Prometheus
 from remediator.queues.builtin import BuiltinQueue
 from remediator.safety import Safeguards
 from remediator.settings import ExecuteSettings
@@ -57,14 +57,14 @@ def execute(settings: ExecuteSettings) -> None:
         silences = None
         if settings.alertmanager:
             silences = parts.enter_context(closing(Silences(settings.alertmanager)))
-        prometheus = None
-        if settings.prometheus:
-            prometheus = parts.enter_context(closing(Prometheus(settings.prometheus)))
+        curves = None
+        if settings.prometheus and settings.curves_s:
+            curves = parts.enter_context(closing(Curves(settings.prometheus, around_s=settings.curves_s)))
         hands = Hands(
             witness=witness,
             queue=BuiltinQueue(store),
             actuators=actuators,
-            captor=_captor(settings, prometheus),
+            captor=_captor(settings, curves),
             silences=silences,
             policy=None if settings.policy is None else PolicyFile(settings.policy),
         )
@@ -94,7 +94,7 @@ def _engines(settings: ExecuteSettings) -> dict[str, str]:
     return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
 
 
-def _captor(settings: ExecuteSettings, prometheus: Prometheus | None) -> Captor | None:
+def _captor(settings: ExecuteSettings, curves: Curves | None) -> Captor | None:
     if not settings.capture_s:
         return None
     py_spy = find_py_spy()
@@ -106,8 +106,7 @@ def _captor(settings: ExecuteSettings, prometheus: Prometheus | None) -> Captor 
         engines=_engines(settings),
         job_logs=settings.job_logs,
         py_spy=py_spy,
-        curves_s=settings.curves_s,
-        prometheus=prometheus,
+        curves=curves,
     )
 
 

@@ -34,7 +34,7 @@ LOOK = """
 import json, subprocess, sys, time
 from remediator import bystander, capture
 request = {"until_s": time.monotonic() + 20, "pids": [int(sys.argv[1])], "cgroup": None, "session": None,
-           "py_spy": str(capture.find_py_spy()), "native": False, "log_files": [], "container": None, "docker": None}
+           "py_spy": str(capture.find_py_spy()), "log_files": [], "container": None, "engine": None}
 subprocess.run([sys.executable, "-IS", bystander.__file__, json.dumps(request)], check=True)
 """
 

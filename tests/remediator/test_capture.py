@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import Trip
 from remediator import bystander
 from remediator.capture import Captor, Captured, find_py_spy
 from tests.remediator import builders as build
@@ -99,7 +97,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_thread_that_holds_pythons_lock_in_native_code_is_named_with_its_frames_and_its_wait() -> None:
+def test_a_thread_that_holds_pythons_lock_in_native_code_is_named_with_its_frames() -> None:
     with wedged(WITH_THE_LOCK) as pid:
         captured = capture(pid)
 
@@ -107,9 +105,6 @@ def test_a_thread_that_holds_pythons_lock_in_native_code_is_named_with_its_frame
         assert captured.document["cut_short"] is None
         assert (thread["state"], thread["python"]["name"], thread["python"]["owns_gil"]) == ("S", "MainThread", True)
         assert functions(thread["python"]) == ["forward", "train", "<module>"]
-        assert "pause" in functions(thread["native"])
-        assert functions(thread["native"])[-4:-1] == ["forward", "train", "<module>"]
-        eventually(lambda: state(pid) == "S", "it waits again")
 
 
 def test_a_thread_that_sleeps_without_the_lock_is_not_said_to_hold_it_and_each_thread_is_told_of() -> None:
@@ -133,7 +128,6 @@ def test_the_kernel_tells_where_a_thread_waits_and_how_much_cpu_it_has_used() ->
         assert thread["cpu_ticks"] > 10
         if os.geteuid() == 0:
             assert "nanosleep" in thread["stack"][0]
-        assert thread["syscall"].split()[0].isdigit()
 
 
 def test_a_thread_that_runs_has_no_wait() -> None:
@@ -141,41 +135,6 @@ def test_a_thread_that_runs_has_no_wait() -> None:
         thread = main_thread(capture(pid), pid)
 
         assert (thread["state"], thread["wchan"]) == ("R", None)
-
-
-def test_of_a_stopped_process_there_are_python_stacks_and_no_native_ones_and_it_stays_stopped() -> None:
-    with wedged() as pid:
-        os.kill(pid, signal.SIGSTOP)
-        eventually(lambda: state(pid) == "T", "it is stopped")
-
-        captured = capture(pid)
-
-        thread = main_thread(captured, pid)
-        assert functions(thread["python"]) == ["forward", "train", "<module>"]
-        assert "native" not in thread
-        assert captured.document["notes"] == [f"no native frames of process {pid}, of which a thread is stopped"]
-        assert state(pid) == "T"
-
-
-@pytest.mark.parametrize("known_by", [Trip.DEAD_WORKER, Trip.STALL])
-def test_a_worker_that_is_accused_of_being_dead_is_not_stopped_for_native_frames(known_by: Trip) -> None:
-    accused = build.episode(trip=known_by, trips=frozenset({Trip.STALL, Trip.DEAD_WORKER}))
-    with wedged() as pid:
-        target = build.container(kind="process", pids=frozenset({pid}), cgroup=None)
-        captured = captor().capture(accused, target, build.evidence(), armed=True, now=build.NOW)
-
-        thread = main_thread(captured, pid)
-        assert ("python" in thread, "native" in thread) == (True, False)
-
-
-def test_in_a_dry_run_nothing_is_stopped_for_native_frames() -> None:
-    with wedged() as pid:
-        dry, armed = capture(pid, armed=False), capture(pid)
-
-        assert "native" in main_thread(armed, pid)
-        assert "native" not in main_thread(dry, pid)
-        assert functions(main_thread(dry, pid)["python"]) == ["forward", "train", "<module>"]
-        assert (dry.document["notes"], dry.document["armed"]) == ([], False)
 
 
 def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
@@ -189,17 +148,15 @@ def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
         assert main_thread(captured, pid)["wchan"]
 
 
-def test_where_it_may_not_trace_there_is_one_sentence_for_each_kind_of_stack() -> None:
+def test_where_it_may_not_trace_a_sentence_says_so() -> None:
     undumpable = WEDGE.replace("train()\n", "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\ntrain()\n")
     drop = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace") if os.geteuid() == 0 else ()
     with python(undumpable.format(call=WITHOUT_IT)) as pid:
         captured = capture(pid, by=captor(look=(*drop, *LOOK)))
 
-        notes = captured.document["notes"]
-        assert [note.partition(": ")[0] for note in notes] == [
-            f"no Python stacks of process {pid}", f"no native frames of process {pid}",
-        ]  # fmt: skip
-        assert "Permission" in notes[0]
+        (note,) = captured.document["notes"]
+        assert note.startswith(f"no Python stacks of process {pid}: ")
+        assert "Permission" in note
         assert main_thread(captured, pid)["state"] == "S"
 
 
@@ -228,12 +185,12 @@ def test_a_process_that_has_ended_meanwhile_is_said_to_be_gone() -> None:
 def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> None:
     hangs = script(tmp_path / "py-spy", "exec sleep 600")
     with wedged() as pid:
-        captured = capture(pid, by=captor(for_s=10.0, py_spy=hangs), armed=False)
+        captured = capture(pid, by=captor(for_s=4.0, py_spy=hangs), armed=False)
 
-    assert bystander.PY_SPY_SHARE * 8.0 < captured.took_s < 10.0
+    assert 3.0 < captured.took_s < 5.0
     assert captured.document["cut_short"] is None
     (note,) = captured.document["notes"]
-    assert note.startswith(f"no Python stacks of process {pid}: py-spy did not come to an end within ")
+    assert note.startswith(f"no Python stacks of process {pid}: py-spy did not end within ")
     assert main_thread(captured, pid)["wchan"]
 
 
@@ -263,25 +220,6 @@ def test_a_look_that_cannot_be_started_says_why() -> None:
 
     assert captured.document["cut_short"].startswith("nothing was looked at: ")
     assert "No such file" in captured.document["cut_short"]
-
-
-def test_whom_a_py_spy_that_hangs_had_stopped_goes_on(tmp_path: Path) -> None:
-    code = """
-        import ctypes, sys, time
-        if "--native" in sys.argv:
-            ptrace_attach = 16
-            if ctypes.CDLL(None).ptrace(ptrace_attach, int(sys.argv[sys.argv.index("--pid") + 1]), None, None) == 0:
-                time.sleep(600)
-        print("[]")
-    """
-    hangs = tmp_path / "py-spy"
-    hangs.write_text(f"#!{sys.executable}\n{textwrap.dedent(code)}")
-    hangs.chmod(0o755)
-    with wedged() as pid:
-        captured = capture(pid, by=captor(for_s=3.0, py_spy=hangs))
-
-        assert any("no native frames" in note for note in captured.document["notes"])
-        eventually(lambda: state(pid) == "S", "it waits again")  # it runs for a moment, who was stopped in a call
 
 
 def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Path) -> None:
@@ -344,7 +282,7 @@ def test_more_than_may_be_kept_is_cut_the_stacks_first_and_how_much_is_told() ->
     assert len(json.dumps(cut.document)) <= 17 * 2**10
     assert cut.document["left_out_bytes"] > 16 * 2**10
     assert len(process(cut, pid)["seen"]) > 10
-    assert not any("native" in thread for thread in process(cut, pid)["seen"])
+    assert not all("python" in thread for thread in process(cut, pid)["seen"])
 
 
 def test_the_innermost_frames_of_a_deep_stack_are_kept() -> None:
@@ -388,7 +326,6 @@ def test_the_last_lines_of_its_output_are_kept(tmp_path: Path) -> None:
 
     assert kept["source"] == str(log)
     assert kept["lines"] == [f"line {number}" for number in range(150, 250)]
-    assert kept["cut_bytes"] > 0
 
 
 def test_of_long_lines_so_many_bytes_are_kept_as_may_be_and_no_byte_of_them_is_refused(tmp_path: Path) -> None:
@@ -398,11 +335,10 @@ def test_of_long_lines_so_many_bytes_are_kept_as_may_be_and_no_byte_of_them_is_r
     (kept,) = logs(log_file=str(log)).document["logs"]
 
     assert kept["lines"] == ["\\x00\\xff\x1b[2J", "last"]
-    assert kept["cut_bytes"] > 0
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_of_a_last_line_that_is_longer_than_that_the_end_is_kept_and_told_to_be_one(tmp_path: Path, end: str) -> None:
+def test_of_a_last_line_that_is_longer_than_that_the_end_is_kept(tmp_path: Path, end: str) -> None:
     log = tmp_path / "worker.log"
     log.write_text(f"before\n{'x' * 5 * 2**20}last{end}", encoding="ascii")
 
@@ -410,7 +346,6 @@ def test_of_a_last_line_that_is_longer_than_that_the_end_is_kept_and_told_to_be_
 
     ((line,),) = [each["lines"] for each in document["logs"]]
     assert (len(line + end), line[-6:]) == (bystander.LOG_MAX_BYTES, "xxlast")
-    assert f"the last line of {log} is longer than 16384 bytes: its end is kept" in document["notes"]
 
 
 @pytest.mark.parametrize(("length", "lines"), [(16378, ["x" * 16378, "last"]), (16379, ["last"])])
@@ -457,8 +392,8 @@ def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(t
         told += [note for note in captured.document["notes"] if "last lines" in note]
 
     assert told == [
-        "no last lines of the container: No such file or directory",
-        "no last lines of the container: its engine at tcp://127.0.0.1:2375 has no socket here",
+        "no last lines of the container's log: No such file or directory",
+        "no last lines of the container's log: the engine at tcp://127.0.0.1:2375 has no socket here",
     ]
 
 

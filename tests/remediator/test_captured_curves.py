@@ -1,6 +1,6 @@
 """The curves around a trip, asked for while the processes are looked at: they never hold up the stop beyond its bound.
 
-The ledger, the queue and the process are real. What a real Prometheus has is in `test_prometheus` and in the end-to-end
+The ledger, the queue and the process are real. What a real Prometheus has is in `test_real_curves` and in the e2e
 tests; here are those that are stopped or hang, and one that answers when it is told to.
 """
 
@@ -16,8 +16,8 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpuwarden.queue import JobStore
+from remediator.curves import Curves
 from remediator.ledger import Ledger
-from remediator.prometheus import Prometheus
 from tests.remediator.prometheus import Answering
 from tests.remediator.test_captured_first import ACCOUNT, LOOK, captor, executor, target, wedge
 from tests.remediator.test_execute import to_the_end, told
@@ -26,7 +26,7 @@ from tests.waiting import eventually
 __all__ = ["target"]  # a fixture
 
 NOBODY = "http://127.0.0.1:9"
-NAMES = "beat age, heartbeat age, GPU use of GPU-0, GPU memory of GPU-0, RAM"
+NAMES = "beat age, heartbeat age, GPU use, GPU memory, RAM"
 
 
 @pytest.fixture
@@ -36,33 +36,25 @@ def backend() -> str:
 
 
 @pytest.fixture
-def asking() -> Iterator[Callable[[str], Prometheus]]:
+def asking() -> Iterator[Callable[[str], Curves]]:
     """Clients of a Prometheus at an address, to the end of the test."""
     with ExitStack() as stack:
-        yield lambda url: stack.enter_context(closing(Prometheus([url])))
+        yield lambda url: stack.enter_context(closing(Curves([url], around_s=900.0)))
 
 
 def test_a_prometheus_that_is_stopped_costs_its_curves_alone_and_the_stop_comes(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Prometheus]
+    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
-    by = captor(py_spy=None, curves_s=900.0, prometheus=asking(NOBODY))
+    by = captor(py_spy=None, curves=asking(NOBODY))
 
     to_the_end(executor(ledger, store, world, by), ledger)
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
     document = ledger.captures(1)[0].document
-    why = f"{NOBODY} does not tell: All connection attempts failed"
+    why = f"{NOBODY} does not answer: All connection attempts failed"
     assert (document["curves"], noted(document)) == ([], f"no curve of {NAMES}: {why}")
     assert document["processes"][0]["pid"] == target
-
-
-def test_where_there_is_no_prometheus_to_ask_that_is_said(ledger: Ledger, store: JobStore, target: int) -> None:
-    world, _ = wedge(ledger, store, target)
-
-    to_the_end(executor(ledger, store, world, captor(curves_s=900.0)), ledger)
-
-    assert noted(ledger.captures(1)[0].document) == f"no curve of {NAMES}: there is no Prometheus to ask (--prometheus)"
 
 
 def noted(document: Mapping[str, Any]) -> str:
@@ -81,50 +73,49 @@ class Stand(Answering):
     def answer(self, _: str) -> tuple[int, bytes]:
         self._waits()
         end = int(parse_qs(self.asked[-1])["end"][0])
-        line = {"metric": {}, "values": [[end, "130"]]}
-        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [line]}}).encode()
+        names = ("job_beat_age_seconds", "worker_heartbeat_age_seconds", "container_memory_bytes")
+        lines = [{"metric": {"__name__": f"gpuwarden_{name}"}, "values": [[end, "130"]]} for name in names]
+        return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": lines}}).encode()
 
 
 def test_a_prometheus_that_hangs_delays_the_stop_to_the_bound_and_no_longer(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Prometheus]
+    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
     ends = threading.Event()
     with Stand(lambda: ends.wait(30)) as hangs:
-        to_the_end(
-            executor(ledger, store, world, captor(for_s=2.0, curves_s=900.0, prometheus=asking(hangs.url))), ledger
-        )
+        to_the_end(executor(ledger, store, world, captor(for_s=2.0, curves=asking(hangs.url))), ledger)
         ends.set()
 
     assert box.calls == ["stop", "start"]
     document = ledger.captures(1)[0].document
-    assert noted(document) == f"no curve of {NAMES}: {hangs.url} does not tell: no answer within 1.8 s"
+    assert noted(document) == f"no curve of {NAMES}: {hangs.url} does not answer: no answer within 1.8 s"
     assert 1.8 <= document["took_s"] < 4.0
     assert document["processes"][0]["pid"] == target
 
 
 def test_a_client_that_hangs_itself_is_not_waited_for_beyond_the_bound(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Prometheus]
+    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
-    prometheus, ends = asking(NOBODY), threading.Event()
+    client, ends = asking(NOBODY), threading.Event()
 
     async def hang() -> None:
         ends.wait(30)
 
-    prometheus._loop.start(hang())
-    to_the_end(executor(ledger, store, world, captor(for_s=2.0, curves_s=900.0, prometheus=prometheus)), ledger)
+    client._loop.start(hang())
+    to_the_end(executor(ledger, store, world, captor(for_s=2.0, curves=client)), ledger)
     ends.set()
-    prometheus._loop.run(asyncio.sleep(0.05))  # what was asked in vain comes to its end
+    client._loop.run(asyncio.sleep(0.05))  # what was asked in vain comes to its end
 
     assert box.calls == ["stop", "start"]
     document = ledger.captures(1)[0].document
-    assert noted(document) == f"no curve of {NAMES}: no time was left"
+    assert noted(document) == "no curves: no time was left"
     assert 2.0 <= document["took_s"] < 4.0
 
 
 def test_prometheus_answers_while_the_processes_are_looked_at(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path, asking: Callable[[str], Prometheus]
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path, asking: Callable[[str], Curves]
 ) -> None:
     """Each waits for the other to have begun, so that one after the other would see nothing."""
     world, _ = wedge(ledger, store, target)
@@ -135,7 +126,7 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
         eventually((tmp_path / "looks").exists, "the look has begun")
 
     with Stand(both) as stand:
-        by = captor(look=("sh", "-c", looks, "sh", *LOOK), curves_s=900.0, prometheus=asking(stand.url))
+        by = captor(look=("sh", "-c", looks, "sh", *LOOK), curves=asking(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
     document = ledger.captures(1)[0].document
@@ -146,17 +137,15 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
         "gpuwarden_container_memory_bytes",
     ]
     assert document["curves"][0]["values"][-1] == 130.0
-    assert noted(document) == (
-        f"no curve of GPU use of GPU-0, GPU memory of GPU-0: {stand.url} has no sample of it then"
-    )
+    assert noted(document) == f"no curve of GPU use, GPU memory: {stand.url} has no sample of it"
 
 
 def test_curves_that_are_more_than_may_be_kept_are_counted_with_what_was_left_out(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Prometheus]
+    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
 ) -> None:
     world, _ = wedge(ledger, store, target)
     with Stand(lambda: None) as stand:
-        by = captor(max_bytes=1000, curves_s=900.0, prometheus=asking(stand.url))
+        by = captor(max_bytes=1000, curves=asking(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
     document = ledger.captures(1)[0].document

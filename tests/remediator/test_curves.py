@@ -1,33 +1,17 @@
-"""What Prometheus is asked for about the time around a trip, and what its answers show."""
+"""The curves around a trip: what Prometheus is asked, and what is kept of its answers."""
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from remediator.curves import (
-    NAMES,
-    POINTS_MAX,
-    Curve,
-    CurvesError,
-    Said,
-    Sought,
-    Window,
-    choose,
-    named,
-    quoted,
-    read,
-    seek,
-    window,
-)
+from remediator.curves import NAMES, POINTS_MAX, Curve, CurvesError, Window, expression, metrics, quoted, read, window
 from remediator.plan import Subject
 from tests.exporter import golden
 from tests.remediator import builders as build
-from tests.remediator.builders import NOW
 
 pytestmark = pytest.mark.pure
 
@@ -40,55 +24,34 @@ RAM = "gpuwarden_container_memory_bytes"
 OVER = Window(at=1000, step_s=10, points=4)
 
 
-def sought(episode: Any = None, place: Any = None, **how: Any) -> Sought:
-    asked = {"now": NOW + 3.0, "around_s": 900.0, **how}
-    return seek(episode or build.episode(), place or build.evidence(), **asked)
-
-
-def wanted(metric: str, **how: Any) -> Any:
-    return next(each for each in sought(**how).wanted if each.metric == metric)
-
-
 # --- what is asked for
 
 
 @pytest.mark.parametrize(
-    ("episode", "place", "metrics"),
+    ("subject", "wanted"),
     [
-        pytest.param(build.episode(), build.evidence(), [BEAT, HEARTBEAT, USE, GPU_MEMORY, RAM], id="a worker"),
-        pytest.param(build.episode(), build.evidence(gpus=[]), [BEAT, HEARTBEAT, RAM], id="a worker without a GPU"),
-        pytest.param(build.episode(), build.evidence(gpus=None), [BEAT, HEARTBEAT, RAM], id="with unknown GPUs"),
-        pytest.param(build.server_episode(), build.server(), [UNANSWERED, USE, GPU_MEMORY, RAM], id="a server"),
-        pytest.param(
-            build.server_episode(subject=Subject.TENANT), build.server(), [USE, GPU_MEMORY, RAM], id="a tenant"
-        ),
+        (Subject.WORKER, [BEAT, HEARTBEAT, USE, GPU_MEMORY, RAM]),
+        (Subject.SERVER, [UNANSWERED, USE, GPU_MEMORY, RAM]),
+        (Subject.TENANT, [USE, GPU_MEMORY, RAM]),
     ],
 )
-def test_of_each_target_its_own_figures_are_asked_for(episode: Any, place: Any, metrics: list[str]) -> None:
-    assert [each.metric for each in sought(episode, place).wanted] == metrics
+def test_each_kind_of_target_has_its_own_series(subject: Subject, wanted: list[str]) -> None:
+    assert metrics(subject) == wanted
 
 
-def test_what_is_asked_is_narrowed_to_the_target_and_to_fresh_samples() -> None:
-    beat, memory = wanted(BEAT), wanted(GPU_MEMORY, place=build.evidence(gpus=["GPU-1", "GPU-0"]))
-
-    its = f'{BEAT}{{host="box1",container="c1",worker="w1"}}'
-    assert beat.expression == f"max by (gpu) ({its} unless time() - timestamp({its}) > 130)"
-    assert beat.gpus == (None,)
-    assert (memory.selector, memory.gpus) == (f'{GPU_MEMORY}{{host="box1",container="c1"}}', ["GPU-0", "GPU-1"])
-
-
-def test_without_the_names_of_its_series_nothing_is_asked() -> None:
-    for place in (None, build.evidence(container=None)):
-        with pytest.raises(CurvesError, match="does not tell which container it is"):
-            seek(build.episode(), place, now=NOW, around_s=900.0)
-
-
-def test_a_name_stands_in_an_expression_as_a_string_and_as_nothing_else() -> None:
+def test_a_worker_is_asked_for_by_its_names_as_strings_and_as_nothing_else() -> None:
     hostile = 'c1"} or vector(1) #\\\n\x00☃\ud800'
 
-    (selector,) = {wanted(RAM, place=build.evidence(container=hostile)).selector}
+    asked = expression([BEAT, RAM], host="box1", container=hostile, episode=build.episode(worker="w.1"))
 
-    assert selector == f'{RAM}{{host="box1",container="c1\\"}} or vector(1) #\\\\\\n\\u0000☃\\\\ud800"}}'
+    its = f'{{__name__=~"{BEAT}|{RAM}",host="box1",container="c1\\"}} or vector(1) #\\\\\\n\\u0000☃\\\\ud800"'
+    assert asked == f'max by (__name__, gpu) ({its},worker=~"w\\\\.1|"}})'
+
+
+def test_of_a_server_only_the_containers_own_series_are_asked_for() -> None:
+    asked = expression([RAM], host="box1", container="c1", episode=build.server_episode())
+
+    assert asked == f'max by (__name__, gpu) ({{__name__=~"{RAM}",host="box1",container="c1",worker=~""}})'
 
 
 @given(some.text())
@@ -146,8 +109,8 @@ def answer(*lines: tuple[dict[str, str], list[Any]], **more: Any) -> bytes:
 
 
 def drawn(*values: Any, gpu: str | None = None, metric: str = BEAT) -> list[Curve]:
-    line = ({} if gpu is None else {"gpu": gpu}, list(values))
-    return list(read(answer(line), wanted(metric), OVER, source="http://a"))
+    line = {"__name__": metric} | ({} if gpu is None else {"gpu": gpu})
+    return list(read(answer((line, list(values))), OVER, source="http://a"))
 
 
 def test_what_is_known_stands_at_its_time_and_the_rest_is_a_gap() -> None:
@@ -156,7 +119,6 @@ def test_what_is_known_stands_at_its_time_and_the_rest_is_a_gap() -> None:
     assert curve == Curve(
         metric=BEAT, gpu=None, source="http://a", at=1000, step_s=10, values=[0.25, None, None, 30.1235]
     )
-    assert curve.known == 2
 
 
 @pytest.mark.parametrize("odd", ["NaN", "+Inf", "-Inf"])
@@ -176,11 +138,12 @@ def test_a_curve_of_which_nothing_is_known_is_none() -> None:
     assert drawn([1000, "NaN"]) == []
 
 
-def test_of_other_gpus_than_the_targets_nothing_is_drawn() -> None:
-    assert [each.gpu for each in drawn([1000, "1"], gpu="GPU-0", metric=USE)] == ["GPU-0"]
-    assert drawn([1000, "1"], gpu="GPU-9", metric=USE) == []
-    assert drawn([1000, "1"], metric=USE) == []
-    assert drawn([1000, "1"], gpu="GPU-0") == []
+def test_the_curves_of_each_gpu_stand_in_the_order_of_their_names() -> None:
+    lines = [({"__name__": metric, "gpu": gpu}, [[1000, "1"]]) for metric in (GPU_MEMORY, USE) for gpu in ("b", "a")]
+
+    found = read(answer(*lines, ({"__name__": "another"}, [[1000, "1"]])), OVER, source="http://a")
+
+    assert [(each.metric, each.gpu) for each in found] == [(USE, "a"), (USE, "b"), (GPU_MEMORY, "a"), (GPU_MEMORY, "b")]
 
 
 @pytest.mark.parametrize(
@@ -196,51 +159,4 @@ def test_of_other_gpus_than_the_targets_nothing_is_drawn() -> None:
 )
 def test_what_cannot_be_read_or_may_not_be_whole_is_no_answer(found: bytes, because: str) -> None:
     with pytest.raises(CurvesError, match=because):
-        list(read(found, wanted(BEAT), OVER, source="http://a"))
-
-
-# --- what is kept of it
-
-
-def curve(metric: str, *values: float | None, gpu: str | None = None, source: str = "a") -> Curve:
-    return Curve(metric=metric, gpu=gpu, source=source, at=1000, step_s=10, values=values)
-
-
-def test_of_several_that_have_a_curve_the_one_that_knows_most_is_kept_and_the_first_of_equals() -> None:
-    asked = replace(sought(), wanted=[wanted(BEAT), wanted(RAM)])
-    a = Said(source="a", curves=[curve(BEAT, 1.0, None), curve(RAM, 1.0, 2.0)], why={})
-    b = Said(source="b", curves=[curve(BEAT, 1.0, 2.0, source="b"), curve(RAM, 1.0, 2.0, source="b")], why={})
-
-    kept, notes = choose(asked, [a, b])
-
-    assert [(each.metric, each.source) for each in kept] == [(BEAT, "b"), (RAM, "a")]
-    assert notes == []
-
-
-def test_what_one_of_them_has_is_not_missing() -> None:
-    asked = replace(sought(), wanted=[wanted(RAM)])
-    dead, alive = Said(source="a", curves=[], why={RAM: "x"}), Said(source="b", curves=[curve(RAM, 1.0)], why={})
-
-    kept, notes = choose(asked, [dead, alive])
-
-    assert (len(kept), notes) == (1, [])
-
-
-def test_which_curves_nobody_has_is_told_with_what_each_said_of_them() -> None:
-    asked = sought(place=build.evidence(gpus=["GPU-0", "GPU-1"]))
-    a = Said(source="a", curves=[curve(USE, 0.0, gpu="GPU-1")], why={})
-    b = Said(source="b", curves=[], why={each.metric: "no answer within 4.5 s" for each in asked.wanted[:-1]})
-
-    kept, notes = choose(asked, [a, b])
-
-    assert [(each.metric, each.gpu) for each in kept] == [(USE, "GPU-1")]
-    names = "beat age, heartbeat age, GPU use of GPU-0, GPU memory of GPU-0, GPU memory of GPU-1"
-    assert notes == [
-        f"no curve of {names}: a has no sample of it then; b does not tell: no answer within 4.5 s",
-        "no curve of RAM: a has no sample of it then; b has no sample of it then",
-    ]
-
-
-def test_each_curve_that_is_asked_for_has_a_name_in_words() -> None:
-    assert sought().names == ["beat age", "heartbeat age", "GPU use of GPU-0", "GPU memory of GPU-0", "RAM"]
-    assert named("gpuwarden_of_a_later_version") == "gpuwarden_of_a_later_version"
+        read(found, OVER, source="http://a")

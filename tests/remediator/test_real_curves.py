@@ -1,0 +1,106 @@
+"""The curves of a real Prometheus that scrapes a host which publishes what a test sets."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from remediator.curves import Curves, Found
+from tests.remediator import builders as build
+from tests.remediator import prometheus as real
+from tests.remediator.prometheus import Scraped
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.needs_parts
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def scraped() -> Iterator[Scraped]:
+    with Scraped() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def running(scraped: Scraped, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with real.prometheus(tmp_path_factory.mktemp("prometheus") / "its", scraped.address) as url:
+        yield url
+
+
+@pytest.fixture
+def host(scraped: Scraped) -> Scraped:
+    """The host that Prometheus scrapes. Each test has containers of its own."""
+    scraped.series = None
+    return scraped
+
+
+@pytest.fixture
+def asked(running: str) -> Iterator[Curves]:
+    with closing(Curves([running], around_s=60.0)) as its:
+        yield its
+
+
+BEAT = "gpuwarden_job_beat_age_seconds"
+USE = "gpuwarden_container_gpu_utilization_ratio"
+RAM = "gpuwarden_container_memory_bytes"
+
+
+def around_now(asked: Curves, container: str) -> Found:
+    now = time.time()
+    episode, place = build.episode(opened_at=now), build.evidence(container=container)
+    return asked.begin(episode, place, now=now, within_s=5.0).result(10.0)
+
+
+def values(asked: Curves, metric: str, container: str) -> list[float | None]:
+    """The points of one series in the minute before now, a second apart."""
+    return [value for each in around_now(asked, container)[0] if each.metric == metric for value in each.values]
+
+
+def known(asked: Curves, metric: str, container: str) -> list[float]:
+    return [value for value in values(asked, metric, container) if value is not None]
+
+
+def test_a_beat_that_stopped_is_seen_and_a_host_that_was_not_scraped_is_a_gap_and_no_zero(
+    host: Scraped, asked: Curves, running: str
+) -> None:
+    still = {(USE, 'container="its",gpu="GPU-0"'): 0.0, (RAM, 'container="its"'): 2.0**30}
+    host.series = {(BEAT, 'container="its",worker="w1"'): 1.0, (BEAT, 'container="its",worker="w2"'): 999.0, **still}
+    eventually(lambda: known(asked, BEAT, "its")[-1:] == [1.0], "it beats")
+    host.series = {(BEAT, 'container="its",worker="w1"'): 130.0, **still}
+    eventually(lambda: known(asked, BEAT, "its")[-1:] == [130.0], "it is silent")
+    host.series = None
+    eventually(lambda: values(asked, BEAT, "its")[-1] is None, "it is not seen")
+
+    found, notes = around_now(asked, "its")
+
+    assert [(each.metric, each.gpu) for each in found] == [(BEAT, None), (USE, "GPU-0"), (RAM, None)]
+    beat, use, ram = (each.values for each in found)
+    assert sorted({value for value in beat if value is not None}) == [1.0, 130.0]
+    assert beat.index(1.0) < beat.index(130.0)
+    assert (beat[0], beat[-1]) == (None, None)
+    assert (set(use), set(ram)) == ({None, 0.0}, {None, round(2**30, -4)})
+    assert notes == [f"no curve of heartbeat age, GPU memory: {running} has no sample of it"]
+
+
+def test_a_hostile_name_finds_its_own_curve_and_no_other(host: Scraped, asked: Curves) -> None:
+    hostile = 'c1"} or {container="other"} #\\'
+    on_the_page = hostile.replace("\\", "\\\\").replace('"', '\\"')
+    host.series = {(RAM, f'container="{on_the_page}"'): 7.0, (RAM, 'container="other"'): 9.0}
+
+    eventually(lambda: known(asked, RAM, "other"), "it is scraped")
+    assert set(known(asked, RAM, hostile)) == {7.0}
+    assert known(asked, RAM, hostile + "\n\ud800") == []
+
+
+def test_of_a_pair_of_which_one_is_stopped_the_other_answers(host: Scraped, running: str) -> None:
+    host.series = {(RAM, 'container="c1"'): 7.0}
+    with closing(Curves([NOBODY, running], around_s=60.0)) as both:
+        eventually(lambda: known(both, RAM, "c1"), "the other one answers")
+
+        found, (note,) = around_now(both, "c1")
+
+    assert {each.source for each in found} == {running}
+    assert f"{NOBODY} does not answer: All connection attempts failed" in note
+    assert "RAM" not in note
