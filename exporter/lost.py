@@ -4,8 +4,8 @@ Lost is what the driver calls lost, and what it told of before and does not list
 cannot tell just now is unknown, and not lost; so is every GPU of a driver that does not answer. A GPU that has not told
 its UUID is lost to people, and to no container: nobody knows who was given it.
 
-A part of a GPU (an instance, a partition, a virtual function) that is not listed any more is lost with its GPU, or has
-been unmade: then its GPU answers, and is cut otherwise than it was. Where that cannot be told it is unknown.
+An instance (MIG) that is not listed any more is lost with its GPU, or has been unmade: then its GPU answers. A
+partition or a virtual function that is unmade counts as lost until the exporter is restarted.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,10 @@ NOT_LISTED: Final = "the GPU is lost: its driver does not list it any more"
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """For how long each lost GPU has been lost, seconds, by UUID; and the GPUs that are `there`. Others are unknown.
-
-    `unmade` are those that were there and have been found to be no GPUs any more: theirs is cut otherwise now.
-    """
+    """For how long each lost GPU has been lost, seconds, by UUID; and the GPUs that are `there`. Others are unknown."""
 
     lost_s: Mapping[str, float] = field(default_factory=dict)
     there: frozenset[str] = frozenset()
-    unmade: frozenset[str] = frozenset()
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -48,7 +44,6 @@ class LossHistory:
     def __init__(self, *, gap_max_s: float) -> None:
         self._gap_max_s = gap_max_s
         self._known: dict[str, Gpu] = {}
-        self._words: dict[str, str] = {}
         self._seen_s: dict[str, tuple[float, float]] = {}
 
     def observe(self, readings: GpuReadings | None, *, now_s: float) -> tuple[Losses, GpuReadings | None]:
@@ -62,7 +57,6 @@ class LossHistory:
         if readings is None:
             return Losses(), None
         listed = {gpu.uuid: gpu for gpu in readings.gpus}
-        unmade = self._unmade(listed, readings)
         gone = self._gone(listed, readings)
         self._remember(readings.gpus)
         replaced = {gpu.index for gpu in gone}
@@ -81,26 +75,13 @@ class LossHistory:
         losses = Losses(
             lost_s={uuid: now_s - self._seen_s[uuid][0] for uuid in sorted(lost)},
             there=frozenset(uuid for uuid, gpu in listed.items() if gpu.lost is False),
-            unmade=unmade,
         )
         kept = _kept(gone, readings.gpus)
         known = {gpu.index for gpu in kept if gpu.mig is None}
         # Beside the one that it is it would be another, of which nothing is known.
         others = (gpu for gpu in readings.gpus if not (gpu.lost and _is_nameless(gpu) and gpu.index in known))
-        nodes = {node: uuid for node, uuid in readings.gone.items() if uuid not in unmade}
         gpus, dropped = (*others, *kept), tuple(gpu.uuid for gpu in gone)
-        return losses, replace(readings, gpus=gpus, dropped=dropped, gone=nodes)
-
-    def _unmade(self, listed: Mapping[str, Gpu], readings: GpuReadings) -> frozenset[str]:
-        """Forget what was told of before and is no GPU any more, for its GPU answers and is cut otherwise by now."""
-        found: set[str] = set()
-        for uuid, word in self._words.items():
-            cut = readings.cuts.get(self._known[uuid].cut_by or "")
-            if uuid not in listed and cut is not None and word not in cut.split():
-                found.add(uuid)
-        for uuid in found:
-            self._forget(uuid)
-        return frozenset(found)
+        return losses, replace(readings, gpus=gpus, dropped=dropped)
 
     def _gone(self, listed: Mapping[str, Gpu], readings: GpuReadings) -> list[Gpu]:
         """What was told of before, is not listed, and has no excuse."""
@@ -114,7 +95,6 @@ class LossHistory:
             and (gpu.node is None or gpu.node not in nodes)
             and _source(gpu) not in readings.failed
             and not (nameless and gpu.node is None)
-            and not self._may_be_unmade(gpu, readings)
         ]
         cards = {gpu.uuid for gpu in missed if gpu.mig is None}
         cards.update(gpu.uuid for gpu in listed.values() if gpu.lost)
@@ -123,28 +103,16 @@ class LossHistory:
             if gpu.mig is None or gpu.mig.parent in cards:
                 gone.append(gpu)
             elif gpu.mig.parent in listed and listed[gpu.mig.parent].lost is False:
-                self._forget(gpu.uuid)  # unmade: instances come and go under new names for ever
+                del self._known[gpu.uuid]  # unmade: instances come and go under new names for ever
         return gone
-
-    def _may_be_unmade(self, gpu: Gpu, readings: GpuReadings) -> bool:
-        """Whether its GPU is there, and it cannot be told whether that is cut as it was while this one was listed."""
-        if gpu.cut_by is None or gpu.cut_by not in readings.cuts:
-            return False
-        return readings.cuts[gpu.cut_by] is None or gpu.uuid not in self._words
 
     def _remember(self, gpus: tuple[Gpu, ...]) -> None:
         for gpu in gpus:
             if not _is_nameless(gpu):
                 self._known.pop(gpu.uuid, None)
                 self._known[gpu.uuid] = gpu
-                if gpu.cut_as is not None:
-                    self._words[gpu.uuid] = gpu.cut_as
         for uuid in list(self._known)[: len(self._known) - KNOWN_MAX]:
-            self._forget(uuid)
-
-    def _forget(self, uuid: str) -> None:
-        del self._known[uuid]
-        self._words.pop(uuid, None)
+            del self._known[uuid]
 
 
 def _kept(gone: list[Gpu], listed: tuple[Gpu, ...]) -> list[Gpu]:

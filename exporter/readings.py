@@ -139,10 +139,6 @@ class Gpu:
     xids_watched: bool = False
     """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
     mig: MigInstance | None = None
-    cut_by: str | None = None
-    """What of `GpuReadings.cuts` tells whether it is made, of one that is a part of a GPU, or a GPU that can be cut."""
-    cut_as: str | None = None
-    """The word there without which it is not made; `None` where that is not known just now."""
     lost: bool | None = False
     """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
 
@@ -268,8 +264,6 @@ class GpuReadings:
     host, or may be, and none of its GPUs is here. `unlisted` are the pids of which it could not be told which GPUs with
     a render node they have open, `None` where there are too many to name. `dropped` are the UUIDs of those that were
     read before, whose driver answers and lists them no more.
-    `cuts` say how each GPU that can be cut into parts is cut just now, in words, `None` where that cannot be told; one
-    that is not there, or does not answer, is not in it.
     """
 
     source: str
@@ -279,7 +273,6 @@ class GpuReadings:
     nvidia_unread: bool = False
     unlisted: tuple[int, ...] | None = ()
     dropped: tuple[str, ...] = ()
-    cuts: Mapping[str, str | None] = field(default_factory=dict)
 
     @cached_property
     def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:

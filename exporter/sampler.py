@@ -202,7 +202,6 @@ class Sampler:
         if found_gpus == self._found_gpus:  # then what has been worked out of them stands too
             found_gpus = self._found_gpus
         self._found_gpus = found_gpus
-        self._nodes = {node: uuid for node, uuid in self._nodes.items() if uuid not in self._losses.unmade}
         self._all_placed = found_workers is not None and all(
             each is not None and each.whole for each in listings.values()
         )
@@ -366,7 +365,6 @@ class Sampler:
             failed=tuple(source for source, readings in answers.items() if readings is None),
             gone={node: uuid for node, uuid in self._nodes.items() if node not in nodes},
             nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_be_there(),
-            cuts={by: cut for readings in told for by, cut in readings.cuts.items()},
             unlisted=None
             if any(readings.unlisted is None for readings in told)
             else tuple(pid for readings in told for pid in readings.unlisted or ()),

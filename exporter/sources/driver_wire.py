@@ -168,7 +168,6 @@ def parse(text: bytes) -> Told:
                 source=found["source"],
                 gpus=tuple(_gpu(**gpu) for gpu in found["gpus"]),
                 unlisted=None if unlisted is None else tuple(unlisted),
-                cuts=dict(found["cuts"]),
             )
         return (Failed if key == "failed" else Xid)(**found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -5,6 +5,7 @@ and programs, by the compute driver's topology (exporter/sources/kfd.py). Their 
 
     power/runtime_status    `suspended` is a GPU that is switched off: it does nothing, and a question would wake it
     gpu_busy_percent        how busy the whole GPU is; AMD alone
+    current_compute_partition   into how many parts it computes: SPX (one), DPX, TPX, QPX, CPX; AMD alone
     mem_info_vram_used      its own memory, bytes, in use by anyone and in all; AMD alone
     mem_info_vram_total
     hwmon/hwmonN/           temp1_input, thousandths of a degree Celsius; power1_average, else power1_input, and
@@ -20,6 +21,7 @@ busy; and no compute unit runs a wave of it, or, on chips that do not tell, the 
 there were queues, so that it is none of those that never move. All else is unknown.
 """
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +33,6 @@ from typing import Any, Final
 
 from exporter.readings import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.clients import FILES_MAX, PROC, Clients, Held, Holders
-from exporter.sources.cuts import HOSTS, XCP, Cuts, is_partitioned, settled, told_by
 from exporter.sources.driver_wire import HUNG, HUNG_FIGURES, Question
 from exporter.sources.kfd import NO_PART, SYS, Asks, Compute, Kfd, Node, Topology, number_in
 
@@ -44,6 +45,12 @@ GPU_OF_NUMBER: Final = "renderD{}"
 """What people call the GPU of whose files that process says that it reads them."""
 
 AMD: Final = frozenset({"amdgpu"})
+XCP: Final = re.compile(r"amdgpu_xcp[._][0-9]+")
+"""The name of a partition's device, which is always there (amdgpu_xcp_drv.c); with a dot on the first such kernels."""
+
+PARTITIONS: Final = frozenset({"DPX", "TPX", "QPX", "CPX"})
+"""What `current_compute_partition` says of an AMD GPU that is cut into parts; SPX is a whole one."""
+
 INTEL: Final = frozenset({"i915", "xe"})
 PERCENT_MAX: Final = 100
 
@@ -89,7 +96,6 @@ class _Seen:
     device: _Device
     compute_node: Node | None
     asleep: bool
-    cuts: Mapping[str, str | None]
     whole: bool
 
 
@@ -110,7 +116,6 @@ class DrmGpus:
         self._asks = asks
         self._drm = sys / "class/drm"
         self._bus = sys / "bus/pci/devices"
-        self._cuts = Cuts(drivers | (HOSTS if drivers & AMD else frozenset()), sys=sys, asks=asks)
         self._kfd = Kfd(sys=sys, asks=asks)
         self._clients = Clients(proc=proc, asks=asks)
         self._names: dict[tuple[str, str], str] = {}
@@ -134,12 +139,9 @@ class DrmGpus:
     def _read(self, question: Question) -> GpuReadings:
         if question.without:  # before any file of theirs
             question = _of_whole_gpus(question, self._devices(self._kfd.topology()))
-        before = self._cuts.look(question)
         topology = self._kfd.topology()
         devices = self._devices(topology)
         question = _of_whole_gpus(question, devices)
-        after = self._cuts.look(question)
-        cuts = settled(before, after, topology)
         computing = self._kfd.processes(question) if topology.nodes else {}
         asleep = frozenset(
             name
@@ -153,21 +155,22 @@ class DrmGpus:
         parts = Counter(device.pci for device in devices)
         gpus: list[Gpu] = []
         for index, device in enumerate(sorted(devices, key=partial(_rank, topology))):
-            node = topology.nodes.get(_minor(device.node)) if device.driver in AMD else None
+            place = _minor(device.node)
+            node = topology.nodes.get(place) if device.driver in AMD else None
+            is_asked = question.is_about(place)
+            if is_asked:
+                self._asks(place)
             seen = _Seen(
                 index=index,
                 device=device,
                 compute_node=node,
                 asleep=device.node in asleep,
-                cuts=cuts,
-                whole=parts[device.pci] == 1 and not is_partitioned(device.pci, after),
+                whole=parts[device.pci] == 1 and not (is_asked and _is_partitioned(device)),
             )
-            place = _minor(device.node)
-            if not question.is_about(place):
+            if not is_asked:
                 if place in question.without:
                     gpus.append(_left_out(seen))
                 continue
-            self._asks(place)
             if device.driver not in AMD:
                 gpus.append(self._intel(seen, holders))
             elif computing is None or (node is None and not topology.whole):
@@ -175,7 +178,7 @@ class DrmGpus:
             else:
                 gpus.append(self._amd(seen, {} if node is None else computing.get(node.gpu_id, {}), holders))
         unlisted = tuple(sorted(holders.unlisted)) if gpus else ()
-        return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=unlisted, cuts=cuts)
+        return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=unlisted)
 
     def _is_asleep(self, device: _Device) -> bool:
         self._asks(_minor(device.node))
@@ -248,7 +251,6 @@ class DrmGpus:
                 untold["process_utilization"] = NOT_LISTED
         if untold:
             figures = replace(figures, unknown={**figures.unknown, **untold})
-        cut_by, cut_as = told_by(seen.device.folder, seen.cuts, whole=seen.whole)
         return Gpu(
             uuid=_uuid(seen),
             index=seen.index,
@@ -262,8 +264,6 @@ class DrmGpus:
             source=device.driver,
             node=device.node,
             also=_also(device),
-            cut_by=cut_by,
-            cut_as=cut_as,
             attribution=_attribution(seen),
             figures=figures,
         )
@@ -303,7 +303,6 @@ class DrmGpus:
             for each in held.values():
                 engines.update(each.shares or {})
             ratio = _busiest(engines)
-        cut_by, cut_as = told_by(seen.device.folder, seen.cuts, whole=seen.whole)
         return Gpu(
             uuid=_uuid(seen),
             index=seen.index,
@@ -319,8 +318,6 @@ class DrmGpus:
             source=seen.device.driver,
             node=seen.device.node,
             also=_also(seen.device),
-            cut_by=cut_by,
-            cut_as=cut_as,
             figures=figures,
         )
 
@@ -347,7 +344,6 @@ def _left_out(seen: _Seen) -> Gpu:
 
     Who it is is told by what is no file of its own: by the compute driver's topology, and links.
     """
-    cut_by, cut_as = told_by(seen.device.folder, {}, whole=seen.whole)
     return Gpu(
         uuid=_uuid(seen),
         index=seen.index,
@@ -360,12 +356,15 @@ def _left_out(seen: _Seen) -> Gpu:
         source=seen.device.driver,
         node=seen.device.node,
         also=_also(seen.device),
-        cut_by=cut_by,
-        cut_as=cut_as,
         attribution=_attribution(seen) if seen.device.driver in AMD else "process",
         lost=None,
         figures=HUNG_FIGURES,
     )
+
+
+def _is_partitioned(device: _Device) -> bool:
+    """Whether an AMD GPU says that it is cut into partitions (amdgpu_gfx_compute_mode_desc in amdgpu_gfx.h)."""
+    return _text(device, "current_compute_partition") in PARTITIONS
 
 
 def _rank(topology: Topology, device: _Device) -> tuple[bool, int, str]:

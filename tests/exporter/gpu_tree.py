@@ -121,7 +121,6 @@ class Tree:
             maker = 0x8086 if driver in {"i915", "xe"} else 0x1002
             self.write(folder / "vendor", f"0x{maker:04x}")
             self.write(folder / "device", "0x744c")
-            (folder / "config").write_bytes(maker.to_bytes(2, "little") + bytes(62))
             (folder / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
             for place in (self.sys / "bus/pci/devices", self.sys / "bus/pci/drivers" / driver):
                 place.mkdir(parents=True, exist_ok=True)
@@ -129,10 +128,8 @@ class Tree:
         return folder
 
     def take_out(self, pci: str) -> None:
-        """A GPU falls off its bus: nothing is left of it and of its parts, nor, of one of AMD's, of the topology."""
+        """A GPU falls off its bus: nothing is left of it, nor, of one of AMD's, of the topology."""
         folder = self.sys / "devices/pci0000:00" / pci
-        for function in folder.glob("virtfn*"):
-            self.take_out(function.readlink().name)
         driver = (folder / "driver").readlink().name
         for link in (self.sys / "class/drm").iterdir():
             if pci in str(link.resolve()) or (driver == "amdgpu" and "amdgpu_xcp" in str(link.resolve())):
@@ -172,21 +169,6 @@ class Tree:
             (topology / "nodes").mkdir()
             self.generation += 100
             self.write(topology / "generation_id", self.generation)
-
-    def functions(self, pci: str, minors: dict[str, int], *, driver: str = "xe") -> None:
-        """A GPU is cut into virtual functions: the minor number of each one's node, by its PCI address.
-
-        All those that it had go first, as they do before there can be others (sriov_numvfs_store in drivers/pci/iov.c).
-        """
-        folder = self.sys / "devices/pci0000:00" / pci
-        self.write(folder / "sriov_totalvfs", 7)
-        for link in folder.glob("virtfn*"):
-            function = link.readlink().name
-            link.unlink()
-            self.take_out(function)
-        for number, (function, minor) in enumerate(minors.items()):
-            (self.gpu(minor, function, driver) / "physfn").symlink_to(f"../{pci}")
-            (folder / f"virtfn{number}").symlink_to(f"../{function}")
 
     def node(
         self,

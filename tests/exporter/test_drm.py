@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -807,6 +807,55 @@ def test_a_process_that_asks_about_one_gpu_reads_no_file_of_another(host: Host) 
     found = host.look(Question(only=128))
 
     assert {node: gpu.utilization_ratio for node, gpu in found.items()} == {"renderD128": 0.4}
+
+
+@pytest.fixture
+def cut(host: Host) -> Callable[..., dict[str, Gpu]]:
+    """Cut the GPU of AMD's into partitions, and look."""
+    amd(host, busy_percent=50)
+
+    def look(mode: str, parts: int, *, fold: bool = False) -> dict[str, Gpu]:
+        host.tree.cut(CARD, mode, parts, unique_id=UNIQUE, fold=fold)
+        return host.look()
+
+    return look
+
+
+PARTS = [f"renderD{minor}" for minor in range(128, 136)]
+NAME = "GPU-18b70c33a1b2c3d4"
+
+
+def test_the_nodes_of_partitions_that_are_not_made_are_no_gpus(cut: Callable[..., dict[str, Gpu]]) -> None:
+    found = cut("SPX", 1)
+
+    assert {node: (gpu.uuid, gpu.utilization_ratio) for node, gpu in found.items()} == {"renderD128": (NAME, 0.5)}
+
+
+@pytest.mark.parametrize("fold", [False, True], ids=["beside the address", "in place of the function"])
+def test_each_partition_is_a_gpu_with_a_node_of_its_own_and_processes_of_its_own(
+    fold: bool, host: Host, cut: Callable[..., dict[str, Gpu]]
+) -> None:
+    cut("SPX", 1)
+    host.tree.computes(4001, vram={5003: 4096}, queues={0: 5003})
+    (host.tree.proc / "4001/fd").mkdir(parents=True)
+
+    found = cut("CPX", 8, fold=fold)
+
+    assert list(found) == PARTS
+    assert [found[node].uuid for node in PARTS] == [f"{NAME}/{node}" for node in PARTS]
+    assert {(found[node].utilization_ratio, found[node].memory_used_bytes, found[node].unknown) for node in PARTS} == {
+        (None, None, drm.PARTITIONED)
+    }
+    assert {node: [each.pid for each in found[node].processes or ()] for node in PARTS if found[node].processes} == {
+        "renderD131": [4001]
+    }
+    assert found["renderD131"].names == (f"{NAME}/renderD131", "renderD131", "amdgpu_xcp_2", "card3")
+
+
+def test_the_one_partition_that_is_seen_of_several_has_no_figures_of_the_whole(
+    cut: Callable[..., dict[str, Gpu]],
+) -> None:
+    assert cut("CPX", 1)["renderD128"].unknown == drm.PARTITIONED
 
 
 def test_of_a_gpu_in_parts_all_are_left_out_with_one(host: Host) -> None:

@@ -156,7 +156,6 @@ OF_THE_CARD = {
     "a sensor": lambda tree: busy(tree).with_name("hwmon") / "hwmon4/temp1_input",
     "whether it sleeps": lambda tree: busy(tree).with_name("power") / "runtime_status",
     "how it is cut": lambda tree: busy(tree).with_name("current_compute_partition"),
-    "whether it answers on the bus": lambda tree: busy(tree).with_name("config"),
     "memory of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/vram_{CARD_ID}",
     "what a process runs on it": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/cu_occupancy",
     "an open file": lambda tree: tree.proc / f"{PID}/fdinfo/6",

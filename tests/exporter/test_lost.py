@@ -137,81 +137,23 @@ def test_a_lost_gpu_takes_the_instances_along_that_it_was_cut_into(looks: list[L
     assert last(*looks) == told
 
 
-PART = build.gpu(1, uuid="GPU-amd/renderD129", node="renderD129", cut_by="card/mode", cut_as="CPX")
-UNSAID = replace(PART, cut_as=None)
-
-
-def cut(*gpus: Gpu, **cuts: str | None) -> GpuReadings:
-    """A look at which GPUs are cut so."""
-    return GpuReadings(source="drm", gpus=gpus, cuts={f"{card}/mode": how for card, how in cuts.items()})
+PART = build.gpu(1, uuid="GPU-amd/renderD129", node="renderD129")
 
 
 @pytest.mark.parametrize(
-    ("looks", "told", "unmade"),
+    ("looks", "told"),
     [
-        pytest.param([cut(PART, card="CPX"), cut(card="SPX")], {}, True, id="its GPU is cut otherwise"),
-        pytest.param([cut(PART, card="CPX"), cut(card="SPX"), cut(), cut()], {}, False, id="and is lost after that"),
-        pytest.param([cut(PART, card="CPX"), cut(card=None)], {}, False, id="it cannot be told how"),
+        pytest.param([(AMD, PART), (AMD,), (AMD,)], {"GPU-amd": 0.0, PART.uuid: 1.0}, id="unmade counts as lost"),
+        pytest.param([(AMD, PART), (), ()], {"GPU-amd": 1.0, PART.uuid: 1.0}, id="lost with its GPU"),
         pytest.param(
-            [cut(PART, card="CPX"), cut(), cut()], {"GPU-amd/renderD129": 1.0}, False, id="its GPU is not there"
-        ),
-        pytest.param(
-            [cut(PART, card="CPX"), cut(card="CPX"), cut(card="CPX")],
-            {"GPU-amd/renderD129": 1.0},
-            False,
-            id="its GPU is cut as it was",
-        ),
-        pytest.param(
-            [cut(PART, card="CPX"), cut(UNSAID, card=None), cut(card="SPX")], {}, True, id="not told meanwhile"
-        ),
-        pytest.param([cut(UNSAID, card=None), cut(card="SPX")], {}, False, id="never told how it was cut"),
-        pytest.param(
-            [cut(UNSAID, card=None), cut(), cut()], {"GPU-amd/renderD129": 1.0}, False, id="never told, and GPU gone"
-        ),
-        pytest.param(
-            [cut(PART, card="CPX"), cut(), cut(card=None), cut()],
-            {"GPU-amd/renderD129": 2.0},
-            False,
-            id="a look that cannot tell breaks no loss off",
-        ),
-        pytest.param(
-            [cut(PART, card="CPX"), cut(), cut(card="SPX"), cut()], {}, False, id="its GPU is back without it"
-        ),
-        pytest.param(
-            [cut(PART, card="CPX"), cut(replace(PART, cut_as="DPX"), card="DPX")],
-            {"GPU-amd/renderD129": 0.0},
-            False,
-            id="it is there however its GPU is cut",
+            [(AMD,), (replace(AMD, uuid="GPU-amd/renderD128"), PART)],
+            {"GPU-amd/renderD128": 0.0, PART.uuid: 0.0},
+            id="a GPU that is cut into partitions is not lost",
         ),
     ],
 )
-def test_a_part_is_lost_with_its_gpu_and_not_when_it_is_unmade(
-    looks: list[Look], told: dict[str, float], unmade: bool
-) -> None:
-    (*_, (found, _)) = play(looks)
-
-    assert found.seconds == told
-    assert found.unmade == ({PART.uuid} if unmade else frozenset())
-
-
-def test_the_node_of_a_part_that_is_unmade_is_not_gone() -> None:
-    gone = {"renderD129": PART.uuid, "renderD130": "GPU-other"}
-
-    (*_, (_, readings)) = play([cut(PART, card="CPX"), replace(cut(card="SPX"), gone=gone)])
-
-    assert readings is not None
-    assert (readings.gone, readings.dropped) == ({"renderD130": "GPU-other"}, ())
-
-
-def test_who_was_given_all_nodes_is_judged_by_what_is_left_when_a_part_is_unmade() -> None:
-    left = build.gpu(0, build.process(1), uuid="GPU-amd", node="renderD128")
-    both, one = cut(left, PART, card="CPX"), replace(cut(left, card="SPX"), gone={"renderD129": PART.uuid})
-
-    found = after((), both, both, one, replace(one, gone={}), request=("dri",))
-    otherwise = after((), both, both, replace(one, cuts={}), replace(one, cuts={}), request=("dri",))
-
-    assert (found.gpu_lost_s, found.lost_gpus, found.gpu_unknown, found.gpu_idle_s) == (None, (), None, 3.0)
-    assert (otherwise.gpu_lost_s, otherwise.lost_gpus) == (1.0, (PART.uuid,))
+def test_a_partition_that_is_not_listed_any_more_is_lost(looks: list[Look], told: dict[str, float]) -> None:
+    assert last(*looks) == told
 
 
 def test_what_the_driver_does_not_list_any_more_stays_on_the_list_without_a_figure() -> None:
