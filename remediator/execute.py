@@ -31,7 +31,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
 from gpuwarden.queue import Slot
-from remediator import freeing, plan, safety, summary, warning
+from remediator import freeing, plan, safety, warning
 from remediator.actuators import ENGINES, Actuator
 from remediator.capture import Captor
 from remediator.holder import Holder
@@ -137,7 +137,6 @@ class Pace:
     look_again_s: float
     tend_s: float
     stop_grace_s: float
-    summary_hour: int = 8
     keep_s: float = 0.0
     """For how long what is over is kept; 0 is for ever."""
 
@@ -232,7 +231,6 @@ class Executor:
         self._errors = 0
         self._workers: int | None = None
         self._acts: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self._summed_up_on: str | None = None
         self._took_over = False
         self._started_at = time.time()
         self._looking_since_s = self._went_round_s = time.monotonic()
@@ -290,7 +288,6 @@ class Executor:
                 return
             self._next_look_s = now_s + self._pace.look_again_s
             self._beat()
-            self._sum_up()
             changes.any()  # our own beat is no news; whatever came before it is read now
             self.look(pool, counting)
         else:
@@ -531,25 +528,6 @@ class Executor:
             log.error("accepted alerts abandoned", host=host, count=count, because=because)
         while self._ledger.forget(before=before) and time.monotonic() < until_s:
             pass
-
-    def _sum_up(self) -> None:
-        """Once a day, after the hour for it: what was done, and what a dry run would have done.
-
-        Noted before it is told: killed in between, that day goes untold, which is better than a line every second where
-        the note cannot be kept.
-        """
-        now = time.time()
-        day = summary.day(now, hour=self._pace.summary_hour)
-        if day == self._summed_up_on:
-            return
-        last = self._ledger.summed_up_on(self._host)
-        if last != day:
-            self._ledger.sum_up(self._host, day)
-        self._summed_up_on = day
-        if last not in (None, day):
-            since = now - summary.DAY_S
-            told = summary.summarize(self._ledger.stories_since(since, host=self._host), since=since, now=now)
-            log.info("daily summary", host=self._host, day=day, **told.figures())
 
     def _work(self, episode: Episode | None) -> None:
         """Step one episode until it waits, closes, or has had its share.

@@ -136,6 +136,5 @@ def _pace(settings: ExecuteSettings) -> Pace:
         look_again_s=settings.look_again_s,
         tend_s=settings.tend_s,
         stop_grace_s=settings.stop_grace_s,
-        summary_hour=settings.summary_hour,
         keep_s=settings.keep_days * 86400.0,
     )

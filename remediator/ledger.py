@@ -914,17 +914,6 @@ class Ledger:
             rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id))
             return [_story(row, tuple(entries.get(row.episode_id, ()))) for row in rows]
 
-    def summed_up_on(self, host: str) -> str | None:
-        """The last day that a host's executor has summed up; `None` before the first."""
-        with reading(self._engine) as connection:
-            found: str | None = connection.scalar(select(EXECUTORS.c.summed_up_on).where(EXECUTORS.c.host == host))
-            return found
-
-    def sum_up(self, host: str, day: str) -> None:
-        """A host's executor has summed up this day."""
-        with writing(self._engine) as connection:
-            connection.execute(update(EXECUTORS).where(EXECUTORS.c.host == host).values(summed_up_on=day))
-
     def check_usable(self) -> None:
         """Read of every table, be a writer for a moment, see that its disk has room, and change nothing.
 

@@ -148,7 +148,6 @@ EXECUTORS = Table(
     Column("beat_at", Float, nullable=False),
     Column("errors", Integer, nullable=False),
     Column("workers", Integer),  # how many its exporter sees; the fleet is all of them together
-    Column("summed_up_on", String),  # the last day that was summed up in its log, as 2026-01-31
 )
 
 # What people ordered, and the brake: who, when, why and about what. Nothing is ever changed here.

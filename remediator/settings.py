@@ -323,9 +323,6 @@ class ExecuteSettings(_Common):
         description="what becomes of a wedge while one of them does not tell what it silences: act, for this host's "
         "own evidence is what decides, or hold",
     )
-    summary_hour: int = Field(
-        default=8, ge=0, le=23, description="the hour, local time, after which each day's summary is logged"
-    )
     keep_days: int = Field(
         default=90,
         ge=0,

@@ -1,18 +1,11 @@
-"""A day in figures: what was done, what a dry run would have done, what is held and why.
+"""A time in figures, for `gpuwarden ledger summary`: what was done, what a dry run would have done, what is held."""
 
-`gpuwarden ledger summary` prints it, and each host's executor logs it once a day.
-"""
-
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from remediator.ledger import Story
-
-DAY_S: Final = 86400.0
-"""What a daily summary looks back on, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +34,7 @@ class Summary:
     waiting: Mapping[str, int] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """The whole of it, for a log line or as JSON."""
+        """The whole of it, as JSON."""
         return asdict(self)
 
 
@@ -84,8 +77,3 @@ def waits_for(story: Story) -> str | None:
     """The reason an episode waits for, by its account; `None` while it is at work."""
     told = [each.step for each in story.entries if each.act != "ordered" and not each.step.startswith("alert ")]
     return told[-1].removeprefix("wait: ") if told and told[-1].startswith("wait: ") else None
-
-
-def day(now: float, *, hour: int) -> str:
-    """The day that is to be summed up at a time, as 2026-01-31: it begins at this hour of local time."""
-    return time.strftime("%Y-%m-%d", time.localtime(now - hour * 3600))

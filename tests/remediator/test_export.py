@@ -1,7 +1,5 @@
-"""`gpuwarden ledger export`: everything of every episode, as JSON or as a table, and a file that is never half."""
+"""`gpuwarden ledger export`: everything of every episode, as JSON, and a file that is never half."""
 
-import csv
-import io
 import json
 import stat
 import time
@@ -14,9 +12,8 @@ import pytest
 from gpuwarden.cli import main
 from gpuwarden.database import DatabaseError
 from remediator import export, whole
-from remediator.export import COLUMNS, moment
+from remediator.export import moment
 from remediator.ledger import Ledger
-from remediator.plan import Outcome
 from tests.remediator.builders import HOST, KEY, NOW, alert
 from tests.remediator.test_ledger import opened
 from tests.remediator.test_retention import mended
@@ -85,50 +82,10 @@ def test_of_a_time_come_the_episodes_that_were_open_in_it(
     assert workers("--since", a_local_time) == ["w2"]
 
 
-def test_a_table_has_a_line_for_each_thing_that_happened_in_its_order(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger.accept([alert()], [], now=NOW)
-    ledger.take_new(HOST, now=NOW + 1)
-    ledger.record(1, "did", "stop", "took 1.2 s", now=NOW + 2)
-    ledger.close_episode(1, Outcome.MENDED, "all is well", now=NOW + 3)
-
-    found = list(csv.DictReader(io.StringIO(exported(ledger_url, capsys, "--format", "csv"))))
-
-    assert tuple(found[0]) == COLUMNS
-    assert [(row["kind"], row["what"], row["because"]) for row in found] == [
-        ("alert", "firing", "wedged"),
-        ("opened", "", ""),
-        ("journal", "saw alert firing", "wedged"),
-        ("journal", "did stop", "took 1.2 s"),
-        ("journal", "decided close: mended", "all is well"),
-        ("closed", "mended", "all is well"),
-    ]
-    assert {(row["worker"], row["outcome"], row["job_id"]) for row in found} == {("w1", "mended", "7")}
-    assert json.loads(found[0]["data"])["labels"] == dict(alert().labels)
-
-
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
-def test_a_name_is_no_formula_in_a_table(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    ledger.accept([alert(worker=name, incarnation="a,b\n\"c'")], [], now=NOW)
-    ledger.take_new(HOST, now=NOW)
-
-    table = io.StringIO(exported(ledger_url, capsys, "--format", "csv"), newline="")
-
-    (row, *_) = csv.DictReader(table)
-    assert (row["worker"], row["incarnation"]) == (f"'{name}", "a,b\n\"c'")
-    assert told(ledger_url, capsys)[0]["worker"] == name
-
-
-def test_an_empty_ledger_is_no_lines_and_a_table_of_its_columns_alone(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_ledger_is_no_lines(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ledger.stories() == []
 
     assert exported(ledger_url, capsys) == ""
-    assert exported(ledger_url, capsys, "--format", "csv").strip() == ",".join(COLUMNS)
 
 
 def test_a_file_is_replaced_whole_and_only_its_owner_may_read_it(

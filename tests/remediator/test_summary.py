@@ -1,23 +1,17 @@
-"""A day in figures: as a command prints it, and as each host's executor logs it once."""
+"""A time in figures, as a command prints it."""
 
 import json
 import time
-from dataclasses import replace
 
 import pytest
-from structlog.testing import capture_logs
 
 from gpuwarden.cli import main
-from gpuwarden.queue import JobStore
 from remediator import summary
 from remediator.ledger import Ledger, Story
 from remediator.plan import Outcome
 from tests.remediator.builders import HOST, NOW, alert
-from tests.remediator.test_execute import PACE, executor, looping
-from tests.remediator.world import World
-from tests.waiting import eventually
 
-DAY = summary.DAY_S
+DAY = 86400.0
 
 
 def filled(ledger: Ledger, *, now: float = NOW) -> None:
@@ -115,37 +109,3 @@ def test_a_quiet_day_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.Cap
     assert main(["ledger", "--ledger", ledger_url, "summary"]) == 0
 
     assert capsys.readouterr().out.splitlines()[1:] == ["  nothing wedged"]
-
-
-@pytest.mark.parametrize(
-    ("at", "hour", "expected"),
-    [
-        ((2026, 1, 31, 8, 0, 0), 8, "2026-01-31"),
-        ((2026, 1, 31, 7, 59, 59), 8, "2026-01-30"),
-        ((2026, 1, 1, 0, 0, 0), 1, "2025-12-31"),
-        ((2026, 1, 31, 0, 0, 0), 0, "2026-01-31"),
-    ],
-)
-def test_a_day_begins_at_its_hour(at: tuple[int, ...], hour: int, expected: str) -> None:
-    assert summary.day(time.mktime((*at, 0, 0, -1)), hour=hour) == expected  # type: ignore[arg-type]
-
-
-def test_each_day_is_logged_once_whatever_is_started_again(ledger: Ledger, store: JobStore) -> None:
-    filled(ledger, now=time.time() - 60)
-    pace = replace(PACE, summary_hour=0)
-
-    def summaries() -> list[str]:
-        """Run an executor until it has beaten anew; the summaries that it logged."""
-        before = ledger.executors().get(HOST)
-        with capture_logs() as logged, looping(executor(ledger, store, World(), pace=pace, armed=False)):
-            eventually(lambda: ledger.executors().get(HOST) != before and ledger.summed_up_on(HOST), "it beats")
-            eventually(lambda: ledger.summed_up_on(HOST) == summary.day(time.time(), hour=0), "it has told")
-        return [f"{each['host']} {each['episodes']} {each['waiting']}" for each in logged if each["event"] == WORD]
-
-    assert summaries() == [], "its first day has nothing behind it"
-    ledger.sum_up(HOST, "2026-01-31")
-    assert len(summaries()) == 1
-    assert summaries() == []
-
-
-WORD = "daily summary"

@@ -104,7 +104,6 @@ def upgrade() -> None:
         sa.Column("beat_at", sa.Float, nullable=False),
         sa.Column("errors", sa.Integer, nullable=False),
         sa.Column("workers", sa.Integer),
-        sa.Column("summed_up_on", sa.String),
     )
     op.create_table(
         "standing_orders",
