@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,16 +25,7 @@ ANSWER_MAX_BYTES: Final = 16 * 2**20
 """The largest answer that is read, bytes."""
 
 FRESH_S: Final = 1.0
-"""For how long an answer serves the other episodes of the host, seconds."""
-
-FAILED_S: Final = 5.0
-"""For how long an Alertmanager that did not answer is not asked again, seconds."""
-
-PAUSE_OVER_TOOK: Final = 10.0
-"""And not for so many times as long as it took to find that out."""
-
-TOLD_S: Final = 60.0
-"""For how long what a silence says of itself is remembered, seconds."""
+"""How long an answer, or its lack, is kept for the other episodes of the host, seconds."""
 
 TEXT_MAX: Final = 300
 """How much is told of who made a silence, and of the comment, characters."""
@@ -53,10 +43,10 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What one Alertmanager has said: by fingerprint the silences that each alert is under; or why it has not."""
+    """What one Alertmanager says: by fingerprint the silence that an alert is under, if any; or why it says nothing."""
 
     until_s: float
-    silenced_by: Mapping[str, Sequence[str]]
+    silenced_by: Mapping[str, Silence | None]
     failed: str = ""
 
 
@@ -70,66 +60,51 @@ class Silences:
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._loop = answers.Loop("silences")
-        # Of which Alertmanager about which host's alerts; about none where it does not tell of any.
-        self._answers: dict[tuple[str, str | None], _Answer] = {}
-        self._texts: dict[tuple[str, str], tuple[float, Silence]] = {}
+        self._answers: dict[tuple[str, str], _Answer] = {}  # by Alertmanager and host
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """End its thread."""
         self._loop.close()
 
     def of(self, fingerprints: frozenset[str], *, host: str) -> Heard:
         """What silences the alerts with these fingerprints, which are about that host, in whichever Alertmanager."""
         with self._lock:
-            return self._loop.run(self._of(fingerprints, host))
-
-    async def _of(self, fingerprints: frozenset[str], host: str) -> Heard:
-        silences, unknown = list[Silence](), list[str]()
-        self._answers = {its: known for its, known in self._answers.items() if known.until_s > time.monotonic()}
-        asked = await asyncio.gather(*(self._answer(url, host) for url in self._urls))
-        for url, answer in zip(self._urls, asked, strict=True):
-            if answer.failed:
-                unknown.append(answer.failed)
+            asked = self._loop.run(self._ask_all(host))
+        silences = dict[str, Silence]()
+        for answer in asked:
             has = [answer.silenced_by[each] for each in sorted(fingerprints) if each in answer.silenced_by]
-            if has and all(has):
-                silences += await self._told(url, sorted({ids[0] for ids in has}))
-        return Heard(silences=silences, unknown="; ".join(unknown))
+            found = [each for each in has if each is not None]
+            if len(found) == len(has):
+                silences |= {each.silence_id: each for each in found}
+        return Heard(silences=list(silences.values()), unknown="; ".join(each.failed for each in asked if each.failed))
 
-    async def _answer(self, url: str, host: str) -> _Answer:
-        known = self._answers.get((url, None)) or self._answers.get((url, host))
-        if known is not None:
-            return known
-        began_s = time.monotonic()
-        try:
-            async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
-                found = _silenced_by(await _get(asking, url, "alerts", {"filter": f"host={_quoted(host)}"}))
-        except AnswerError as error:
-            failed = f"{answers.shown(url)} does not tell: {error}"
-            # Whoever takes long to fail is asked seldom, for what is about to begin waits for it each time.
-            pause_s = max(FAILED_S, PAUSE_OVER_TOOK * (time.monotonic() - began_s))
-            known = _Answer(until_s=time.monotonic() + pause_s, silenced_by={}, failed=failed)
-            self._answers[url, None] = known
-        else:
-            known = _Answer(until_s=time.monotonic() + FRESH_S, silenced_by=found)
-            self._answers[url, host] = known
-        return known
+    async def _ask_all(self, host: str) -> Sequence[_Answer]:
+        self._answers = {its: known for its, known in self._answers.items() if known.until_s > time.monotonic()}
+        missing = [url for url in self._urls if (url, host) not in self._answers]
+        for url, answer in zip(missing, await asyncio.gather(*(_ask(url, host) for url in missing)), strict=True):
+            self._answers[url, host] = answer
+        return [self._answers[url, host] for url in self._urls]
 
-    async def _told(self, url: str, silence_ids: Sequence[str]) -> list[Silence]:
-        """Who made each silence and why; that it is there is known, whether this can be told in time or not."""
-        now_s = time.monotonic()
-        self._texts = {key: known for key, known in self._texts.items() if known[0] > now_s}
-        wanted = [each for each in silence_ids if (url, each) not in self._texts]
-        self._texts |= {(url, each): (now_s + TOLD_S, Silence(silence_id=each)) for each in wanted}
-        asked = [each for each in wanted if _ID.fullmatch(each)]
-        with suppress(AnswerError):
-            async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
-                for each in asked:
-                    self._texts[url, each] = (now_s + TOLD_S, await _text(asking, url, each))
-        return [self._texts[url, each][1] for each in silence_ids]
+
+async def _ask(url: str, host: str) -> _Answer:
+    """That an alert is silenced counts, whether the Alertmanager says in time who made the silence or not."""
+    found, failed = dict[str, Silence | None](), ""
+    try:
+        async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
+            silenced_by = _silenced_by(await _get(asking, url, "alerts", {"filter": f"host={_quoted(host)}"}))
+            found = {each: Silence(silence_id=ids[0]) if ids else None for each, ids in silenced_by.items()}
+            for silence_id in {each.silence_id for each in found.values() if each is not None}:
+                silence = await _text(asking, url, silence_id)
+                found |= {its: silence for its, each in found.items() if each and each.silence_id == silence_id}
+    except AnswerError as error:
+        failed = "" if found else f"{answers.shown(url)} does not tell: {error}"
+    return _Answer(until_s=time.monotonic() + FRESH_S, silenced_by=found, failed=failed)
 
 
 async def _text(asking: Asking, url: str, silence_id: str) -> Silence:
+    if not _ID.fullmatch(silence_id):
+        return Silence(silence_id=silence_id)
     try:
         found = await _get(asking, url, f"silence/{silence_id}", {})
         by, comment = str(found["createdBy"])[:TEXT_MAX], str(found["comment"])[:TEXT_MAX]

@@ -303,7 +303,7 @@ def test_an_answer_that_cannot_be_used_is_unknown(
 
 def test_one_that_takes_too_long_is_unknown_and_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silences, "ANSWER_S", 0.2)
-    monkeypatch.setattr(silences, "FAILED_S", 600.0)
+    monkeypatch.setattr(silences, "FRESH_S", 600.0)
     with serving_http(lambda: (200, b"[]")) as server, asking(server.url) as asks:
         server.free.clear()
         began_s = time.monotonic()
