@@ -6,8 +6,11 @@ are data, never part of a command, a path or a query. One bad alert of a payload
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
@@ -63,6 +66,23 @@ class Alert:
     starts_at: str
 
 
+# JSON can spell a NUL and half a surrogate pair, which PostgreSQL refuses; pydantic itself refuses the latter.
+_Text = Annotated[str, Field(max_length=TEXT_MAX, pattern=r"^[^\x00]*$")]
+_TEXT: Final = TypeAdapter(_Text)
+_Word = Annotated[_Text, Field(max_length=64)]
+_Texts = Annotated[dict[_Text, _Text], Field(max_length=LABELS_MAX)]
+
+
+class _SentAlert(BaseModel):
+    """One alert of a payload, as Alertmanager sends it since 0.19, where alerts got their fingerprint."""
+
+    status: Literal["firing", "resolved"]
+    labels: _Texts
+    annotations: _Texts | None = None
+    fingerprint: Annotated[_Word, Field(min_length=1)]
+    starts_at: _Word = Field(alias="startsAt")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
     """One alert that will not be acted on, with the reason: a fixed word for a metric, a sentence for people."""
@@ -90,12 +110,22 @@ def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], l
     alerts: list[Alert] = []
     refusals: list[Refusal] = []
     for position, found in enumerate(payload["alerts"]):
-        outcome = _one(found)
-        if isinstance(outcome, Alert):
-            alerts.append(outcome)
+        try:
+            sent = _SentAlert.model_validate(found)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(ascii(str(each))[1:-1][:80] for each in first["loc"])
+            because = f"alert {position}: {where or 'it'}: {first['msg']}"
+            refusals.append(Refusal(reason="malformed", because=because, fingerprint="", labels={}))
         else:
-            refusals.append(
-                Refusal(reason="malformed", because=f"alert {position}: {outcome}", fingerprint="", labels={})
+            alerts.append(
+                Alert(
+                    fingerprint=sent.fingerprint,
+                    firing=sent.status == "firing",
+                    labels=sent.labels,
+                    annotations=sent.annotations or {},
+                    starts_at=sent.starts_at,
+                )
             )
     return alerts, refusals
 
@@ -109,7 +139,9 @@ def truncated(payload: Mapping[str, Any]) -> int:
 def receiver(payload: Mapping[str, Any]) -> str:
     """The receiver for which Alertmanager sent a payload, as a pattern, for it escapes names there; "" for none."""
     found = payload.get("receiver")
-    return found if isinstance(found, str) and len(found) <= TEXT_MAX and _is_storable(found) else ""
+    with suppress(ValidationError):
+        return _TEXT.validate_python(found)
+    return ""
 
 
 def listed(answer: Any, *, alerts_max: int = ALERTS_MAX) -> Iterator[dict[str, Any]]:
@@ -213,55 +245,6 @@ def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
         return None
     because = f"remedy {remedy} is for a whole host, and the alert names a worker or a container on it"
     return Refusal(reason="no_host_alone", because=because, fingerprint=alert.fingerprint, labels=labels)
-
-
-def _one(found: Any) -> Alert | str:
-    if not isinstance(found, dict):
-        return "not an object"
-    status = found.get("status")
-    if status not in ("firing", "resolved"):
-        return f"status {_short(status)} is neither firing nor resolved"
-    labels, annotations = _texts(found.get("labels")), _texts(found.get("annotations") or {})
-    if isinstance(labels, str):
-        return f"labels: {labels}"
-    if isinstance(annotations, str):
-        return f"annotations: {annotations}"
-    fingerprint, starts_at = found.get("fingerprint"), found.get("startsAt")
-    if not isinstance(fingerprint, str) or not 0 < len(fingerprint) <= 64 or not _is_storable(fingerprint):
-        return "no fingerprint: Alertmanager sends one since 0.19"
-    if not isinstance(starts_at, str) or len(starts_at) > 64 or not _is_storable(starts_at):
-        return "no startsAt"
-    return Alert(
-        fingerprint=fingerprint,
-        firing=status == "firing",
-        labels=labels,
-        annotations=annotations,
-        starts_at=starts_at,
-    )
-
-
-def _texts(found: Any) -> dict[str, str] | str:
-    if not isinstance(found, dict):
-        return "not an object"
-    if len(found) > LABELS_MAX:
-        return f"{len(found)} of them; {LABELS_MAX} are accepted"
-    for name, value in found.items():
-        if not isinstance(value, str):
-            return f"{_short(name)} is not text"
-        if len(name) > TEXT_MAX or len(value) > TEXT_MAX:
-            return f"{_short(name)} has {max(len(name), len(value))} characters; {TEXT_MAX} are accepted"
-        if not _is_storable(name) or not _is_storable(value):
-            return f"{_short(name)} holds half a surrogate pair or a NUL, which is no text"
-    return dict(found)
-
-
-def _is_storable(text: str) -> bool:
-    """Whether every database takes it: JSON can spell lone surrogates and NUL, which PostgreSQL refuses."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
 
 
 def _short(value: object) -> str:
