@@ -26,12 +26,11 @@ from remediator import api, runbooks
 from remediator.credentials import Credentials
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
-from remediator.ledger_metrics import SERIES, LedgerCollector
+from remediator.ledger_metrics import SERIES, LedgerCollector, Watchdog
 from remediator.plan import Limits
 from remediator.readiness import Readiness
 from remediator.reconcile import Reconciler
 from remediator.remedies.wrangle import Rules
-from remediator.watchdog import Watchdog
 
 log: Final = structlog.get_logger("remediator")
 

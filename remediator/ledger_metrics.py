@@ -4,7 +4,8 @@ Absent while the ledger cannot be read, for unknown is never zero.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,10 +16,21 @@ from gpuwarden.database import DatabaseError
 from remediator.ledger import Ledger
 from remediator.plan import Kind, Stage
 from remediator.remedies import REMEDIES
-from remediator.series import Series
 from remediator.totals import TOOK_S, Totals
 
 log: Final = structlog.get_logger("remediator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One family of series, as it is published and as it is documented."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    labels: tuple[str, ...]
+    unit: str
+    meaning: str
+    absent: str
+
 
 STAGES: Final[Mapping[Kind, tuple[Stage, ...]]] = {
     Kind.FREE: (
@@ -325,3 +337,19 @@ def _counted(family: CounterMetricFamily, counts: Mapping[tuple[str, str], int])
     for key, count in sorted(counts.items()):
         family.add_metric(key, count)
     return family
+
+
+class Watchdog(Collector):
+    """When the always-firing alert last came: the one proof that Prometheus, Alertmanager and the way to us work."""
+
+    def __init__(self) -> None:
+        self._beat_at: float | None = None
+
+    def beat(self, *, now: float) -> None:
+        """It came, at this Unix time."""
+        self._beat_at = now
+
+    def collect(self) -> Iterator[Metric]:
+        """When it came; nothing before it has."""
+        if self._beat_at is not None:
+            yield gauge("gpuwarden_remediator_watchdog_timestamp_seconds", self._beat_at)

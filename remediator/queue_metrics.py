@@ -26,7 +26,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import FAILING_MAX, HOST_WORKERS_MAX, Failing, Look, Outcome, Retries, Waiting
-from remediator.series import Series
+from remediator.ledger_metrics import Series
 
 log: Final = structlog.get_logger("remediator")
 

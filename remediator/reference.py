@@ -11,10 +11,9 @@ from typing import Final
 from pydantic_settings import BaseSettings
 
 from gpuwarden.settings import table, write_pages
-from remediator.ledger_metrics import SERIES
+from remediator.ledger_metrics import SERIES, Series
 from remediator.queue_metrics import ANSWER_S, COUNT_WAIT_S
 from remediator.queue_metrics import SERIES as QUEUE_SERIES
-from remediator.series import Series
 from remediator.settings import ExecuteSettings, ServeSettings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"

@@ -14,12 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from remediator import reference
 from remediator.inbox import Inbox
 from remediator.ledger import Ledger
-from remediator.ledger_metrics import SERIES, STAGES, LedgerCollector
+from remediator.ledger_metrics import SERIES, STAGES, LedgerCollector, Watchdog
 from remediator.plan import Kind, Outcome, Stage
 from remediator.reconcile import Reconciler
 from remediator.safety import Act, Order
 from remediator.totals import TOOK_S
-from remediator.watchdog import Watchdog
 from tests.remediator.builders import HOST, NOW, REBORN, alert
 from tests.remediator.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened, read
 from tests.waiting import together
