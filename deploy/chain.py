@@ -36,9 +36,10 @@ import httpx
 
 from deploy import parts, shipped
 from deploy.config import Pace, alertmanager_config, prometheus_config
-from gpuwarden import cgroup, clock
+from gpuwarden import clock
 from gpuwarden.files import atomic_write
 from gpuwarden.pages import RUNBOOKS
+from gpuwarden.procfs import ProcessId
 from gpuwarden.settings import services
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -384,7 +385,7 @@ class Chain:
                 start_new_session=True,
             )
         with suppress(OSError):  # it ended at once
-            self._record[name] = f"{self._running[name].pid} {cgroup.start_ticks(self._running[name].pid)}"
+            self._record[name] = str(ProcessId.of(self._running[name].pid))
         record = json.dumps({"boot_id": clock.boot_id(), **self._record})
         atomic_write(self.plan.work / "parts.json", record, mode=0o600, sync=True)
 

@@ -20,9 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gpuwarden import cgroup, clock
+from gpuwarden import clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
+from gpuwarden.procfs import ProcessId
 from gpuwarden.statefile import check_name
 
 SYSTEM_DATA: Final = Path("/var/lib/gpuwarden")
@@ -140,12 +141,5 @@ def _still_running(record: Path) -> dict[str, int]:
         return {}
     if recorded.pop("boot_id", None) != clock.boot_id():
         return {}
-    found = {name: words.split() for name, words in recorded.items()}
-    return {name: int(pid) for name, (pid, ticks) in found.items() if _runs(int(pid), int(ticks))}
-
-
-def _runs(pid: int, ticks: int) -> bool:
-    try:
-        return not cgroup.has_ended(cgroup.stat(pid)) and cgroup.start_ticks(pid) == ticks
-    except OSError:
-        return False
+    found = {name: ProcessId.parse(words) for name, words in recorded.items()}
+    return {name: process.pid for name, process in found.items() if process is not None and process.runs()}

@@ -8,13 +8,13 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-PROC: Final = Path("/proc")
+from gpuwarden import procfs
+
 ROOT: Final = Path("/sys/fs/cgroup")
 
 GROUPS_MAX: Final = 20_000
@@ -30,14 +30,8 @@ _OWNERS_MAX: Final = 512
 UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
 """A service of systemd's by its whole name (systemd.unit(5)). What systemd escapes in a cgroup's name is none here."""
 
-_READ_BYTES: Final = 16384
-"""Bytes asked of the kernel at a time: most of its files are shorter, and long lists of pids come by the page."""
-
 _LINKS_ALONE: Final = 2
 """Links of a directory with none below it: its name, and its own `.`."""
-
-_SHORT_BYTES: Final = 2048
-"""What is shorter than this, half of the smallest page, is no page of a longer file's."""
 
 # Not of its conmon (libpod-conmon-ID, crio-conmon-ID), which watches a container and is outside of it.
 _CONTAINER_ID = re.compile(r"(?:^|[/:]|(?<!conmon)-)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
@@ -80,7 +74,7 @@ class Place:
     memory: Path | None
 
 
-def container_id(pid: int, *, proc: Path = PROC) -> str | None:
+def container_id(pid: int, *, proc: Path = procfs.PROC) -> str | None:
     """The full id of the container that a process of this host is in; `None` for a process in none.
 
     Raises:
@@ -90,13 +84,13 @@ def container_id(pid: int, *, proc: Path = PROC) -> str | None:
     return None if found is None else found[0]
 
 
-def owner(pid: int, *, proc: Path = PROC) -> tuple[str, str | None] | None:
+def owner(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, str | None] | None:
     """The full id of the container that a process is in, and who runs it as far as its cgroup's name tells.
 
     Raises:
         OSError: the process is gone, or may not be looked at.
     """
-    return _owner(read(f"{proc}/{pid}/cgroup"))
+    return _owner(procfs.read(f"{proc}/{pid}/cgroup"))
 
 
 @lru_cache(maxsize=_OWNERS_MAX)
@@ -141,7 +135,7 @@ def _folders_in(folder: Path) -> list[Path]:
         return []  # gone since it was listed
 
 
-def unit(pid: int, *, proc: Path = PROC) -> str | None:
+def unit(pid: int, *, proc: Path = procfs.PROC) -> str | None:
     """The service of the host's systemd that a process is in; `None` for a process in none.
 
     Groups that a service made inside itself count as its own: a user's services are in that user's `user@UID.service`.
@@ -171,7 +165,7 @@ def _systemd_path(pid: int, proc: Path) -> str:
     return unified
 
 
-def memory_directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+def memory_directory(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> Path | None:
     """Where the memory of a container is accounted, by its id and one of its processes; `None` where nowhere.
 
     A service of systemd's is named by its unit, as in all that follows.
@@ -226,11 +220,11 @@ class File:
         Raises:
             OSError: what it tells of is gone.
         """
-        found = os.pread(self._descriptor, _READ_BYTES, 0)
+        found = os.pread(self._descriptor, procfs.READ_BYTES, 0)
         # A short answer is the end of most; of those that come by the page only an empty one is.
-        if len(found) < _SHORT_BYTES:
+        if len(found) < procfs.SHORT_BYTES:
             return found
-        while more := os.pread(self._descriptor, _READ_BYTES, len(found)):
+        while more := os.pread(self._descriptor, procfs.READ_BYTES, len(found)):
             found += more
         return found
 
@@ -256,7 +250,7 @@ class Folder(File):
         Raises:
             OSError: it is gone.
         """
-        return read(name, folder=self._descriptor)
+        return procfs.read(name, folder=self._descriptor)
 
 
 class MemoryFiles:
@@ -315,7 +309,7 @@ def _figure(text: bytes, name: bytes) -> int | None:
     return int(rest.partition(b"\n")[0]) if there else None
 
 
-def frozen(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> bool:
+def frozen(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> bool:
     """Whether the kernel says that it has frozen each process of a container; False where it does not tell.
 
     By `frozen` in cgroup.events, in version 1 by freezer.state (cgroup-v1/freezer-subsystem.rst).
@@ -331,12 +325,12 @@ def frozen(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) ->
             told = tuple((each / path / "cgroup.events", b"frozen 1") for each in (root, root / "unified"))
         for file, word in told:
             with contextlib.suppress(OSError):  # not there: another version's, or the container's end
-                if word in read(str(file)).splitlines():
+                if word in procfs.read(str(file)).splitlines():
                     return True
     return False
 
 
-def cpu_time(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> File | None:
+def cpu_time(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> File | None:
     """The file that tells how much CPU time all processes of a container have used; `None` where nothing accounts it.
 
     By cpuacct.usage (cgroup-v1/cpuacct.rst), nanoseconds, and in version 2 by cpu.stat, microseconds. It stands as long
@@ -357,7 +351,7 @@ def cpu_time(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) 
     return None
 
 
-def place(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Place:
+def place(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> Place:
     """Where a container is accounted, by its id and one of its processes. It does not move as long as it is there.
 
     Raises:
@@ -375,7 +369,7 @@ def at(group: Path) -> Place:
     return Place(group=group, memory=group if accounted else None)
 
 
-def directory(pid: int, container: str, *, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+def directory(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> Path | None:
     """A directory that lists the processes of a container: where memory is accounted, else the unified one.
 
     In this order, because on hybrid hosts some runtimes leave their containers' unified group at the daemon's.
@@ -405,7 +399,7 @@ def processes(group: Path) -> frozenset[int]:
     while waiting:
         folder = waiting.pop()
         try:
-            pids.update(map(int, read(f"{folder}/cgroup.procs").split()))
+            pids.update(map(int, procfs.read(f"{folder}/cgroup.procs").split()))
         except OSError as error:
             # Gone between the listing and the reading; or a threaded group, whose processes its parent lists.
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
@@ -462,26 +456,6 @@ def has_groups_below(folder: str | Path) -> bool:
         return False
 
 
-def read(path: str, *, folder: int | None = None) -> bytes:
-    """A file of the kernel's, whole, for less than half of what `Path` costs: hundreds are read each second.
-
-    With the descriptor of a `folder`, its path is from there.
-
-    Raises:
-        OSError: it is gone, or may not be looked at.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        found = os.read(descriptor, _READ_BYTES)
-        if len(found) < _SHORT_BYTES:
-            return found
-        while more := os.read(descriptor, _READ_BYTES):
-            found += more
-    finally:
-        os.close(descriptor)
-    return found
-
-
 def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:
     """A process's cgroups that bear its container's id, as (controllers, path from the root) of the container's own.
 
@@ -501,33 +475,3 @@ def _groups(pid: int, container: str, proc: Path) -> list[tuple[str, str]]:
                 found.append((controllers, path[: named.end()].strip("/")))
                 break
     return found
-
-
-def start_ticks(pid: int, *, proc: Path = PROC) -> int:
-    """When a process started, clock ticks since boot: with the pid and the boot id it is one process for ever.
-
-    Raises:
-        OSError: the process is gone.
-    """
-    # Hundreds of times a second: what comes after it is not taken apart.
-    return int(read(f"{proc}/{pid}/stat").rpartition(b")")[2].split(None, 20)[19])
-
-
-def stat(pid: int, *, proc: Path = PROC) -> list[str]:
-    """What the kernel says of a process after its name: state, parent, group, session, … (proc_pid_stat(5)).
-
-    The name stands in brackets and may hold brackets and spaces itself, so field N of the manual is the one at N - 3.
-
-    Raises:
-        OSError: the process is gone.
-    """
-    return read(f"{proc}/{pid}/stat").decode("utf-8", "replace").rpartition(")")[2].split()
-
-
-def has_ended(stat: Sequence[str]) -> bool:
-    """Whether a process of which the kernel says this (`stat`) has ended, though nobody has waited for it yet.
-
-    The state is its main thread's: where that has ended before the others, or one of them is killed and hangs in a
-    driver, it is a zombie's, and the process lives on with all that it holds.
-    """
-    return stat[0] in ("Z", "X") and all(int(threads) <= 1 for threads in stat[17:18])

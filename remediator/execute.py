@@ -30,6 +30,7 @@ from gpuwarden.database import (
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State
+from gpuwarden.procfs import ProcessId
 from gpuwarden.queue import Slot
 from remediator import freeing, plan, safety, warning
 from remediator.actuators import ENGINES, Actuator
@@ -45,7 +46,6 @@ from remediator.plan import (
     JobFacts,
     Kind,
     Limits,
-    Listener,
     RunFacts,
     Stage,
     Subject,
@@ -1181,7 +1181,7 @@ def _ends_it(facts: Facts, step: plan.Step) -> bool:
 
 def _listener(
     limits: Limits, episode: Episode, evidence: WorkerFacts | None, container: ContainerState | None
-) -> tuple[Listener | None, str]:
+) -> tuple[ProcessId | None, str]:
     """Whom a warning would reach, or why it would reach nobody; read only while one may be wanted."""
     free, signal = episode.free, limits.warn_signal
     if signal is None or free is None or free.stage is not Stage.PLANNED or evidence is None or container is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 
 FIELDS = 5
 
@@ -30,7 +30,7 @@ class Holder:
         pid = os.getpid()
         namespace = Path("/proc/self/ns/pid").stat().st_ino
         return cls(host=host, boot_id=clock.boot_id(), pid_namespace=namespace, pid=pid,
-                   start_ticks=cgroup.start_ticks(pid))  # fmt: skip
+                   start_ticks=procfs.start_ticks(pid))  # fmt: skip
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
@@ -49,7 +49,7 @@ class Holder:
         if (self.host, self.boot_id, self.pid_namespace) != (seen_by.host, seen_by.boot_id, seen_by.pid_namespace):
             return False
         try:
-            return cgroup.start_ticks(self.pid) != self.start_ticks
+            return procfs.start_ticks(self.pid) != self.start_ticks
         except (FileNotFoundError, ProcessLookupError):
             return not _exists(self.pid)
         except OSError:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
+from gpuwarden.procfs import ProcessId
 from gpuwarden.tally import RunTally
 
 
@@ -233,14 +234,6 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listener:
-    """A worker's own process, which catches the signal that is to warn it: its pid, and when it was started."""
-
-    pid: int
-    start_ticks: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`.
 
@@ -278,7 +271,7 @@ class Facts:
     refused_s_ago: float | None = None
     stopped_s_ago: float | None = None
     warned_for_s: float = 0.0
-    listener: Listener | None = None
+    listener: ProcessId | None = None
     deaf: str = ""
     unknown: str = ""
 
@@ -352,7 +345,7 @@ class Warn:
 
     because: str
     signal: str
-    listener: Listener
+    listener: ProcessId
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,23 +6,19 @@ there since before it was seen to hold its worker's lock. The signal goes throug
 where its pid is given to another (pidfd_open(2), proc_pid_status(5)).
 """
 
-import os
 import signal
 from collections.abc import Set as AbstractSet
-from typing import Final
 
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 from gpuwarden.errors import GpuwardenError
-from remediator.plan import Listener
-
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+from gpuwarden.procfs import ProcessId
 
 
 class WarningError(GpuwardenError):
     """A process cannot be warned, and why."""
 
 
-def find(pid: int | None, name: str, *, among: AbstractSet[int], seen_s_ago: float) -> Listener:
+def find(pid: int | None, name: str, *, among: AbstractSet[int], seen_s_ago: float) -> ProcessId:
     """The process that held a worker's lock `seen_s_ago` seconds ago, if it can be warned by the signal of that name.
 
     Raises:
@@ -32,44 +28,33 @@ def find(pid: int | None, name: str, *, among: AbstractSet[int], seen_s_ago: flo
         raise WarningError("the exporter sees no process of it")
     if pid not in among:
         raise WarningError(f"process {pid} is not in its container")
-    listener = Listener(pid=pid, start_ticks=_start_ticks(pid))
-    if clock.boottime_s() - listener.start_ticks / TICKS_PER_S <= seen_s_ago:
+    try:
+        listener = ProcessId.of(pid)
+    except OSError:
+        raise WarningError(f"process {pid} is gone") from None
+    if clock.boottime_s() - listener.start_ticks / procfs.TICKS_PER_S <= seen_s_ago:
         raise WarningError(f"process {pid} is younger than what was seen to hold its lock")
     _check_catches(pid, name)
     return listener
 
 
-def send(listener: Listener, name: str) -> None:
+def send(listener: ProcessId, name: str) -> None:
     """Send the signal, to that very process and only while it catches it.
 
     Raises:
         WarningError: it is gone, or does not catch the signal any more.
     """
     try:
-        descriptor = os.pidfd_open(listener.pid)
+        with listener.opened() as descriptor:
+            _check_catches(listener.pid, name)
+            signal.pidfd_send_signal(descriptor, signal.Signals[name])
     except OSError as error:
-        raise WarningError(f"process {listener.pid} cannot be warned: {error.strerror}") from None
-    try:
-        if _start_ticks(listener.pid) != listener.start_ticks:
-            raise WarningError(f"process {listener.pid} is another one by now")
-        _check_catches(listener.pid, name)
-        signal.pidfd_send_signal(descriptor, signal.Signals[name])
-    except OSError as error:
-        raise WarningError(f"process {listener.pid} cannot be warned: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-
-
-def _start_ticks(pid: int) -> int:
-    try:
-        return cgroup.start_ticks(pid)
-    except OSError:
-        raise WarningError(f"process {pid} is gone") from None
+        raise WarningError(f"process {listener.pid} cannot be warned: {error.strerror or error}") from None
 
 
 def _check_catches(pid: int, name: str) -> None:
     try:
-        status = (cgroup.PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+        status = (procfs.PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         raise WarningError(f"process {pid} is gone") from None
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")

@@ -19,7 +19,7 @@ from bench.exporter.host import MARK, Crowd
 from bench.exporter.subject import Subject, free_port
 from bench.figures import BenchError, until
 from deploy import parts
-from gpuwarden import cgroup
+from gpuwarden import procfs
 
 READY_S: Final = 60.0
 
@@ -77,7 +77,7 @@ def _process(crowd: Crowd, folder: Path, port: int) -> list[str]:
     """
     program, configuration = _debian("prometheus-process-exporter"), folder / "process-exporter.yml"
     box = crowd.containers[0]
-    listing = (cgroup.PROC / str(box.pids[0]) / "cgroup").read_text(encoding="ascii")
+    listing = (procfs.PROC / str(box.pids[0]) / "cgroup").read_text(encoding="ascii")
     configuration.write_text(process_groups(listing, box.id), encoding="ascii")
     return [
         program,

@@ -15,7 +15,7 @@ from typing import Final
 
 from bench.figures import BenchError
 from exporter.sources import processes
-from gpuwarden import cgroup
+from gpuwarden import procfs
 
 SCRAPE_TIMEOUT_S: Final = 10.0
 """As long as Prometheus waits by default (its scrape_timeout), seconds."""
@@ -80,7 +80,7 @@ class Subject:
     def cpu_s(self) -> float:
         """All the CPU time it has used, and those that it has started with it."""
         used = (processes.cpu_use(pid).used_ticks for pid in processes.tree(self.pid))
-        return sum(used) / processes.TICKS_PER_S
+        return sum(used) / procfs.TICKS_PER_S
 
     def resident_mib(self) -> float:
         """What they hold in RAM."""
@@ -88,11 +88,11 @@ class Subject:
 
     def descriptors(self) -> int:
         """The files they have open."""
-        return sum(len(list((cgroup.PROC / str(pid) / "fd").iterdir())) for pid in processes.tree(self.pid))
+        return sum(len(list((procfs.PROC / str(pid) / "fd").iterdir())) for pid in processes.tree(self.pid))
 
     def threads(self) -> int:
         """Their threads."""
-        return sum(len(list((cgroup.PROC / str(pid) / "task").iterdir())) for pid in processes.tree(self.pid))
+        return sum(len(list((procfs.PROC / str(pid) / "task").iterdir())) for pid in processes.tree(self.pid))
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ from bench.exporter.host import host
 from bench.exporter.peers import PEERS, PeerMissing
 from bench.exporter.subject import Page, Subject, ours
 from bench.figures import Figure, Place, figure, progress, until
-from gpuwarden import cgroup
+from gpuwarden import procfs
 from tests.nvml import driver as nvidia
 
 OURS: Final = "ours"
@@ -70,7 +70,7 @@ def measure(place: Place, turns: Turns | None = None) -> Iterator[Figure]:
         for peer in PEERS:
             starts[peer.name] = partial(peers.running, peer, crowd, work / peer.name)
         found = {name: Found() for name in starts}
-        processes = len([each for each in cgroup.PROC.iterdir() if each.name.isdigit()])
+        processes = len([each for each in procfs.PROC.iterdir() if each.name.isdigit()])
         yield figure("peers", "processes on this machine, these containers' among them", "", [processes])
         for number in range(turns.rounds):
             for name in rotated(list(starts), number):

@@ -27,7 +27,7 @@ from bench.rules.fleet import WORKERS, Kind
 from deploy import parts
 from deploy.shipped import rules
 from exporter.sources import processes
-from gpuwarden import __version__
+from gpuwarden import __version__, procfs
 
 HISTORY_S: Final = 3600
 UP_S: Final = 180.0
@@ -233,7 +233,7 @@ class _Prometheus:
         return found
 
     def _cpu_s(self) -> float:
-        return processes.cpu_use(self.pid).used_ticks / processes.TICKS_PER_S
+        return processes.cpu_use(self.pid).used_ticks / procfs.TICKS_PER_S
 
 
 @contextmanager

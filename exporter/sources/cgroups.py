@@ -17,7 +17,8 @@ from exporter.readings import Container, Unknown
 from exporter.sources import processes
 from exporter.sources.listener import Listing
 from exporter.sources.work import files_max
-from gpuwarden import cgroup, clock
+from gpuwarden import cgroup, clock, procfs
+from gpuwarden.procfs import ProcessId
 
 OWNER_S: Final = 5.0
 """How long it is believed that a process has not moved into another container, seconds."""
@@ -36,7 +37,7 @@ class Places:
     more are opened with each look.
     """
 
-    def __init__(self, *, proc: Path = cgroup.PROC, root: Path = cgroup.ROOT, kept_max: int | None = None) -> None:
+    def __init__(self, *, proc: Path = procfs.PROC, root: Path = cgroup.ROOT, kept_max: int | None = None) -> None:
         self._proc = proc
         self._root = root
         self._kept_max = files_max() // 20 if kept_max is None else kept_max
@@ -193,7 +194,7 @@ def _use(memory: cgroup.Memory) -> RamUse:
 
 @dataclass(frozen=True, kw_only=True)
 class _Owner:
-    start_ticks: int
+    process: ProcessId
     read_s: float
     container: str | None
     runtime: str | None
@@ -223,7 +224,7 @@ class Unlisted:
     long as an engine does not answer, nobody new is.
     """
 
-    def __init__(self, own: str | None = None, *, proc: Path = cgroup.PROC, root: Path = cgroup.ROOT) -> None:
+    def __init__(self, own: str | None = None, *, proc: Path = procfs.PROC, root: Path = cgroup.ROOT) -> None:
         self._own = own
         self._proc = proc
         self._root = root
@@ -262,14 +263,14 @@ class Unlisted:
     def _owner(self, pid: int, now_s: float) -> _Owner | None:
         """Which container a process is in; `None` when it is gone, or not ours to look at."""
         try:
-            ticks = cgroup.start_ticks(pid, proc=self._proc)
+            process = ProcessId.of(pid, proc=self._proc)
             known = self._owners.get(pid)
-            if known is not None and known.start_ticks == ticks and now_s - known.read_s < OWNER_S:
+            if known is not None and known.process == process and now_s - known.read_s < OWNER_S:
                 return known
             container, runtime = cgroup.owner(pid, proc=self._proc) or (None, None)
         except (OSError, LookupError):
             return None
-        return _Owner(start_ticks=ticks, read_s=now_s, container=container, runtime=runtime)
+        return _Owner(process=process, read_s=now_s, container=container, runtime=runtime)
 
     def _container(self, full_id: str, pid: int, runtime: str | None) -> _Found | None:
         try:

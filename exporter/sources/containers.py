@@ -23,7 +23,7 @@ from exporter.readings import ALL_NODES, NODE, Container, Health, Probe, Server,
 from exporter.sources.engine_events import Events
 from exporter.sources.listener import Listener, Listing
 from exporter.sources.processes import visible_devices
-from gpuwarden import cgroup
+from gpuwarden import procfs
 
 REFRESH_S: Final = 1.0
 """How often the daemon is asked for its running containers, seconds, while anything about them is to be followed."""
@@ -276,7 +276,7 @@ def _or_as_whom(path: str) -> str:
 
 def _ticks(pid: int) -> int | None:
     try:
-        return cgroup.start_ticks(pid)
+        return procfs.start_ticks(pid)
     except OSError:
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.sources.kfd import SYS
-from gpuwarden import cgroup
+from gpuwarden import procfs
 
 VENDOR: Final = "0x10de"
 DISPLAY: Final = "0x03"
@@ -20,7 +20,7 @@ DISPLAY: Final = "0x03"
 class NvidiaHost:
     """Looks for NVIDIA's driver and hardware. What was there once counts for good: a GPU can fall off its bus."""
 
-    def __init__(self, *, sys: Path = SYS, proc: Path = cgroup.PROC) -> None:
+    def __init__(self, *, sys: Path = SYS, proc: Path = procfs.PROC) -> None:
         self._drivers = (proc / "driver/nvidia", sys / "bus/pci/drivers/nvidia")
         self._devices = sys / "bus/pci/devices"
         self._there = False

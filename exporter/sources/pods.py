@@ -25,7 +25,7 @@ from exporter import evidence, tenancy
 from exporter.readings import ALL_NODES, Container, SourceHealth, Tenancy
 from exporter.sources import kubelet, processes
 from exporter.sources.listener import Listener, Listing
-from gpuwarden import cgroup
+from gpuwarden import cgroup, procfs
 from gpuwarden.errors import GpuwardenError
 
 LOGS: Final = Path("/var/log/containers")
@@ -211,7 +211,7 @@ class Pods(Listener):
         pod_resources: Path | None,
         pod_resources_wanted: bool = True,
         logs: Path = LOGS,
-        proc: Path = cgroup.PROC,
+        proc: Path = procfs.PROC,
         root: Path = cgroup.ROOT,
     ) -> None:
         super().__init__("pods", nothing="the pods of this node cannot be listed", refresh_s=REFRESH_S, fresh_s=FRESH_S)
@@ -345,7 +345,7 @@ class Pods(Listener):
 
     def _first(self, pids: frozenset[int]) -> int:
         """Whoever of them started first: the container's own first process, but for those that joined from outside."""
-        return min(pids, key=lambda pid: (cgroup.start_ticks(pid, proc=self._proc), pid))
+        return min(pids, key=lambda pid: (procfs.start_ticks(pid, proc=self._proc), pid))
 
 
 def _may_be_there(path: Path) -> bool:

@@ -7,20 +7,17 @@ from typing import Final
 
 from exporter.apart import Born
 from exporter.readings import Container, CpuUse
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 """4096 on x86-64, up to 65536 on ARM servers: the unit of /proc/PID/statm (proc_pid_statm(5))."""
 
 
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-"""100 nearly everywhere: the unit of CPU time in /proc/PID/stat (proc_pid_stat(5))."""
-
 PROCESSES_MAX: Final = 2048
 """Processes of one container whose work is read once a second; that of more is unknown."""
 
 
-def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
+def container(pid: int, worker: str, *, proc: Path = procfs.PROC) -> Container:
     """A worker's own process tree, as a container named after the worker.
 
     GPUs are those of its NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES; with neither set, a process sees every GPU.
@@ -28,7 +25,7 @@ def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
     Raises:
         OSError: the process is gone, or is not ours to look at.
     """
-    ticks = cgroup.start_ticks(pid, proc=proc)
+    ticks = procfs.start_ticks(pid, proc=proc)
     return Container(
         kind="process",
         id=f"process:{pid}:{ticks}",
@@ -39,7 +36,7 @@ def container(pid: int, worker: str, *, proc: Path = cgroup.PROC) -> Container:
     )
 
 
-def gpu_request(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None:
+def gpu_request(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:
     """The GPUs that a process outside of any engine was given, as `Container.gpu_request` has them.
 
     Raises:
@@ -54,7 +51,7 @@ def gpu_request(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None
     return ("all",) if devices is None else visible_devices(devices)
 
 
-def gpus_of_container(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] | None:
+def gpus_of_container(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:
     """The GPUs that the NVIDIA container runtime gave to the container of a process: none where it is told nothing.
 
     Raises:
@@ -65,7 +62,7 @@ def gpus_of_container(pid: int, *, proc: Path = cgroup.PROC) -> tuple[str, ...] 
 
 
 def _environment(pid: int, proc: Path) -> bytes:
-    return b"\0" + cgroup.read(f"{proc}/{pid}/environ")
+    return b"\0" + procfs.read(f"{proc}/{pid}/environ")
 
 
 def _variable(environment: bytes, name: bytes) -> str | None:
@@ -74,14 +71,14 @@ def _variable(environment: bytes, name: bytes) -> str | None:
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if there else None
 
 
-def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
+def cpu_use(pid: int, *, proc: Path = procfs.PROC) -> CpuUse:
     """The CPU time a process has used, all its threads together, those that ended too; its state (proc_pid_stat(5)).
 
     Raises:
         OSError: the process is gone, or is not ours to look at.
         ValueError: what the kernel answers is no such line.
     """
-    fields = cgroup.stat(pid, proc=proc)  # field N of the manual is the one at N - 3
+    fields = procfs.stat(pid, proc=proc)  # field N of the manual is the one at N - 3
     if len(fields) < 20:
         raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
     return CpuUse(
@@ -91,7 +88,7 @@ def cpu_use(pid: int, *, proc: Path = cgroup.PROC) -> CpuUse:
     )
 
 
-def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
+def tree(pid: int, *, proc: Path = procfs.PROC) -> frozenset[int]:
     """A process and all below it."""
     found: set[int] = set()
     waiting = [pid]
@@ -107,35 +104,35 @@ def tree(pid: int, *, proc: Path = cgroup.PROC) -> frozenset[int]:
             continue
         for number in numbers:
             try:
-                waiting.extend(map(int, cgroup.read(f"{threads}/{number}/children").split()))
+                waiting.extend(map(int, procfs.read(f"{threads}/{number}/children").split()))
             except OSError:
                 continue
     return frozenset(found)
 
 
-def has_ended(pid: int, *, proc: Path = cgroup.PROC) -> bool:
+def has_ended(pid: int, *, proc: Path = procfs.PROC) -> bool:
     """Whether nothing runs under a pid any more: it is gone, or a zombie."""
     try:
-        return cgroup.has_ended(cgroup.stat(pid, proc=proc))
+        return procfs.has_ended(procfs.stat(pid, proc=proc))
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:
         return False
 
 
-def born(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> dict[int, Born]:
+def born(pids: Iterable[int], *, proc: Path = procfs.PROC) -> dict[int, Born]:
     """Whose child each of these processes is, and since when; what is gone, or not ours to look at, is left out."""
     found: dict[int, Born] = {}
     for pid in pids:
         try:
-            fields = cgroup.stat(pid, proc=proc)  # field N of proc_pid_stat(5) is the one at N - 3
+            fields = procfs.stat(pid, proc=proc)  # field N of proc_pid_stat(5) is the one at N - 3
             found[pid] = Born(parent=int(fields[1]), start_ticks=int(fields[19]))
         except (OSError, ValueError, IndexError):
             continue
     return found
 
 
-def resident_bytes(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> int:
+def resident_bytes(pids: Iterable[int], *, proc: Path = procfs.PROC) -> int:
     """What these processes hold in RAM, bytes; pages they share are counted once for each.
 
     Raises:
@@ -144,7 +141,7 @@ def resident_bytes(pids: Iterable[int], *, proc: Path = cgroup.PROC) -> int:
     sizes = []
     for pid in pids:
         try:
-            sizes.append(int(cgroup.read(f"{proc}/{pid}/statm").split()[1]) * PAGE_BYTES)
+            sizes.append(int(procfs.read(f"{proc}/{pid}/statm").split()[1]) * PAGE_BYTES)
         except OSError:
             continue
     if not sizes:

@@ -17,9 +17,9 @@ from typing import Final
 
 from exporter.readings import TaskReadings, TaskSighting
 from exporter.sources import tenantfiles
-from exporter.sources.processes import TICKS_PER_S
 from exporter.sources.tenantfiles import Refused
-from gpuwarden import cgroup, clock, statefile
+from gpuwarden import clock, procfs, statefile
+from gpuwarden.procfs import ProcessId
 from gpuwarden.statefile import StateFileError, TaskFile
 
 TASKS_MAX: Final = 256
@@ -42,11 +42,11 @@ _HOSTS_PID_NAMESPACE: Final = 4026531836
 
 @dataclass(kw_only=True)
 class _Known:
-    """A file as it was read, and when its process started, once that has been seen; ticks since boot."""
+    """A file as it was read, and which process it means, once that has been seen."""
 
     stamp: _Stamp
     file: TaskFile
-    start_ticks: int | None = None
+    process: ProcessId | None = None
 
 
 class Tasks:
@@ -155,12 +155,12 @@ class Tasks:
             return None
         # Written again by a runner that still means the same process: what is known of that stays known.
         same = known is not None and known.file == file
-        return _Known(stamp=stamp, file=file, start_ticks=known.start_ticks if known is not None and same else None)
+        return _Known(stamp=stamp, file=file, process=known.process if known is not None and same else None)
 
     def _is_alive(self, known: _Known) -> bool | None:
         """Whether the task's process is there; `None` where that cannot be told."""
         found = _alive(known)
-        if found is False and known.start_ticks is None and not self._sees_all:
+        if found is False and known.process is None and not self._sees_all:
             return None
         return found
 
@@ -181,16 +181,16 @@ def _alive(known: _Known) -> bool | None:
     except PermissionError:
         pass  # it is there, and somebody else's
     try:
-        fields = cgroup.stat(known.file.pid)
-        ended, start_ticks = cgroup.has_ended(fields), int(fields[19])
+        fields = procfs.stat(known.file.pid)
+        ended, process = procfs.has_ended(fields), ProcessId(known.file.pid, int(fields[19]))
     except (OSError, ValueError, IndexError):
         return None  # hidden from us (hidepid of proc(5)), or gone since: the next look tells
     if ended:
         return False
-    if known.start_ticks is None:
+    if known.process is None:
         now = clock.stamp()
-        started_unix_s = now.unix_s - now.boottime_s + start_ticks / TICKS_PER_S
+        started_unix_s = now.unix_s - now.boottime_s + process.start_ticks / procfs.TICKS_PER_S
         if started_unix_s > known.file.started_unix_s + START_SLACK_S:
             return False
-        known.start_ticks = start_ticks
-    return known.start_ticks == start_ticks
+        known.process = process
+    return known.process == process

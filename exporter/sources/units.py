@@ -18,7 +18,8 @@ from typing import Final
 
 from exporter.readings import Container, WorkerReadings, WorkerSighting
 from exporter.sources import processes
-from gpuwarden import cgroup
+from gpuwarden import cgroup, procfs
+from gpuwarden.procfs import ProcessId
 
 INVOCATIONS: Final = Path("/run/systemd/units")
 INVOCATION: Final = "invocation:"
@@ -44,8 +45,7 @@ SETTLED_NS: Final = 1_000_000_000
 class _Service:
     """What runs of a service, by whichever of its processes started first."""
 
-    pid: int
-    start_ticks: int
+    process: ProcessId
     gpu_request: tuple[str, ...] | None
 
 
@@ -56,7 +56,7 @@ class Units:
         self,
         patterns: Sequence[str],
         *,
-        proc: Path = cgroup.PROC,
+        proc: Path = procfs.PROC,
         root: Path = cgroup.ROOT,
         invocations: Path = INVOCATIONS,
         systemctl: Sequence[str] = ("systemctl",),
@@ -114,7 +114,7 @@ class Units:
                 invocation = self._invocation(unit)
             except OSError:
                 continue
-            found[unit] = self._container(unit, invocation, service.pid, service.gpu_request, known)
+            found[unit] = self._container(unit, invocation, service.process.pid, service.gpu_request, known)
         return found
 
     def _container(
@@ -189,13 +189,13 @@ class Units:
             return None
         known = self._services.get(unit)
         with contextlib.suppress(OSError):
-            if known is not None and cgroup.start_ticks(known.pid, proc=self._proc) == known.start_ticks:
+            if known is not None and ProcessId.of(known.process.pid, proc=self._proc) == known.process:
                 return known
-        born = [(cgroup.start_ticks(pid, proc=self._proc), pid) for pid in cgroup.processes(group)]
-        if not born:
+        running = [ProcessId.of(pid, proc=self._proc) for pid in cgroup.processes(group)]
+        if not running:
             return None
-        ticks, pid = min(born)
-        return _Service(pid=pid, start_ticks=ticks, gpu_request=processes.gpu_request(pid, proc=self._proc))
+        first = min(running, key=lambda process: (process.start_ticks, process.pid))
+        return _Service(process=first, gpu_request=processes.gpu_request(first.pid, proc=self._proc))
 
     def renewed(self, last: Container) -> Container:
         """A service as systemd has it now: one that was started anew is another incarnation."""

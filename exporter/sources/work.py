@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.readings import ProcessWork
-from exporter.sources.processes import TICKS_PER_S
-from gpuwarden import cgroup
+from gpuwarden import procfs
 
 _IO: Final = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
 """What counts as I/O of /proc/PID/io (proc_pid_io(5)): the first two pass through system calls and are there with a
@@ -48,7 +47,7 @@ class Work:
     opened with each look.
     """
 
-    def __init__(self, *, proc: Path = cgroup.PROC, kept_max: int | None = None) -> None:
+    def __init__(self, *, proc: Path = procfs.PROC, kept_max: int | None = None) -> None:
         self._proc = proc
         self._kept_max = files_max() // 4 if kept_max is None else kept_max
         self._files: dict[int, _Files] = {}
@@ -109,7 +108,7 @@ class Work:
                 start_ticks=int(fields[19]),
                 io_bytes=self._io_bytes(said[1]),
                 faults=sum(map(int, fields[7:11])),
-                cpu_s=sum(map(int, fields[11:15])) / TICKS_PER_S,
+                cpu_s=sum(map(int, fields[11:15])) / procfs.TICKS_PER_S,
             ),
         )
         return files.told

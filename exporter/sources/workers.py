@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 from exporter.readings import WorkerReadings, WorkerSighting
 from exporter.sources import tenantfiles
 from exporter.sources.tenantfiles import Refused
-from gpuwarden import cgroup, statefile
+from gpuwarden import cgroup, procfs, statefile
 from gpuwarden.statefile import JobFile, StateFileError, WorkerFile
 
 FILES_MAX: Final = 64
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
-def read(directory: Path, *, proc: Path = cgroup.PROC) -> WorkerReadings:
+def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
     """Look at every worker below `$GPUWARDEN_DIR`.
 
     A file that cannot be trusted costs its own worker only. Of two that claim one name, the one whose lock is held is
@@ -203,5 +203,5 @@ def _precedence(sighting: WorkerSighting, proc: Path) -> tuple[bool, float, floa
     ticks = math.inf
     if sighting.pid is not None:
         with contextlib.suppress(OSError):
-            ticks = cgroup.start_ticks(sighting.pid, proc=proc)
+            ticks = procfs.start_ticks(sighting.pid, proc=proc)
     return (not sighting.alive, ticks, sighting.worker.started.unix_s)

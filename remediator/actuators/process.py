@@ -28,9 +28,10 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
+from gpuwarden.procfs import ProcessId
 from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
 
@@ -69,32 +70,32 @@ class ProcessActuator:
         if command is None:
             return None
         found = _known(command.pid_file)
-        running = found is not None and _runs(*found)
+        running = found is not None and _runs(found)
         return ContainerState(
             kind="process",
             handle=handle,
             name=handle,
-            incarnation="" if found is None else f"process:{found[0]}:{found[1]}@{clock.boot_id()}",
+            incarnation="" if found is None else f"process:{found.pid}:{found.start_ticks}@{clock.boot_id()}",
             running=running,
             managed=True,
-            pids=frozenset(_session(*found)) if found is not None else frozenset(),
+            pids=frozenset(each.pid for each in _session(found)) if found is not None else frozenset(),
             cgroup=None,
             log_file=str(command.log_file),
-            session=None if found is None else found[0],
+            session=None if found is None else found.pid,
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
         """See `Actuator.stop`. SIGTERM, then SIGKILL, to what is left of its session, with or without its leader."""
         command = self._command(handle)
         found = _known(command.pid_file)
-        if found is not None and not _end(*found, grace_s=grace_s):
-            raise ActuatorError(f"worker {handle} (pid {found[0]}) does not die")
+        if found is not None and not _end(found, grace_s=grace_s):
+            raise ActuatorError(f"worker {handle} (pid {found.pid}) does not die")
 
     def start(self, handle: str) -> None:
         """See `Actuator.start`."""
         command = self._command(handle)
         found = _known(command.pid_file)
-        if found is not None and _runs(*found):
+        if found is not None and _runs(found):
             return
         mark, promise = secrets.token_hex(16), _promise(command.pid_file)
         try:
@@ -115,12 +116,12 @@ class ProcessActuator:
             with suppress(OSError):  # it promises nothing: no process has its mark
                 promise.unlink(missing_ok=True)
             raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
-        ticks = 0
+        process = ProcessId(pid, 0)
         try:
-            ticks = cgroup.start_ticks(pid)
-            _record(command.pid_file, pid, ticks)
+            process = ProcessId.of(pid)
+            _record(command.pid_file, process)
         except OSError as error:
-            _end(pid, ticks, grace_s=0.0)  # what is on no record would be started a second time
+            _end(process, grace_s=0.0)  # what is on no record would be started a second time
             raise ActuatorError(f"worker {handle} cannot be put on record, and was ended: {error}") from None
 
     def _command(self, handle: str) -> _Command:
@@ -135,13 +136,13 @@ def _promise(pid_file: Path) -> Path:
     return pid_file.with_name(f"{pid_file.name}.starting")
 
 
-def _record(pid_file: Path, pid: int, ticks: int) -> None:
+def _record(pid_file: Path, process: ProcessId) -> None:
     """The record first: with both gone, what was started would be nobody's."""
-    atomic_write(pid_file, f"{pid} {ticks}\n")
+    atomic_write(pid_file, f"{process}\n")
     _promise(pid_file).unlink(missing_ok=True)
 
 
-def _known(pid_file: Path) -> tuple[int, int] | None:
+def _known(pid_file: Path) -> ProcessId | None:
     """The process on record, or which belongs there: it was started, and who started it was killed before he said so.
 
     Raises:
@@ -157,80 +158,77 @@ def _known(pid_file: Path) -> tuple[int, int] | None:
     if found is None:
         return _recorded(pid_file)
     try:
-        _record(pid_file, *found)
+        _record(pid_file, found)
     except OSError as error:
-        raise ActuatorError(f"process {found[0]} runs, and cannot be put on record: {error}") from None
+        raise ActuatorError(f"process {found.pid} runs, and cannot be put on record: {error}") from None
     return found
 
 
-def _marked(mark: str) -> tuple[int, int] | None:
-    """The process with this mark that leads its session, and its start ticks: its children have the mark too."""
+def _marked(mark: str) -> ProcessId | None:
+    """The process with this mark that leads its session: its children have the mark too."""
     sought = f"{MARK}={mark}".encode()
-    for entry in cgroup.PROC.iterdir():
+    for entry in procfs.PROC.iterdir():
         if entry.name.isdigit():
             try:
-                fields = cgroup.stat(int(entry.name))
-                leads = fields[3] == entry.name and not cgroup.has_ended(fields)
+                fields = procfs.stat(int(entry.name))
+                leads = fields[3] == entry.name and not procfs.has_ended(fields)
                 if leads and sought in (entry / "environ").read_bytes().split(b"\0"):
-                    return int(entry.name), int(fields[19])
+                    return ProcessId(int(entry.name), int(fields[19]))
             except OSError:  # gone meanwhile, or not ours to look at
                 continue
     return None
 
 
-def _recorded(pid_file: Path) -> tuple[int, int] | None:
+def _recorded(pid_file: Path) -> ProcessId | None:
     try:
-        pid, ticks = (int(word) for word in pid_file.read_text(encoding="ascii").split())
+        found = ProcessId.parse(pid_file.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
-    return (pid, ticks) if pid > 1 else None
+    return found if found is not None and found.pid > 1 else None
 
 
-def _runs(pid: int, ticks: int) -> bool:
-    _reap(pid)
-    try:
-        return cgroup.start_ticks(pid) == ticks and not cgroup.has_ended(cgroup.stat(pid))
-    except OSError:
-        return False
+def _runs(process: ProcessId) -> bool:
+    _reap(process.pid)
+    return process.runs()
 
 
-def _end(leader: int, ticks: int, *, grace_s: float) -> bool:
+def _end(leader: ProcessId, *, grace_s: float) -> bool:
     """SIGTERM, then after `grace_s` SIGKILL, to every process of a session; false when some outlive it."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
-        for pid, started in _session(leader, ticks).items():
-            _signal(pid, started, number)
+        for process in _session(leader):
+            _signal(process, number)
         deadline_s = time.monotonic() + wait_s
-        while left := _session(leader, ticks):
+        while left := _session(leader):
             if time.monotonic() >= deadline_s:
                 break
             if number is signal.SIGKILL:  # also what was forked while the session was listed
-                for pid, started in left.items():
-                    _signal(pid, started, number)
+                for process in left:
+                    _signal(process, number)
             time.sleep(POLL_S)
         else:
             return True
     return False
 
 
-def _session(leader: int, ticks: int) -> dict[int, int]:
-    """The living processes of the session that one process led, itself included, each with its start ticks.
+def _session(leader: ProcessId) -> list[ProcessId]:
+    """The living processes of the session that one process led, itself included.
 
     The kernel gives a pid to nobody else while a session bears it. So a leader of that pid with another start means
     that the session is over, and that what bears its number now is a stranger's.
     """
-    _reap(leader)
+    _reap(leader.pid)
     with suppress(OSError):
-        if cgroup.start_ticks(leader) != ticks:
-            return {}
-    found: dict[int, int] = {}
-    for entry in cgroup.PROC.iterdir():
+        if ProcessId.of(leader.pid) != leader:
+            return []
+    found: list[ProcessId] = []
+    for entry in procfs.PROC.iterdir():
         if entry.name.isdigit():
             try:
-                fields = cgroup.stat(int(entry.name))
+                fields = procfs.stat(int(entry.name))
             except OSError:
                 continue
-            if int(fields[3]) == leader and not cgroup.has_ended(fields):
-                found[int(entry.name)] = int(fields[19])
+            if int(fields[3]) == leader.pid and not procfs.has_ended(fields):
+                found.append(ProcessId(int(entry.name), int(fields[19])))
     return found
 
 
@@ -241,26 +239,18 @@ def _reap(pid: int) -> None:
         return  # another program started it, and reaps it
 
 
-def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
-    """Send a signal to the process of this pid and this start, and to no other.
-
-    Whoever bears the pid once the descriptor is held bore it when it was opened, or else came later and started later.
-    So a start that is still the one that was seen tells that the descriptor is that process's, whatever happens next.
+def _signal(process: ProcessId, number: signal.Signals) -> None:
+    """Send a signal to this process and to no other; nothing where it is gone.
 
     Raises:
         ActuatorError: the kernel has no such descriptors, or none is left.
     """
     try:
-        descriptor = os.pidfd_open(pid)
-    except OSError as error:
-        if error.errno == errno.ESRCH:  # gone meanwhile
-            return
-        because = "Linux 5.3 or later is wanted" if error.errno == errno.ENOSYS else str(error)
-        raise ActuatorError(f"process {pid} cannot be held to be signalled, and was not: {because}") from None
-    try:
-        if cgroup.start_ticks(pid) == ticks:
+        # Gone meanwhile, or somebody else's: then it shows as left.
+        with process.opened() as descriptor, suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(descriptor, number)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return  # gone meanwhile, or somebody else's: then it shows as left
-    finally:
-        os.close(descriptor)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except OSError as error:
+        because = "Linux 5.3 or later is wanted" if error.errno == errno.ENOSYS else str(error)
+        raise ActuatorError(f"process {process.pid} cannot be held to be signalled, and was not: {because}") from None

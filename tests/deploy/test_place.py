@@ -11,7 +11,7 @@ import pytest
 
 from deploy import place
 from deploy.place import PlaceError, default_data, default_directory, host_of, taken
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 from tests.waiting import eventually
 
 SLEEP = "import time; time.sleep(60)"
@@ -134,6 +134,6 @@ def test_a_process_that_was_given_the_pid_since_is_left_alone(tmp_path: Path, ch
 
 def record(data: Path, **pids: int) -> None:
     """What the chain writes down of the parts that it starts."""
-    parts = {name: f"{pid} {cgroup.start_ticks(pid)}" for name, pid in pids.items()}
+    parts = {name: f"{pid} {procfs.start_ticks(pid)}" for name, pid in pids.items()}
     (data / "lock").touch()
     (data / "parts.json").write_text(json.dumps({"boot_id": clock.boot_id(), **parts}))

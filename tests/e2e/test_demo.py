@@ -12,7 +12,7 @@ import pytest
 
 from deploy import parts
 from deploy.chain import CHECKOUT
-from gpuwarden import cgroup
+from gpuwarden import procfs
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
@@ -51,7 +51,7 @@ def _work_folders() -> set[Path]:
 def _descendant(parent: int, programs: tuple[str, ...], *, within_s: float) -> int:
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        for entry in cgroup.PROC.glob("[0-9]*"):
+        for entry in procfs.PROC.glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 ours = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent

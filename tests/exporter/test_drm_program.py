@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from exporter import main
 from exporter.settings import Settings
 from exporter.sources import drm, processes
-from gpuwarden import cgroup
+from gpuwarden import procfs
 from gpuwarden.errors import GpuwardenError
 from tests.exporter import gpu_tree
 from tests.exporter.conftest import StartWorker
@@ -299,7 +299,7 @@ def test_an_exporter_that_is_killed_leaves_no_process_behind(at_rest: bool, hous
         process.kill()
         process.communicate()
 
-        assert eventually(lambda: not (cgroup.PROC / str(child)).exists())
+        assert eventually(lambda: not (procfs.PROC / str(child)).exists())
 
 
 @pytest.mark.needs_compiler
@@ -314,7 +314,7 @@ def test_where_the_kernel_drives_no_gpu_of_amds_or_intels_no_process_reads_them(
             tree.gpu(128, CARD, "amdgpu", busy_percent=0)
         with program(house, tree, env=driver.environment) as (process, port, _):
             eventually(lambda: 'gpu="GPU-0"' in scrape(port))
-            found.append([(cgroup.PROC / str(pid) / "cmdline").read_bytes() for pid in children(process)])
+            found.append([(procfs.PROC / str(pid) / "cmdline").read_bytes() for pid in children(process)])
 
     assert [b"nvml_child" in each for each in found[0]] == [True]
     assert sorted(b"drm_child" in each for each in found[1]) == [False, True]

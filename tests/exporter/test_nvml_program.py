@@ -26,7 +26,7 @@ from deploy.engine import Engine
 from deploy.image import worker_image
 from exporter.scrape import SNAPSHOT_FRESH_S
 from exporter.sources import driver_parent, processes
-from gpuwarden import cgroup
+from gpuwarden import cgroup, procfs
 from tests.exporter.conftest import StartWorker
 from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Instance, Sample
 from tests.waiting import WITHIN_S, eventually
@@ -688,7 +688,7 @@ def test_an_exporter_that_is_killed_leaves_no_process_behind(
     program.process.kill()
     program.process.communicate()
 
-    assert eventually(lambda: not (cgroup.PROC / str(child)).exists())
+    assert eventually(lambda: not (procfs.PROC / str(child)).exists())
 
 
 # Which source is used

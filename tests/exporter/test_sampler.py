@@ -37,7 +37,7 @@ from exporter.sources.listener import Listener, Listing
 from exporter.sources.nvidia_host import NvidiaHost
 from exporter.sources.tasks import Tasks
 from exporter.thresholds import Thresholds
-from gpuwarden import cgroup, clock, statefile
+from gpuwarden import cgroup, clock, procfs, statefile
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.statefile import Stamp
 from tests.exporter import builders as build
@@ -668,7 +668,7 @@ def test_a_process_whose_main_thread_has_ended_has_not_while_another_runs() -> N
     with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.PIPE) as leaderless:
         try:
             leaderless.stdout.read(1)  # type: ignore[union-attr]
-            eventually(lambda: cgroup.stat(leaderless.pid)[0] == "Z", "its main thread has ended")
+            eventually(lambda: procfs.stat(leaderless.pid)[0] == "Z", "its main thread has ended")
 
             assert not processes.has_ended(leaderless.pid), "it holds what it holds, a GPU's memory as well"
         finally:

@@ -16,7 +16,7 @@ from exporter.readings import CpuUse, Snapshot, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.thresholds import Thresholds
-from gpuwarden import cgroup
+from gpuwarden import procfs
 from gpuwarden.job import Phase
 from tests.exporter import builders as build
 from tests.exporter import golden
@@ -143,12 +143,12 @@ def test_a_worker_that_waits_in_the_kernel_is_silent_unless_it_loads_or_saves(
         assert process.stdout
         process.stdout.readline()
         seen_as(monkeypatch, pid=process.pid, job=build.job_file(phase=phase))
-        eventually(lambda: cgroup.stat(process.pid)[0] == "D")
+        eventually(lambda: procfs.stat(process.pid)[0] == "D")
         waits = [silence(look.sample()).cpu_s for _ in range(3)][-1]
         process.stdin.write(b".")
         process.stdin.flush()
         process.stdout.readline()
-        eventually(lambda: cgroup.stat(process.pid)[0] == "S")
+        eventually(lambda: procfs.stat(process.pid)[0] == "S")
         eventually(lambda: (silence(look.sample()).cpu_s or 0.0) > 0.0)
 
     assert (waits == 0.0) == (phase in {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})

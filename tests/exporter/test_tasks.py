@@ -18,7 +18,7 @@ import pytest
 import exporter.sources.tasks
 from exporter.readings import TaskReadings
 from exporter.sources.tasks import ENTRIES_MAX, TASKS_MAX, Tasks
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 from tests.exporter.test_scrape import values
 from tests.exporter.test_web import Exporter, command, environment, get
 from tests.waiting import eventually
@@ -152,7 +152,7 @@ def test_a_task_whose_main_thread_has_ended_is_there_while_another_runs(folder: 
         try:
             write(folder, 7, pid=process.pid)
             tasks = Tasks([folder])
-            eventually(lambda: cgroup.stat(process.pid)[0] == "Z", "its main thread has ended")
+            eventually(lambda: procfs.stat(process.pid)[0] == "Z", "its main thread has ended")
 
             assert alive(tasks.read()) == {7: True}
         finally:
@@ -216,7 +216,7 @@ def test_a_process_that_the_kernel_hides_is_neither_alive_nor_dead(
     def hidden(*_: object, **__: object) -> list[str]:
         raise FileNotFoundError
 
-    monkeypatch.setattr(cgroup, "stat", hidden)
+    monkeypatch.setattr(procfs, "stat", hidden)
 
     assert alive(Tasks([folder]).read()) == {7: None}
 

@@ -21,7 +21,7 @@ from exporter.sources.cgroups import Places
 from exporter.sources.listener import Listing
 from exporter.sources.work import FILES_WANTED, Work
 from exporter.thresholds import Thresholds
-from gpuwarden import cgroup, clock
+from gpuwarden import cgroup, clock, procfs
 from gpuwarden.facts import WorkerFacts
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -30,7 +30,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.pure
 
 IO = "rchar: 100\nwchar: 20\nsyscr: 9\nsyscw: 9\nread_bytes: 3\nwrite_bytes: 4\ncancelled_write_bytes: 1000\n"
-TICKS = processes.TICKS_PER_S
+TICKS = procfs.TICKS_PER_S
 
 
 def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 from exporter.readings import WorkerReadings
 from exporter.sources import workers
-from gpuwarden import cgroup, statefile
+from gpuwarden import cgroup, procfs, statefile
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker, Worker
 from tests.waiting import eventually, within
@@ -306,7 +306,7 @@ def test_a_later_process_cannot_hide_a_worker_by_claiming_to_be_older(
     honest: str, liar: str, house: Path, start_worker: StartWorker
 ) -> None:
     worker = start_worker("w0", folder=honest)
-    eventually(lambda: uptime_ticks() > cgroup.start_ticks(worker.pid) + 2)
+    eventually(lambda: uptime_ticks() > procfs.start_ticks(worker.pid) + 2)
     rival = start_worker("w0", folder=liar)
     claim_to_be_older(rival)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden import cgroup
+from gpuwarden import cgroup, procfs
 
 ID = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
@@ -149,9 +149,8 @@ def test_a_colon_in_a_path_stays_in_the_path(proc: Path) -> None:
 
 
 def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
-    for ask in (cgroup.container_id, cgroup.start_ticks):
-        with pytest.raises(FileNotFoundError):
-            ask(99, proc=proc)
+    with pytest.raises(FileNotFoundError):
+        cgroup.container_id(99, proc=proc)
     for ask_place in (cgroup.memory_directory, cgroup.directory):
         with pytest.raises(FileNotFoundError):
             ask_place(99, ID, proc=proc, root=root)
@@ -447,14 +446,14 @@ def test_a_process_of_another_pid_namespace_still_counts_as_one(root: Path) -> N
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
     """Let reading one file fail as the kernel makes it fail."""
-    read = cgroup.read
+    read = procfs.read
 
     def refuse(asked: str) -> bytes:
         if asked == str(path):
             raise OSError(number, os.strerror(number), asked)
         return read(asked)
 
-    monkeypatch.setattr(cgroup, "read", refuse)
+    monkeypatch.setattr(procfs, "read", refuse)
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP], ids=["gone", "going", "threaded"])
@@ -496,34 +495,3 @@ def test_every_container_of_a_host_is_found_by_its_group(root: Path, hierarchy: 
 
 def test_where_nothing_is_mounted_there_is_no_container(tmp_path: Path) -> None:
     assert cgroup.containers(tmp_path / "nothing") == {}
-
-
-# --- since when
-
-STAT_AFTER_NAME = "S 1 4242 4242 0 -1 4194560 5 0 0 0 1 2 0 0 20 0 1 0 987654 1000 10 18446744073709551615"
-
-
-@pytest.mark.parametrize(
-    "name", ["python", "tmux: server", "a) R 1 2 3", "((sd-pam))", "", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"]
-)
-def test_a_start_is_read_whatever_the_process_calls_itself(proc: Path, name: str) -> None:
-    (proc / str(PID) / "stat").write_text(f"{PID} ({name}) {STAT_AFTER_NAME}\n")
-
-    assert cgroup.start_ticks(PID, proc=proc) == 987654
-
-
-def test_a_name_that_is_no_text_does_not_matter(proc: Path) -> None:
-    (proc / str(PID) / "stat").write_bytes(f"{PID} (".encode() + b"\xff\xfe) " + STAT_AFTER_NAME.encode())
-
-    assert cgroup.start_ticks(PID, proc=proc) == 987654
-
-
-# --- this process, on this kernel
-
-
-def test_this_process_started_after_its_parent_and_before_now() -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    up_s = float(Path("/proc/uptime").read_text().split()[0])
-
-    assert 0 < cgroup.start_ticks(os.getpid()) / ticks <= up_s
-    assert cgroup.start_ticks(os.getpid()) == cgroup.start_ticks(os.getpid())

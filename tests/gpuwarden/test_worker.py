@@ -1057,10 +1057,10 @@ def test_a_job_of_one_rank_is_of_no_gang(store: JobStore, reporter: Reporter) ->
 
 
 def test_a_body_is_found_by_module_and_function() -> None:
-    assert find_body("gpuwarden.cgroup:start_ticks").__name__ == "start_ticks"
+    assert find_body("gpuwarden.procfs:start_ticks").__name__ == "start_ticks"
 
 
-@pytest.mark.parametrize("target", ["", ":", "gpuwarden.cgroup", "gpuwarden.cgroup:", ":load", "gpuwarden.cgroup:PROC"])
+@pytest.mark.parametrize("target", ["", ":", "gpuwarden.procfs", "gpuwarden.procfs:", ":load", "gpuwarden.procfs:PROC"])
 def test_a_body_that_is_none_is_refused(target: str) -> None:
     with pytest.raises(BodyError):
         find_body(target)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden import cgroup
+from gpuwarden import procfs
 from remediator.holder import Holder
 from tests.remediator.builders import HOST
 
@@ -27,7 +27,7 @@ def us() -> Holder:
 
 
 def of(process: subprocess.Popen[bytes], us: Holder) -> Holder:
-    return replace(us, pid=process.pid, start_ticks=cgroup.start_ticks(process.pid))
+    return replace(us, pid=process.pid, start_ticks=procfs.start_ticks(process.pid))
 
 
 @pytest.mark.parametrize("host", ["box1", "a box with spaces", "工"])
@@ -91,7 +91,7 @@ def test_where_proc_hides_a_process_it_is_not_over(
     def hidden(_: int) -> int:
         raise refusal
 
-    monkeypatch.setattr("gpuwarden.cgroup.start_ticks", hidden)
+    monkeypatch.setattr("gpuwarden.procfs.start_ticks", hidden)
 
     assert not us.is_over(seen_by=us)
 

@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden import cgroup
+from gpuwarden import procfs
 from gpuwarden.database import DatabaseError, connect, writing
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
@@ -767,7 +767,7 @@ def test_each_move_takes_the_intent_and_its_end_lets_go_of_it(ledger: Ledger) ->
 def test_what_a_process_held_that_is_over_is_taken_over_at_once(ledger: Ledger, ledger_url: str, ended: bool) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     us = Holder.this_process(HOST)
-    before = replace(us, pid=process.pid, start_ticks=cgroup.start_ticks(process.pid))
+    before = replace(us, pid=process.pid, start_ticks=procfs.start_ticks(process.pid))
     _, _, settle = begun(ledger)
     with another(ledger_url, before) as other:
         assert other.hold(settle, for_s=600.0)

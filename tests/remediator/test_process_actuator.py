@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from gpuwarden import cgroup, clock
+from gpuwarden import clock, procfs
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.procfs import ProcessId
 from remediator.actuators import ActuatorError, process
 from remediator.actuators.process import ProcessActuator
 from tests.waiting import eventually
@@ -59,18 +60,18 @@ def room(tmp_path: Path) -> Iterator[Room]:
     found = Room(tmp_path)
     yield found
     for pid in found.started:
-        process._end(pid, start_ticks(pid), grace_s=0.0)
+        process._end(ProcessId(pid, start_ticks(pid)), grace_s=0.0)
 
 
 def start_ticks(pid: int) -> int:
     try:
-        return cgroup.start_ticks(pid)
+        return procfs.start_ticks(pid)
     except OSError:
         return 0
 
 
 def lives(pid: int) -> bool:
-    return start_ticks(pid) != 0 and cgroup.stat(pid)[0] != "Z"
+    return start_ticks(pid) != 0 and procfs.stat(pid)[0] != "Z"
 
 
 def python(program: str, *arguments: str) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def test_a_running_worker_is_known_by_pid_start_and_boot(room: Room) -> None:
 
     assert found is not None
     assert found.running
-    assert found.incarnation == f"process:{pid}:{cgroup.start_ticks(pid)}@{clock.boot_id()}"
+    assert found.incarnation == f"process:{pid}:{procfs.start_ticks(pid)}@{clock.boot_id()}"
     assert found.pids == {pid}
     assert (found.kind, found.handle, found.cgroup) == ("process", "w1", None)
 
@@ -125,7 +126,7 @@ def test_a_stale_record_whose_pid_is_somebody_elses_now_names_nothing_of_theirs(
     stranger = subprocess.Popen(python(PATIENT), stdout=subprocess.PIPE, start_new_session=True)
     assert stranger.stdout
     stranger.stdout.readline()
-    room.pid_file.write_text(f"{stranger.pid} {cgroup.start_ticks(stranger.pid) - 1}\n")
+    room.pid_file.write_text(f"{stranger.pid} {procfs.start_ticks(stranger.pid) - 1}\n")
 
     found = actuator.look("w1")
     actuator.stop("w1", grace_s=0.0)
@@ -204,7 +205,7 @@ ctypes.PyDLL(None).pthread_exit(None)
 def test_one_whose_main_thread_has_ended_runs_and_is_not_started_twice_until_it_is_stopped(room: Room) -> None:
     actuator = room.actuator(*python(LEADERLESS))
     pid = room.start(actuator)
-    eventually(lambda: cgroup.stat(pid)[0] == "Z", "its main thread has ended")
+    eventually(lambda: procfs.stat(pid)[0] == "Z", "its main thread has ended")
 
     before = running(actuator), room.start(actuator) == pid
     actuator.stop("w1", grace_s=0.1)
@@ -316,7 +317,7 @@ def test_what_was_started_by_one_who_was_killed_at_it_is_known_to_the_next_one(r
     assert found.running
     (pid,) = found.pids
     room.started.append(pid)
-    assert found.incarnation == f"process:{pid}:{cgroup.start_ticks(pid)}@{clock.boot_id()}"
+    assert found.incarnation == f"process:{pid}:{procfs.start_ticks(pid)}@{clock.boot_id()}"
     assert room.start(actuator) == pid, "it is not started a second time"
     actuator.stop("w1", grace_s=5.0)
     assert not lives(pid)
@@ -431,14 +432,14 @@ def test_one_that_does_not_die_is_an_error(room: Room, monkeypatch: pytest.Monke
 RECYCLED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from gpuwarden import cgroup
+from gpuwarden.procfs import ProcessId
 from remediator.actuators import process
 
 def patient():
     return subprocess.Popen(["sleep", "600"], start_new_session=True)
 
 worker = patient()
-seen = cgroup.start_ticks(worker.pid)
+seen = ProcessId.of(worker.pid)
 strangers = []
 held = os.pidfd_open
 
@@ -452,11 +453,11 @@ def recycled(pid):
     return held(pid)
 
 os.pidfd_open = recycled
-process._signal(worker.pid, seen, signal.SIGKILL)
+process._signal(seen, signal.SIGKILL)
 (stranger,) = strangers
 time.sleep(0.05)
 print(stranger.pid == worker.pid, stranger.poll())
-process._signal(stranger.pid, cgroup.start_ticks(stranger.pid), signal.SIGKILL)
+process._signal(ProcessId.of(stranger.pid), signal.SIGKILL)
 print(stranger.wait())
 """
 
@@ -509,7 +510,7 @@ def test_what_the_file_does_not_name_is_neither_started_nor_stopped(room: Room) 
 def test_another_programs_child_is_looked_at_and_left_to_it_to_reap(room: Room) -> None:
     """The remediator was started anew: the worker is not its child any more."""
     actuator = room.actuator(*python(PATIENT))
-    room.pid_file.write_text(f"{os.getppid()} {cgroup.start_ticks(os.getppid())}\n")
+    room.pid_file.write_text(f"{os.getppid()} {procfs.start_ticks(os.getppid())}\n")
 
     assert running(actuator)
 

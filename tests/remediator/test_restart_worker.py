@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.facts import WorkerFacts
 from gpuwarden.job import State, Trip
+from gpuwarden.procfs import ProcessId
 from remediator.freeing import RETRY_S, TRIES_MAX
 from remediator.plan import (
     Advance,
@@ -21,7 +22,6 @@ from remediator.plan import (
     Fence,
     Intent,
     Kind,
-    Listener,
     Outcome,
     Quarantine,
     Requeue,
@@ -1302,7 +1302,7 @@ def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_s
 # --- the warning before the first act
 
 WARNING = replace(LIMITS, warn_signal="SIGUSR1", warn_grace_s=60.0)
-LISTENER = Listener(pid=4001, start_ticks=7)
+LISTENER = ProcessId(pid=4001, start_ticks=7)
 WARNED = {"signal": "SIGUSR1", "pid": 4001, "tries": 1, "done": True}
 PROMISED: dict[str, Any] = {"limits": WARNING, "listener": LISTENER}
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.job import State
+from gpuwarden.procfs import ProcessId
 from remediator import plan, safety
 from remediator.plan import (
     Advance,
@@ -15,7 +16,6 @@ from remediator.plan import (
     Facts,
     Fence,
     Kind,
-    Listener,
     LockWorker,
     Lose,
     Migrate,
@@ -285,7 +285,7 @@ def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
 
 
 FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
-WARN = Warn(because="wedged", signal="SIGUSR1", listener=Listener(pid=4001, start_ticks=7))
+WARN = Warn(because="wedged", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
 SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, because="it does not run")
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 

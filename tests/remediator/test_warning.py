@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from gpuwarden import cgroup
+from gpuwarden import procfs
 from gpuwarden.job import State
+from gpuwarden.procfs import ProcessId
 from gpuwarden.queue import JobStore
 from remediator import warning
 from remediator.execute import Executor, Hands
 from remediator.ledger import Ledger
-from remediator.plan import Listener
 from remediator.policy import PolicyFile
 from remediator.queues.builtin import BuiltinQueue
 from remediator.warning import WarningError
@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Starts]:
 
 
 def age_s(pid: int) -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - cgroup.start_ticks(pid) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - procfs.start_ticks(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def marks(folder: Path) -> int:
@@ -97,7 +97,7 @@ def test_a_worker_that_catches_the_signal_is_found_and_warned(start: Starts, tmp
     found = warning.find(process.pid, "SIGUSR1", among={process.pid, 1}, seen_s_ago=SEEN_S_AGO)
     warning.send(found, "SIGUSR1")
 
-    assert found == Listener(pid=process.pid, start_ticks=cgroup.start_ticks(process.pid))
+    assert found == ProcessId.of(process.pid)
     eventually((tmp_path / "checkpoint").exists, "it has saved its checkpoint")
     assert process.poll() is None
 
@@ -136,10 +136,10 @@ def test_one_that_is_gone_is_not_found_and_not_warned(start: Starts) -> None:
 def test_another_process_of_its_pid_and_one_that_stopped_listening_get_no_signal(start: Starts, tmp_path: Path) -> None:
     listens, deaf = start("notes"), start("deaf")
 
-    with pytest.raises(WarningError, match="is another one by now"):
-        warning.send(Listener(pid=listens.pid, start_ticks=cgroup.start_ticks(listens.pid) - 1), "SIGUSR1")
+    with pytest.raises(WarningError, match="another process has this pid"):
+        warning.send(ProcessId(pid=listens.pid, start_ticks=procfs.start_ticks(listens.pid) - 1), "SIGUSR1")
     with pytest.raises(WarningError, match="does not catch SIGUSR1"):
-        warning.send(Listener(pid=deaf.pid, start_ticks=cgroup.start_ticks(deaf.pid)), "SIGUSR1")
+        warning.send(ProcessId.of(deaf.pid), "SIGUSR1")
 
     assert (marks(tmp_path), listens.poll(), deaf.poll()) == (0, None, None)
 
@@ -286,7 +286,7 @@ def test_killed_around_the_signal_the_next_executor_warns_once_more_on_record(
     world, box = wedge(ledger, store, start("notes"))
     send = warning.send
 
-    def dies(listener: Listener, name: str) -> None:
+    def dies(listener: ProcessId, name: str) -> None:
         if killed == "after the signal":
             send(listener, name)
             eventually(lambda: marks(tmp_path) == 1, "it came")
