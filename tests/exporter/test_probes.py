@@ -1,5 +1,6 @@
 """Askings over real sockets: servers that answer, refuse, hang, drip, flood and lead elsewhere; and many at once."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -9,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-import exporter.sources.probes
 from exporter.answering import Asking
 from exporter.readings import Container
-from exporter.sources.probes import BODY_MAX, Prober, ask
+from exporter.sources import probes
+from exporter.sources.probes import BODY_MAX, Prober
 from gpuwarden import clock
 from tests.exporter import builders as build
 from tests.waiting import eventually, within
@@ -64,6 +65,11 @@ def hangs(peer: Peer) -> Behaviour:
     return hang
 
 
+def ask(peer: Peer, target: str = "/", *, within_s: float = 20.0) -> tuple[bool, str]:
+    """One asking, by itself."""
+    return asyncio.run(probes.ask("127.0.0.1", peer.port, target, within_s=within_s))
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     found = Peer()
@@ -72,7 +78,7 @@ def peer() -> Iterator[Peer]:
 
 
 def test_one_asking_is_one_get_without_a_name_to_look_up(peer: Peer) -> None:
-    assert ask("127.0.0.1", peer.port, "/v1/health?x=1", within_s=20.0) == (True, "")
+    assert ask(peer, "/v1/health?x=1") == (True, "")
 
     (request,) = peer.asked
     assert request.startswith(f"GET /v1/health?x=1 HTTP/1.1\r\nHost: localhost:{peer.port}\r\n".encode())
@@ -83,7 +89,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
     other = Peer()
     peer.behaves = answers(f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other.port}/\r\n\r\n".encode())
 
-    assert ask("127.0.0.1", peer.port, "/", within_s=20.0) == (True, "")
+    assert ask(peer) == (True, "")
 
     other.close()
     assert (len(peer.asked), other.asked) == (1, [])
@@ -92,13 +98,13 @@ def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
 def test_a_server_error_is_none(peer: Peer) -> None:
     peer.behaves = answers(b"HTTP/1.1 503 Service Unavailable\r\n\r\nloading")
 
-    assert ask("127.0.0.1", peer.port, "/", within_s=20.0) == (False, "it answers 503")
+    assert ask(peer) == (False, "it answers 503")
 
 
 def test_nobody_listens(peer: Peer) -> None:
     peer.close()
 
-    answered, because = ask("127.0.0.1", peer.port, "/", within_s=20.0)
+    answered, because = ask(peer)
 
     assert not answered
     assert because == "it cannot be asked: Connection refused"
@@ -108,7 +114,7 @@ def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_n
     peer.behaves = hangs(peer)
 
     started_s = time.monotonic()
-    answered, because = ask("127.0.0.1", peer.port, "/", within_s=0.3)
+    answered, because = ask(peer, within_s=0.3)
 
     assert (answered, because) == (False, "it does not answer within 0.3 s")
     assert time.monotonic() - started_s < 30
@@ -121,7 +127,7 @@ def test_a_server_that_drips_a_byte_at_a_time_is_waited_for_no_longer(peer: Peer
 
     peer.behaves = drip
 
-    answered, because = within(30, lambda: ask("127.0.0.1", peer.port, "/", within_s=0.3))
+    answered, because = within(30, lambda: ask(peer, within_s=0.3))
 
     assert (answered, because) == (False, "it does not answer within 0.3 s")
 
@@ -135,7 +141,7 @@ def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
 
     peer.behaves = flood
 
-    answered, because = within(30, lambda: ask("127.0.0.1", peer.port, "/", within_s=20.0))
+    answered, because = within(30, lambda: ask(peer))
 
     assert (answered, because) == (False, "what it sends is not HTTP/1")
     assert sent[0] < 64 * 2**20
@@ -151,7 +157,7 @@ def test_a_body_without_end_is_an_answer_of_which_little_is_taken(peer: Peer) ->
 
     peer.behaves = stream
 
-    assert within(30, lambda: ask("127.0.0.1", peer.port, "/", within_s=20.0)) == (True, "")
+    assert within(30, lambda: ask(peer)) == (True, "")
     assert taken[0] < BODY_MAX + 32 * 2**20
 
 
@@ -162,7 +168,7 @@ def test_a_body_that_never_ends_nor_comes_holds_an_answer_up_no_longer_than_its_
 
     peer.behaves = hold
 
-    assert within(30, lambda: ask("127.0.0.1", peer.port, "/", within_s=0.3)) == (True, "")
+    assert within(30, lambda: ask(peer, within_s=0.3)) == (True, "")
 
 
 # --- many servers, each by itself
@@ -260,39 +266,68 @@ def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer:
     assert prober.asking("llm@1") == Asking()
 
 
-def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(
-    peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exporter.sources.probes, "THREADS_MAX", 2)
+def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(peer: Peer) -> None:
     hanging = Peer()
     hanging.behaves = hangs(hanging)
     dummies = [server(hanging, f"dummy{number}") for number in range(6)]
-    before = set(threading.enumerate())
 
-    prober.tend(dummies)
-    prober.tend([*dummies, server(peer)])
+    with closing(Prober(interval_s=0.05, answer_s=0.3, at_once_max=2)) as prober:
+        prober.tend(dummies)
+        prober.tend([*dummies, server(peer)])
 
-    eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
-    eventually(
-        lambda: all((unanswered_s(prober, each.name) or 0) > 0 for each in dummies), "and so is each", within_s=10
-    )
-    assert len({each for each in set(threading.enumerate()) - before if each.name.startswith("probe ")}) == 2
-    assert prober.pace_s == pytest.approx(7 * 0.3 / 2)
+        eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
+        eventually(
+            lambda: all((unanswered_s(prober, each.name) or 0) > 0 for each in dummies), "and so is each", within_s=10
+        )
+        assert prober.pace_s == pytest.approx(7 * 0.3 / 2)
     hanging.close()
 
 
-def test_after_a_thread_could_not_be_started_those_there_are_ask_on(
+def test_so_many_are_asked_at_the_same_time_and_no_more() -> None:
+    hanging = Peer()
+    now, most = [0], [0]
+
+    def count(_: socket.socket) -> None:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        hanging.closing.wait(0.05)
+        now[0] -= 1
+
+    hanging.behaves = count
+
+    with closing(Prober(interval_s=0.05, answer_s=20.0, at_once_max=3)) as prober:
+        prober.tend([server(hanging, f"server{number}") for number in range(9)])
+        eventually(lambda: len(hanging.asked) >= 18, "each is asked twice")
+
+    assert most[0] == 3
+    hanging.close()
+
+
+def test_all_are_asked_by_one_thread_that_ends_with_the_prober(peer: Peer) -> None:
+    before = set(threading.enumerate())
+
+    def own() -> list[str]:
+        return [each.name for each in set(threading.enumerate()) - before if each.name.startswith("probe")]
+
+    with closing(Prober(interval_s=0.05, answer_s=0.3)) as prober:
+        prober.tend([server(peer, f"server{number}") for number in range(20)])
+        eventually(lambda: len(peer.asked) >= 40, "they are asked")
+        during = own()
+
+    assert (during, own()) == (["probes"], [])
+
+
+def test_after_its_thread_could_not_be_started_the_next_call_starts_it(
     peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prober.tend([server(peer)])
-    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
-
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):
-            prober.tend([server(peer), server(peer, "other")])
+            prober.tend([server(peer)])
 
-    eventually(lambda: unanswered_s(prober, "other") == 0.0, "the other is asked too")
+    prober.tend([server(peer)])
+
+    eventually(lambda: unanswered_s(prober) == 0.0, "it is asked")
