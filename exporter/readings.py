@@ -392,14 +392,12 @@ class Container:
     server: Server | None = None
     paused: bool = False
     tenancy: Tenancy = field(default_factory=Tenancy)
-    restarts: int | None = None
-    """How often whoever runs it has started it again by itself, since it was made."""
     namespace: str | None = None
     pod: str | None = None
     group: str | None = None
     """The directory of its cgroup, where whoever lists it knows it already."""
     listed: bool = True
-    """Whether whoever runs it still tells of it; where not, it is known by its cgroup, and its restarts are unknown."""
+    """Whether whoever runs it still tells of it; where not, it is known by its cgroup."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -657,8 +655,6 @@ class Snapshot:
     """By the source whose drivers are asked in a process of its own."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     """What has been counted of each GPU, by UUID."""
-    restarting: Mapping[str, int] = field(default_factory=dict)
-    """How often each container was restarted that has ended and is about to be started again, by name."""
     unplaced: tuple[GpuShare, ...] = ()
     """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
     of every container which processes are in it."""

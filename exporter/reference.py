@@ -134,8 +134,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_memory_budget_invalid": "its budget can be read, or it has none",
     "gpuwarden_container_gpu_busy_seconds_total": "its share of this GPU was never measured",
     "gpuwarden_container_oom_kills_total": "no memory controller accounts for it, or the kernel does not count them",
-    "gpuwarden_container_restarts_total": "kind is `process`, no engine lists it, its engine does not answer, or "
-    "systemd does not tell",
     "gpuwarden_unknown_samples_total": "nothing of the container was unknown so far",
     "gpuwarden_server_info": NOT_ASKED,
     "gpuwarden_server_answered": f"{NOT_ASKED}; NaN while that is unknown",

@@ -263,7 +263,6 @@ class Sampler:
             gpu_totals=self._gpu_history.observe(
                 found_gpus, now_s=now.boottime_s, returning_unknown=self._return_history.unknown
             ),
-            restarting=_restarting(listings, running),
             unplaced=self._unplaced(found_gpus),
             gpu_lost_s=self._losses.seconds,
             lost_gpus=self._losses.named,
@@ -373,8 +372,7 @@ class Sampler:
     def _told_by(self, kind: str, listing: Listing | None) -> Mapping[str, Container]:
         """The containers of one engine, by id; while it tells of none, those that it told of last and that still stand.
 
-        An id is in its cgroup's path, and name and labels stay as they are for as long as it runs. How often it was
-        restarted is the engine's word alone.
+        An id is in its cgroup's path, and name and labels stay as they are for as long as it runs.
         """
         if listing is not None:
             self._told_last[kind] = listing.containers
@@ -382,7 +380,7 @@ class Sampler:
             return listing.containers
         if kind not in self._left:
             last = self._told_last.pop(kind, {})
-            self._left[kind] = {each: replace(its, restarts=None, listed=False) for each, its in last.items()}
+            self._left[kind] = {each: replace(its, listed=False) for each, its in last.items()}
         # One that has ended is not asked for again: another may begin in its place.
         self._left[kind] = {each: its for each, its in self._left[kind].items() if self._places.stands(its)}
         return self._left[kind]
@@ -791,13 +789,6 @@ def _unseen(listings: Listings, running: Mapping[str, Container]) -> Iterator[st
             for each in listing.containers.values():
                 if each.id not in seen and may_be_ranked(each.tenancy):
                     yield each.name
-
-
-def _restarting(listings: Listings, running: Mapping[str, Container]) -> dict[str, int]:
-    """How often each was restarted that waits for its next start; one that runs by now says it itself."""
-    names = {each.name for each in running.values()}
-    told = {name: count for listing in listings.values() if listing for name, count in listing.restarting.items()}
-    return {name: count for name, count in told.items() if name not in names}
 
 
 def _place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:

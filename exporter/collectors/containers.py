@@ -233,23 +233,10 @@ def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield counter(
         "gpuwarden_container_oom_kills",
-        "Processes of the container that the kernel has killed for want of memory, in this incarnation; a kill that "
-        "ends the container is told by its restarts.",
+        "Processes of the container that the kernel has killed for want of memory, in this incarnation.",
         _NAME,
         (((each.container.name,), each.oom_kills) for each in found),
         source="`oom_kill` in cgroup `memory.events`, or `memory.oom_control` of version 1",
-    )
-    yield counter(
-        "gpuwarden_container_restarts",
-        "How often its engine, the kubelet or systemd has started the container again by itself; what a person "
-        "restarts is not counted. Told, too, of one of Docker's that has ended and waits for its next start.",
-        _NAME,
-        (
-            *(((each.container.name,), each.container.restarts) for each in found),
-            *(((name,), float(count)) for name, count in sorted(snapshot.restarting.items())),
-        ),
-        source="RestartCount of Docker's or Podman's API; restartCount of the Kubernetes API, or the name of the log "
-        "file; NRestarts of `systemctl show`",
     )
 
 

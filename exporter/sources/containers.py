@@ -50,7 +50,7 @@ FRESH_S: Final = 10.0
 """A listing older than this is no longer believed, seconds."""
 
 DOWN_MAX: Final = 64
-"""Containers that are down and whose start, or restarts, are asked for, once a second."""
+"""Containers that are down and are inspected, once a second."""
 
 HEALTH_DEFAULT_NS: Final = 30e9
 """Interval and timeout of a health check that sets none, nanoseconds (Docker's own default)."""
@@ -77,7 +77,6 @@ class EngineContainers(Listener):
         self._directory = None if directory is None else os.path.realpath(directory)
         self._known: dict[str, tuple[int, int, Container]] = {}
         self._tried_s: dict[str, float] = {}
-        self._told: dict[str, tuple[str, int]] = {}
         # Podman tells its events from a file or a journal that it reads for each who asks.
         self._events = Events(lambda: _connect(base_url)) if kind == "docker" else None
         self._is_calm = False
@@ -113,7 +112,6 @@ class EngineContainers(Listener):
             containers = self._list(client, rows)
             until_s = min(time.monotonic() + INSPECTIONS_S, started_s + _listing_max_s())
             down = self._down(client, rows, until_s)
-            restarting = self._restarting(client, rows, until_s)
         except Exception:
             if self._client is not None:
                 with contextlib.suppress(Exception):
@@ -132,7 +130,6 @@ class EngineContainers(Listener):
             ids=frozenset(row["Id"] for row in rows),
             unseen=tuple(_unseen(rows, containers)),
             whole=all(row["Id"] in containers for row in rows if row.get("State", "running") in _UP),
-            restarting=restarting,
         )
 
     def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
@@ -203,22 +200,6 @@ class EngineContainers(Listener):
             except (LookupError, TypeError):
                 continue
         return down
-
-    def _restarting(self, client: docker.APIClient, rows: list[dict[str, Any]], until_s: float) -> dict[str, int]:
-        """How often each was started again that is about to be once more: Docker waits longer from time to time.
-
-        One whose turn it is not stays as it was told last, for as long as it is listed as waiting: the count only lags.
-        """
-        waiting = [row["Id"] for row in rows if row.get("State") == "restarting"]
-        self._told = {full_id: self._told[full_id] for full_id in waiting if full_id in self._told}
-        for full_id in sorted(waiting, key=lambda each: self._tried_s.get(each, 0.0))[:DOWN_MAX]:
-            try:
-                found = self._inspect(client, full_id, until_s)
-                if found is not None:
-                    self._told[full_id] = found["Name"].removeprefix("/"), int(found["RestartCount"])
-            except (LookupError, TypeError, ValueError, AttributeError):
-                continue
-        return dict(self._told.values())
 
 
 def _listing_max_s() -> float:
@@ -302,7 +283,6 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         tenancy=tenancy.terms(
             found["Config"].get("Labels") or {}, vanishes=bool(found["HostConfig"].get("AutoRemove"))
         ),
-        restarts=found.get("RestartCount"),
     )
 
 

@@ -46,8 +46,6 @@ class Listing:
     unseen: tuple[str, ...] = ()
     whole: bool = True
     """Whether every one that runs is among the containers: none was left out because it could not be inspected."""
-    restarting: Mapping[str, int] = field(default_factory=dict)
-    """Those that have ended and that their engine is about to start again, by name: how often it has done so far."""
     beside: tuple[SourceHealth, ...] = ()
     """How asking others went that were asked for what they add to the list."""
 

@@ -1,4 +1,4 @@
-"""The containers of the pods on this node: who they are, their GPUs, budgets and restarts.
+"""The containers of the pods on this node: who they are, their GPUs and budgets.
 
 Who they are is told by the Kubernetes API where it is asked, else by the links to their logs that the kubelet makes on
 its host:
@@ -337,7 +337,6 @@ class Pods(Listener):
             gpu_request=request,
             image=told.image,
             tenancy=told.tenancy,
-            restarts=told.restarts,
             namespace=told.namespace,
             pod=told.pod,
             group=str(group),

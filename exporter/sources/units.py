@@ -6,9 +6,6 @@ for anybody to read, and takes the link away when it forgets the unit.
 
 import contextlib
 import os
-import queue
-import subprocess
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,12 +21,8 @@ from gpuwarden.procfs import ProcessId
 INVOCATIONS: Final = Path("/run/systemd/units")
 INVOCATION: Final = "invocation:"
 
-SYSTEMCTL_S: Final = 5.0
-"""How long systemd may take to tell how often it has restarted a service, seconds; no look waits for it."""
-
 AGAIN_S: Final = 60.0
-"""How long systemd is not asked after it has not answered in time, seconds."""
-
+"""How often a service in another slice than system.slice is looked for, seconds."""
 
 UNITS_MAX: Final = 256
 """Services without a worker that are looked at, the first by name."""
@@ -59,17 +52,11 @@ class Units:
         proc: Path = procfs.PROC,
         root: Path = cgroup.ROOT,
         invocations: Path = INVOCATIONS,
-        systemctl: Sequence[str] = ("systemctl",),
     ) -> None:
         self._patterns = tuple(patterns)
         self._proc = proc
         self._root = root
         self._invocations = invocations
-        self._systemctl = tuple(systemctl)
-        self._restarts: dict[str, int | None] = {}
-        self._answers: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
-        self._asking: threading.Thread | None = None
-        self._ask_at_s = 0.0
         self._opted_in: tuple[str, ...] = ()
         self._invocations_ns = 0
         self._groups: dict[str, Path] = {}
@@ -87,14 +74,9 @@ class Units:
 
         One that cannot be read is left out; and of those without a worker, one with containers inside of it: whoever
         lists those tells of them. It has the GPUs of all its workers together, each known as a supervised process's
-        are; without one, those of its first process. How often it was
-        restarted is unknown until systemd has told it, once in an invocation.
+        are; without one, those of its first process.
         """
         found: dict[str, Container] = {}
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._restarts.update([self._answers.get_nowait()])
-        known, self._restarts = self._restarts, {}
         for sighting in workers:
             unit = sighting.container_id
             if sighting.pid is None or unit is None or not cgroup.UNIT.fullmatch(unit):
@@ -108,32 +90,14 @@ class Units:
                 both = tuple(dict.fromkeys([*(before.gpu_request or ()), *(asked or ())]))
                 found[unit] = replace(before, gpu_request=("all",) if "all" in both else both or None)
                 continue
-            found[unit] = self._container(unit, invocation, sighting.pid, asked, known)
+            found[unit] = _container(unit, invocation, sighting.pid, asked)
         for unit, service in self._without_worker(found):
             try:
                 invocation = self._invocation(unit)
             except OSError:
                 continue
-            found[unit] = self._container(unit, invocation, service.process.pid, service.gpu_request, known)
+            found[unit] = _container(unit, invocation, service.process.pid, service.gpu_request)
         return found
-
-    def _container(
-        self, unit: str, invocation: str, pid: int, asked: tuple[str, ...] | None, known: Mapping[str, int | None]
-    ) -> Container:
-        incarnation = f"{unit}@{invocation}"
-        if incarnation in known:
-            self._restarts[incarnation] = known[incarnation]
-        else:
-            self._ask(unit, incarnation)
-        return Container(
-            kind="systemd",
-            id=unit,
-            name=unit,
-            incarnation=incarnation,
-            pid=pid,
-            gpu_request=asked,
-            restarts=known.get(incarnation),
-        )
 
     def _without_worker(self, found: Collection[str]) -> Iterator[tuple[str, _Service]]:
         """The services that were opted in and run, other than those that are found already."""
@@ -215,35 +179,14 @@ class Units:
             return sighting
         return replace(sighting, container_id=unit)
 
-    def _ask(self, unit: str, incarnation: str) -> None:
-        """Ask systemd about one service, in a thread of its own, unless it is asked about another."""
-        if time.monotonic() >= self._ask_at_s and (self._asking is None or not self._asking.is_alive()):
-            asking = threading.Thread(target=self._restarts_of, args=(unit, incarnation), name="systemctl", daemon=True)
-            self._asking = asking
-            asking.start()
-
-    def _restarts_of(self, unit: str, incarnation: str) -> None:
-        """How often systemd has started a service again by itself: NRestarts, which changes with its invocation.
-
-        `None` where it does not tell: no such program, or no such property (before 235). With no answer in time it is
-        asked again later.
-        """
-        restarts: int | None = None
-        try:
-            told = subprocess.run(
-                [*self._systemctl, "show", "--property=NRestarts", "--value", "--", unit],
-                capture_output=True, check=True, text=True, timeout=SYSTEMCTL_S,
-            )  # fmt: skip
-            restarts = int(told.stdout)
-        except subprocess.TimeoutExpired:
-            self._ask_at_s = time.monotonic() + AGAIN_S
-            return
-        except (OSError, subprocess.SubprocessError, ValueError):
-            pass
-        self._answers.put((incarnation, restarts))
-
     def _invocation(self, unit: str) -> str:
         return str((self._invocations / f"{INVOCATION}{unit}").readlink())
+
+
+def _container(unit: str, invocation: str, pid: int, gpu_request: tuple[str, ...] | None) -> Container:
+    return Container(
+        kind="systemd", id=unit, name=unit, incarnation=f"{unit}@{invocation}", pid=pid, gpu_request=gpu_request
+    )
 
 
 def _in_slices(tops: Iterable[Path], unit: str) -> Path | None:

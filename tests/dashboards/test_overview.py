@@ -99,7 +99,7 @@ def a_snapshot() -> Snapshot:
     tenancy = Tenancy(budget_bytes=9, recyclable=True, invalid=Unknown(reason="bad_budget", because="3 GB"))
     container = Container(
         kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image",
-        tenancy=tenancy, restarts=1,
+        tenancy=tenancy,
     )  # fmt: skip
     evidence = ContainerEvidence(
         container=container, gpus=("GPU-0",),

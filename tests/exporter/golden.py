@@ -127,7 +127,7 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
-            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True), restarts=2),
+            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
             oom_kills=1,
             shares=(
                 # It decodes, and runs no kernel.
@@ -160,7 +160,7 @@ SNAPSHOT = build.snapshot(
         build.evidence(
             # A pod's, with a GPU that it shares and nothing else to tell.
             container=build.container(
-                kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3", restarts=3,
+                kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3",
                 namespace="ml", pod="llm-0", image="llm:1", tenancy=Tenancy(budget_bytes=3000 * build.MIB),
             ),
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
@@ -239,7 +239,6 @@ SNAPSHOT = build.snapshot(
         "GPU-0": GpuTotals(busy_s=73.5, unknown={("power_watts", "timeout"): 2}),
         "GPU-1": GpuTotals(),
     },
-    restarting={"crashes": 9},
     unplaced=(
         GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
         # A process in no container, of which it is not known what it computes.

@@ -35,8 +35,6 @@ from exporter.sources.work import Work
 from exporter.thresholds import Thresholds
 from gpuwarden import cgroup, clock
 from tests.exporter import builders as build
-from tests.exporter.golden import scraped
-from tests.exporter.test_scrape import values
 from tests.exporter.test_web import get, served
 from tests.waiting import eventually
 
@@ -694,7 +692,7 @@ class Told:
 
 @pytest.fixture
 def told() -> Told:
-    return Told(build.container(id=ID, name="llm", pid=41, restarts=3, gpu_request=("GPU-0",)))
+    return Told(build.container(id=ID, name="llm", pid=41, gpu_request=("GPU-0",)))
 
 
 def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sampler:
@@ -719,7 +717,7 @@ def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_ke
     told.answers = True
     (again,) = sampler.sample().containers
 
-    assert kept.container == replace(told.container, restarts=None, listed=False)
+    assert kept.container == replace(told.container, listed=False)
     assert (kept.ram_bytes, kept.shares[0].memory_bytes, kept.shares[0].utilization_ratio) == (1000, build.MIB, 0.5)
     assert kept.busy_s["GPU-0"] > first.containers[0].busy_s["GPU-0"]  # its counters go on
     assert [each.success for each in left.sources if each.source == "docker"] == [False]
@@ -845,76 +843,30 @@ def test_a_real_container_keeps_its_own_name_and_is_found_by_nothing_else_while_
 
 
 @pytest.mark.needs_docker
-def test_what_the_kernel_kills_in_a_real_container_and_what_docker_restarts_is_counted(
+def test_what_the_kernel_kills_in_a_real_container_is_counted(
     engine: Engine, client: docker.DockerClient, house: Path
 ) -> None:
     image = worker_image(client, extra={})
     kills_one = (
         "import subprocess, time; subprocess.run(['python3', '-c', 'x = b\"x\" * (256 << 20)']); time.sleep(600)"
     )
-    fails = "import time; time.sleep(2); raise SystemExit(1)"  # it is listed once a second, at the soonest
     limited = client.containers.run(image, ["python3", "-c", kills_one], detach=True, network_mode="none",
                                     mem_limit="64m", memswap_limit="64m")  # fmt: skip
-    failing = client.containers.run(image, ["python3", "-c", fails], detach=True, network_mode="none",
-                                    restart_policy={"Name": "always"})  # fmt: skip
     source = EngineContainers(engine.base_url)
     source.start()
     sampler = looker(house, docker=source)
-
-    def restarts() -> int:
-        seen = of(failing.id, sampler)
-        return 0 if seen is None else seen.container.restarts or 0
 
     def kills() -> int | None:
         seen = of(limited.id, sampler)
         return None if seen is None else seen.oom_kills
 
     try:
-        first = eventually(restarts)
         killed = eventually(kills)
-        more = eventually(lambda: found if (found := restarts()) > first else None)
     finally:
         source.close()
-        for each in (limited, failing):
-            each.remove(force=True)
+        limited.remove(force=True)
 
     assert killed == 1
-    assert more > first
-
-
-@pytest.mark.needs_docker
-def test_a_real_container_that_ends_again_and_again_has_its_restarts_while_docker_waits_and_none_once_it_is_gone(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
-    image = worker_image(client, extra={})
-    failing = client.containers.run(image, ["sh", "-c", "exit 1"], detach=True, network_mode="none",
-                                    restart_policy={"Name": "always"})  # fmt: skip
-    name = str(failing.name)
-    source = EngineContainers(engine.base_url)
-    source.start()
-    sampler = looker(house, docker=source)
-
-    def page() -> str:
-        return scraped(sampler.sample(), now=clock.stamp())
-
-    def waiting() -> float | None:
-        """Its restarts, as published at a moment at which it is not up."""
-        text = page()
-        if values(text, "gpuwarden_container_info", container=name):
-            return None
-        return next(iter(values(text, "gpuwarden_container_restarts_total", container=name)), None)
-
-    try:
-        first = eventually(waiting, within_s=60)
-        more = eventually(lambda: found if (found := waiting() or 0) > first + 1 else None, within_s=60)
-        failing.remove(force=True)
-        eventually(lambda: f'container="{name}"' not in page(), within_s=60)
-    finally:
-        source.close()
-        with suppress(docker.errors.NotFound):
-            failing.remove(force=True)
-
-    assert more > first > 0
 
 
 @pytest.mark.needs_docker
@@ -957,11 +909,11 @@ def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_
     assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
     assert stopped.gpus is not None
     (kept,) = stopped.containers
-    assert (kept.container.name, kept.container.listed, kept.container.restarts) == (real.name, False, None)
+    assert (kept.container.name, kept.container.listed) == (real.name, False)
     assert (kept.ram_bytes or 0) > 0
     assert [each.memory_bytes for each in kept.shares] == [build.MIB]
     assert min(took_s) < 1.0
-    assert (back.container.name, back.container.restarts) == (real.name, 0)
+    assert back.container.name == real.name
 
 
 CHURN = 100

@@ -724,61 +724,6 @@ def test_a_container_that_is_down_is_listed_where_it_holds_a_workers_folder(
     assert [each.folders for each in found.down.values()] == [("w0",)] * len(down)
 
 
-@pytest.mark.parametrize(
-    ("state", "inspection", "told"),
-    [
-        pytest.param("restarting", {"Name": "/worker-0", "RestartCount": 7}, {"worker-0": 7}, id="it waits"),
-        pytest.param("exited", {"Name": "/worker-0", "RestartCount": 7}, {}, id="it has ended for good"),
-        pytest.param("restarting", {"Name": "/worker-0"}, {}, id="its engine does not count"),
-        pytest.param("restarting", {"Name": None, "RestartCount": 7}, {}, id="its engine talks nonsense"),
-        pytest.param("restarting", (500, {"message": "no"}), {}, id="it cannot be inspected"),
-    ],
-)
-@pytest.mark.usefixtures("impatient")
-def test_the_restarts_of_a_container_are_listed_while_it_waits_for_its_next_start(
-    state: str, inspection: Any, told: dict[str, int], short_path: Path
-) -> None:
-    answer = a_daemon({**row(), "State": state}, inspect=inspection)
-
-    with daemon(short_path, answer) as url, asked(url) as source:
-        found = eventually(lambda: listing_of(source))
-
-    assert (found.containers, found.restarting, found.whole) == ({}, told, True)
-
-
-def test_of_more_that_wait_for_their_next_start_than_are_asked_for_at_once_each_has_its_turn(short_path: Path) -> None:
-    ids = [f"{number:064x}" for number in range(containers.DOWN_MAX + 6)]
-    answer = a_daemon(
-        *(row(full_id, f"c-{full_id}", State="restarting") for full_id in ids),
-        inspect=lambda full_id: {"Name": f"/c-{full_id}", "RestartCount": 3},
-    )
-
-    with daemon(short_path, answer) as url, by_hand(url) as source:
-        first, second = source.list_now(), source.list_now()
-
-    assert len(first.restarting) == containers.DOWN_MAX
-    assert second.restarting == {f"c-{full_id}": 3 for full_id in ids}
-
-
-def test_how_often_it_was_restarted_stands_while_it_waits_and_cannot_be_inspected(short_path: Path) -> None:
-    inspection: list[Any] = [{"Name": "/worker-0", "RestartCount": 7}]
-    state = ["restarting"]
-
-    def answer(path: str) -> Any:
-        return a_daemon({**row(), "State": state[0]}, inspect=inspection[0])(path)
-
-    with daemon(short_path, answer) as url, by_hand(url) as source:
-        told = [source.list_now().restarting]
-        inspection[0] = (500, {"message": "no"})
-        told.append(source.list_now().restarting)
-        state[0] = "exited"
-        told.append(source.list_now().restarting)
-        state[0] = "restarting"
-        told.append(source.list_now().restarting)
-
-    assert told == [{"worker-0": 7}, {"worker-0": 7}, {}, {}]
-
-
 @pytest.mark.parametrize("slow_s", [0.0, 0.6], ids=["its list comes at once", "its list comes late, too"])
 def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too_old_to_believe(
     slow_s: float, short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -787,7 +732,7 @@ def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too
         monkeypatch.setattr(containers, name, getattr(containers, name) / 2)
     silence = threading.Event()
     mounts = [{"Source": str(tmp_path / "w0")}]
-    states = ("running", "exited", "restarting")
+    states = ("running", "exited")
     rows = [row(f"{n}{s}" * 32, f"{s}-{n}", State=s, Mounts=mounts) for s in states for n in range(2)]
     whole = a_daemon(*rows, inspect=lambda _: silence.wait(20))
 
@@ -801,7 +746,7 @@ def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too
         replaced_s = time.monotonic() + containers.REFRESH_S
         silence.set()
 
-    assert (first.containers, second.restarting) == ({}, {})
+    assert (first.containers, second.down) == ({}, {})
     assert replaced_s - first.taken_s < containers.FRESH_S
     assert slow_s or second.duration_s < (containers.FRESH_S - containers.REFRESH_S) / 2
 
@@ -926,7 +871,6 @@ def test_one_that_ended_and_tells_again_is_left_alone_again(short_path: Path, mo
     [
         pytest.param("running", inspected(pid=os.getpid(), labels=OWN, health=UNHEALTHY), id="a server's health"),
         pytest.param("running", (500, {"message": "broken"}), id="one that runs and cannot be inspected"),
-        pytest.param("restarting", {"Name": "/worker-0", "RestartCount": 7}, id="one that waits for a start"),
         pytest.param("exited", (500, {"message": "broken"}), id="one that is down and cannot be inspected"),
     ],
 )

@@ -308,7 +308,7 @@ def test_a_message_that_is_cut_off_is_refused_or_tells_less(size: int) -> None:
 # --- who they are
 
 
-def test_a_pods_container_is_known_by_the_api_with_its_budget_and_restarts(host: Host, cluster: Cluster) -> None:
+def test_a_pods_container_is_known_by_the_api_with_its_budget(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope", ticks=5)
     host.process(42, f"{GROUP}/cri-containerd-{ID}.scope", ticks=4)
     cluster.pods = {"items": [a_pod(restarts=2, limits={VRAM: "3k", "nvidia.com/gpu": "1"})]}
@@ -324,7 +324,6 @@ def test_a_pods_container_is_known_by_the_api_with_its_budget_and_restarts(host:
         gpu_request=("all", "dri"),
         image="llm:1",
         tenancy=Tenancy(budget_bytes=3000 * build.MIB),
-        restarts=2,
         namespace="ml",
         pod="llm-0",
         group=f"{host.top}/{GROUP}/cri-containerd-{ID}.scope",
@@ -344,7 +343,7 @@ def test_a_pods_container_is_known_by_the_kubelets_links_without_the_api(host: H
     found = only(on(host))
 
     assert (found.name, found.namespace, found.pod) == ("ml/llm-0/server", "ml", "llm-0")
-    assert (found.incarnation, found.restarts, found.pid) == (f"{UID}@{ID}@3", 3, 41)
+    assert (found.incarnation, found.pid) == (f"{UID}@{ID}@3", 41)
     assert (found.gpu_request, found.tenancy) == (("GPU-1",), Tenancy())
 
 
@@ -423,8 +422,8 @@ def test_one_that_is_started_again_is_another_incarnation_under_the_same_name(ho
 
     second = only(listing)
 
-    assert (first.name, first.restarts) == (second.name, 0)
-    assert (second.restarts, second.incarnation) == (1, f"{UID}@{OTHER}@1")
+    assert first.name == second.name
+    assert second.incarnation == f"{UID}@{OTHER}@1"
 
 
 # --- asked again and again
@@ -684,7 +683,6 @@ def test_a_pods_container_is_published_with_its_namespace_its_gpu_and_its_budget
     assert published(text, f'gpuwarden_container_gpu_memory_bytes{{{name},gpu="GPU-0"}}') == 200 * build.MIB
     assert published(text, f"gpuwarden_container_gpu_memory_budget_bytes{{{name}}}") == 100 * build.MIB
     assert published(text, f"gpuwarden_container_recyclable{{{name}}}") == 0
-    assert published(text, f"gpuwarden_container_restarts_total{{{name}}}") == 1
     assert published(text, f"gpuwarden_container_memory_bytes{{{name}}}") == 1000
     assert published(text, 'gpuwarden_collector_success{collector="source_kubernetes"}') == 1
     assert "k8s_server" not in text

@@ -46,11 +46,7 @@ class Host:
         link.symlink_to(invocation)
 
     def units(self, *patterns: str) -> Units:
-        """By a systemd that cannot be asked how often it restarted them."""
-        return Units(
-            patterns, proc=self.proc, root=self.root, invocations=self.invocations,
-            systemctl=("/nonexistent/systemctl",),
-        )  # fmt: skip
+        return Units(patterns, proc=self.proc, root=self.root, invocations=self.invocations)
 
 
 @pytest.fixture
@@ -203,9 +199,7 @@ def invoke(folder: Path, unit: str, invocation: str) -> None:
 
 
 def units_of(kernel: test_cgroups.Host, folder: Path, *patterns: str) -> Units:
-    return Units(
-        patterns, proc=kernel.proc, root=kernel.root, invocations=folder / "units", systemctl=("/nonexistent",)
-    )
+    return Units(patterns, proc=kernel.proc, root=kernel.root, invocations=folder / "units")
 
 
 def test_a_service_without_any_worker_is_a_container_with_what_its_processes_have_of_the_gpus(
@@ -317,10 +311,8 @@ def test_a_real_service_without_a_worker_is_a_container_for_as_long_as_it_runs(t
         systemd.write(
             "w.service", "[Unit]\nDefaultDependencies=no\n[Service]\nExecStart=/bin/sh -c 'sleep 600 & sleep 600'\n"
         )
-        units = Units(
-            ("w.service",), root=its_groups(tmp_path / "cgroup"), invocations=systemd.root / "run/systemd/units",
-            systemctl=enter,
-        )  # fmt: skip
+        invocations = systemd.root / "run/systemd/units"
+        units = Units(("w.service",), root=its_groups(tmp_path / "cgroup"), invocations=invocations)
         before = units.containers([])
         subprocess.run([*enter, "start", "w.service"], check=True, timeout=30)
         found = eventually(lambda: units.containers([]).get("w.service"))
@@ -344,69 +336,3 @@ def its_groups(folder: Path) -> Path:
     for hierarchy in hierarchies:
         (folder / hierarchy.name).symlink_to(hierarchy / name)
     return folder
-
-
-@pytest.mark.needs_systemd
-def test_how_often_a_real_systemd_has_started_a_service_again_is_told_of_each_invocation(tmp_path: Path) -> None:
-    with private_systemd(tmp_path) as systemd:
-        if isinstance(systemd, NoSystemd):
-            pytest.skip(systemd.because)
-        systemd.write(
-            "w.service",
-            "[Unit]\nDefaultDependencies=no\n[Service]\nRestart=always\nRestartSec=100ms\nExecStart=/bin/sleep 600\n",
-        )
-        enter = [*systemd.enter, "systemctl"]
-        subprocess.run([*enter, "daemon-reload"], check=True, timeout=30)
-        subprocess.run([*enter, "start", "w.service"], check=True, timeout=30)
-        units = Units(("w.service",), invocations=systemd.root / "run/systemd/units", systemctl=enter)
-
-        def seen(*, other_than: str = "") -> Container | None:
-            """As of a worker in it: the invocation is systemd's, whoever the process is."""
-            me = build.sighting(pid=os.getpid(), container_id="w.service")
-            found = units.containers([me]).get("w.service")
-            return None if found is None or found.incarnation == other_than or found.restarts is None else found
-
-        first = eventually(seen)
-        subprocess.run([*enter, "kill", "--signal=KILL", "w.service"], check=True, timeout=30)
-        second = eventually(lambda: seen(other_than=first.incarnation))
-
-    assert (first.restarts, second.restarts) == (0, 1)
-
-
-def test_systemd_is_asked_for_restarts_once_in_an_invocation(host: Host, tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{asked}\necho 3\n')
-    systemctl.chmod(0o700)
-    units = Units((UNIT,), proc=host.proc, invocations=host.invocations, systemctl=(str(systemctl),))
-
-    def restarts() -> int | None:
-        return units.containers([sighting(container_id=UNIT)])[UNIT].restarts
-
-    eventually(restarts, "systemd has told it")
-    seen = [restarts() for _ in range(3)]
-    host.invoke(UNIT, "def")
-    eventually(restarts, "systemd has told it of the next")
-
-    assert seen == [3, 3, 3]
-    assert asked.read_text().splitlines() == [f"show --property=NRestarts --value -- {UNIT}"] * 2
-
-
-def test_no_look_waits_for_a_systemd_that_hangs_and_it_is_asked_again(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = tmp_path / "asked"
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f"#!/bin/sh\n[ -e {asked} ] && echo 3 && exit\ntouch {asked}\nexec sleep 600\n")
-    systemctl.chmod(0o700)
-    monkeypatch.setattr("exporter.sources.units.SYSTEMCTL_S", (hangs_s := 3.0))
-    monkeypatch.setattr("exporter.sources.units.AGAIN_S", 0.0)
-    units = Units((UNIT,), proc=host.proc, invocations=host.invocations, systemctl=(str(systemctl),))
-    began_s = time.monotonic()
-    first = units.containers([sighting(container_id=UNIT)])[UNIT].restarts
-    took_s = time.monotonic() - began_s
-
-    later = eventually(lambda: units.containers([sighting(container_id=UNIT)])[UNIT].restarts, "it has told it")
-
-    assert (first, later) == (None, 3)
-    assert took_s < hangs_s
