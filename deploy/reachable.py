@@ -3,14 +3,13 @@
 Nothing is started here; `deploy.engine` starts a private one for the tests and the demo where there is none.
 """
 
-import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Literal
+
+import httpx
 
 SYSTEM_SOCKET = Path("/var/run/docker.sock")
 _PROBE_TIMEOUT_S = 5
@@ -58,25 +57,9 @@ def ask(url: str) -> Mapping[str, str] | NoEngine:
     if not Path(path).exists():
         return NoEngine(because=f"no Docker engine listens at {path}")
     # Not the docker package's client, which leaves its socket open when the first answer fails.
-    connection = _UnixConnection(path)
     try:
-        connection.request("GET", "/version")
-        said = json.load(connection.getresponse())
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=_PROBE_TIMEOUT_S) as client:
+            said = client.get("http://localhost/version").json()
         return {key: str(said[key]) for key in ("Version", "KernelVersion")}
-    except (OSError, HTTPException, ValueError, TypeError, KeyError) as problem:
+    except (httpx.HTTPError, ValueError, TypeError, KeyError) as problem:
         return NoEngine(because=f"the Docker engine at {path} does not answer as one: {problem!r}")
-    finally:
-        connection.close()
-
-
-class _UnixConnection(HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_PROBE_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
